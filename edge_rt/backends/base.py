@@ -1,0 +1,182 @@
+"""The boundary between edge_rt and whatever computes: Backend, TokenSession and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_rt.types import Capabilities, ModelInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Something a back end can run on.
+
+    kind    cpu, fpga, npu, null
+    detail  one line for people; simulated devices say so in it
+    """
+
+    id: str
+    kind: str
+    detail: str
+    memory_bytes: int | None = None
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent:
+    """Why a back end has no device here, and the pip extra that would bring it ('' if none)."""
+
+    reason: str
+    extra: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How to load a model.
+
+    n_ctx       tokens one sequence may hold, and the KV cells all sequences share
+    n_seq_max   sequences decoded together
+    n_batch     rows one decode call may hold
+    n_threads   0 lets the engine choose and change it
+    kv_type     f16 or q8_0
+    """
+
+    n_ctx: int
+    n_seq_max: int = 8
+    n_batch: int = 512
+    n_threads: int = 0
+    kv_type: str = "f16"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """A model file that has been pulled, verified and header-checked."""
+
+    model: str
+    variant: str
+    path: Path
+    quant: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Bytes a load will take; weights may be mapped and shared between processes."""
+
+    weights_bytes: int
+    kv_bytes: int
+    scratch_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.scratch_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SeqRows:
+    """Rows of one sequence in a batch: token_ids go to positions start, start + 1, …
+
+    want_logits asks for the logits after the last of them; want_all for those after each (scoring).
+    """
+
+    seq_id: int
+    start: int
+    token_ids: Sequence[int]
+    want_logits: bool
+    want_all: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocab:
+    """Facts of a model's tokenizer. bos_id and eos_id are -1 where there is none."""
+
+    n_vocab: int
+    bos_id: int
+    eos_id: int
+    eog_ids: frozenset[int]
+    add_bos: bool
+    chat_template: str | None
+    bos_text: str = ""
+    eos_text: str = ""
+
+
+class TokenSession(Protocol):
+    """One language model on one device. One thread calls it; close is idempotent and legal after any failure."""
+
+    caps: Capabilities
+    info: ModelInfo
+    vocab: Vocab
+
+    def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
+        """Split text into token ids; special parses control tokens such as <|im_start|> written in the text."""
+        ...
+
+    def piece(self, token_id: int, *, special: bool = False) -> bytes:
+        """Give a token's bytes, b"" for control tokens unless special.
+
+        Raises InvalidRequestError for an id outside the vocabulary.
+        """
+        ...
+
+    def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
+        """Compute rows of many sequences at once.
+
+        returns one array per SeqRows with want_logits or want_all, in batch order: (n_vocab,), or (n_rows, n_vocab)
+        for want_all. The arrays are views that the next decode overwrites. Raises BackendStepError; then the KV of the
+        sequences in the batch is undefined and the caller drops them. KV cells that run out raise NoCellsError
+        before anything is written.
+        """
+        ...
+
+    def seq_copy(self, src: int, dst: int, n_tokens: int) -> None:
+        """Let dst begin with src's first n_tokens positions; dst must be empty."""
+        ...
+
+    def seq_trim(self, seq_id: int, n_tokens: int) -> None:
+        """Forget all of a sequence but its first n_tokens positions; 0 empties it."""
+        ...
+
+    def seq_save(self, seq_id: int) -> bytes: ...
+
+    def seq_load(self, seq_id: int, state: bytes) -> None:
+        """Restore seq_save's bytes into an empty sequence; bytes of another model or build raise BackendStepError."""
+        ...
+
+    def set_threads(self, n_threads: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NoCellsError(Exception):
+    """The KV pool has no room for this batch; the engine preempts or waits. Never leaves the engine."""
+
+
+class Backend(Protocol):
+    """A cheap factory that holds no device."""
+
+    name: ClassVar[str]
+
+    def probe(self) -> tuple[Device, ...] | Absent:
+        """Look for devices; missing hardware or software is Absent with the reason, never an exception."""
+        ...
+
+    def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed: ...
+
+    def load(self, file: ModelFile, options: LoadOptions) -> TokenSession:
+        """Load a model. Raises ModelFormatError, BackendLoadError or BackendUnavailableError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendProbe:
+    """What probing one back end found."""
+
+    name: str
+    devices: tuple[Device, ...] = ()
+    absent: Absent | None = field(default=None)

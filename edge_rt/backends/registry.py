@@ -1,0 +1,42 @@
+"""Back ends by name. Looking one up imports it; listing them all imports nothing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import cast
+
+from edge_rt.backends.base import Absent, Backend, BackendProbe
+from edge_rt.errors import BackendUnavailableError
+
+_BACKENDS = {
+    "llama_cpu": "edge_rt.backends.llama_cpu:LlamaCpuBackend",
+    "null": "edge_rt.backends.null:NullBackend",
+}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_BACKENDS)
+
+
+def get(name: str) -> Backend:
+    """Import a back end. Raises BackendUnavailableError for an unknown name or a missing package."""
+    target = _BACKENDS.get(name)
+    if target is None:
+        raise BackendUnavailableError(backend=name, reason=f"no such back end; there are {', '.join(_BACKENDS)}")
+    module, _, attribute = target.partition(":")
+    return cast("Backend", getattr(import_module(module), attribute)())
+
+
+def probe_all() -> tuple[BackendProbe, ...]:
+    """Ask every back end for its devices."""
+    found: list[BackendProbe] = []
+    for name in _BACKENDS:
+        try:
+            devices = get(name).probe()
+        except BackendUnavailableError as exc:
+            devices = Absent(reason=exc.reason, extra=exc.extra)
+        if isinstance(devices, Absent):
+            found.append(BackendProbe(name=name, absent=devices))
+        else:
+            found.append(BackendProbe(name=name, devices=devices))
+    return tuple(found)

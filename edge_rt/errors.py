@@ -1,0 +1,326 @@
+"""Every error edge_rt raises on purpose.
+
+EdgeRtError(code, retryable)
+├ ConfigError
+├ ModelError
+│ ├ ModelNotFoundError · ModelFormatError · ModelChecksumError · ModelTooLargeError
+│ ├ PullError · OfflineError · DiskFullError
+├ RequestError
+│ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · BlockedError · AuthError
+├ CapacityError (retryable)
+│ ├ QueueFullError · DeadlineError · ShuttingDownError
+├ BackendError
+│ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError
+└ DeviceError
+  └ DeviceNotFoundError · DevicePermissionError
+
+Fields first: a class holds the facts, the sentence is made from them, nobody parses text. The sentence says
+what, value, limit and remedy. api/status.py alone knows HTTP, cli/ alone knows exit codes. An error crosses
+the worker channel as (code, fields) through to_wire and from_wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+
+@dataclass(eq=False)
+class EdgeRtError(Exception):
+    """Root of the tree; never raised itself."""
+
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+    def to_wire(self) -> tuple[str, dict[str, Any]]:
+        return self.code, asdict(self)
+
+
+@dataclass(eq=False)
+class ConfigError(EdgeRtError):
+    """A setting is unknown, malformed or out of range; origin names the file, variable or flag."""
+
+    code = "config_error"
+    key: str
+    problem: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.problem} (from {self.origin})"
+
+
+class ModelError(EdgeRtError):
+    """Something about a model or its files."""
+
+    code = "model_error"
+
+
+@dataclass(eq=False)
+class ModelNotFoundError(ModelError):
+    code = "model_not_found"
+    model: str
+    known: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        known = f"; known models: {', '.join(self.known)}" if self.known else ""
+        return f"model {self.model!r} is not in the catalog{known}. `edge_rt models list` shows them all"
+
+
+@dataclass(eq=False)
+class ModelFormatError(ModelError):
+    """A model file or manifest breaks its format; field is the place in it."""
+
+    code = "model_format"
+    path: str
+    field: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.field}: {self.problem}"
+
+
+@dataclass(eq=False)
+class ModelChecksumError(ModelError):
+    code = "model_checksum"
+    path: str
+    expected: str
+    actual: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: sha256 is {self.actual}, the manifest says {self.expected}. "
+            "Remove it with `edge_rt models rm` and pull it again"
+        )
+
+
+@dataclass(eq=False)
+class ModelTooLargeError(ModelError):
+    code = "model_too_large"
+    model: str
+    need_bytes: int
+    have_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model} needs {self.need_bytes / 2**20:.0f} MiB, {self.have_bytes / 2**20:.0f} MiB are available. "
+            "Lower n_ctx, unload another model, or load anyway with --force"
+        )
+
+
+@dataclass(eq=False)
+class PullError(ModelError):
+    """A download failed; what came so far is kept and resumed by the next pull."""
+
+    code = "pull_failed"
+    retryable = True
+    source: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"cannot fetch {self.source}: {self.problem}"
+
+
+@dataclass(eq=False)
+class OfflineError(ModelError):
+    code = "offline"
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.model} is not in the local store and --offline forbids fetching it. Pull it while online"
+
+
+@dataclass(eq=False)
+class DiskFullError(ModelError):
+    code = "disk_full"
+    path: str
+    need_bytes: int
+    have_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} has {self.have_bytes / 1e6:.1f} MB free, {self.need_bytes / 1e6:.1f} MB are needed. "
+            "Free space or set catalog.store_dir to another disk"
+        )
+
+
+class RequestError(EdgeRtError):
+    """The caller asked for something that cannot be answered as asked."""
+
+    code = "request_error"
+
+
+@dataclass(eq=False)
+class InvalidRequestError(RequestError):
+    code = "invalid_request"
+    param: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.param}: {self.problem}" if self.param else self.problem
+
+
+@dataclass(eq=False)
+class ContextLengthError(RequestError):
+    code = "context_length_exceeded"
+    prompt_tokens: int
+    n_ctx: int
+
+    def __str__(self) -> str:
+        return (
+            f"the prompt has {self.prompt_tokens} tokens and leaves no room for an answer in this model's context "
+            f"of {self.n_ctx}. Shorten the prompt or raise n_ctx"
+        )
+
+
+@dataclass(eq=False)
+class UnsupportedFeatureError(RequestError):
+    code = "unsupported"
+    feature: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.feature} is not supported" + (f"; {self.remedy}" if self.remedy else "")
+
+
+@dataclass(eq=False)
+class BlockedError(RequestError):
+    code = "blocked"
+    policy: str
+
+    def __str__(self) -> str:
+        return f"refused by policy {self.policy}"
+
+
+@dataclass(eq=False)
+class AuthError(RequestError):
+    code = "unauthorized"
+
+    def __str__(self) -> str:
+        return "a valid API key is required: Authorization: Bearer KEY"
+
+
+class CapacityError(EdgeRtError):
+    """The request is fine, the machine has no room for it now."""
+
+    code = "capacity"
+    retryable = True
+
+
+@dataclass(eq=False)
+class QueueFullError(CapacityError):
+    code = "queue_full"
+    waiting: int
+    limit: int
+    retry_after_s: float
+
+    def __str__(self) -> str:
+        return f"{self.waiting} requests wait, the limit is {self.limit}; try again in {self.retry_after_s:.0f} s"
+
+
+@dataclass(eq=False)
+class DeadlineError(CapacityError):
+    code = "deadline_exceeded"
+    deadline_s: float
+
+    def __str__(self) -> str:
+        return f"not answered within its deadline of {self.deadline_s:g} s"
+
+
+@dataclass(eq=False)
+class ShuttingDownError(CapacityError):
+    code = "shutting_down"
+
+    def __str__(self) -> str:
+        return "the daemon is shutting down"
+
+
+class BackendError(EdgeRtError):
+    """An inference back end failed."""
+
+    code = "backend_error"
+
+
+@dataclass(eq=False)
+class BackendUnavailableError(BackendError):
+    """extra is the pip extra that would bring it, '' when none would."""
+
+    code = "backend_unavailable"
+    backend: str
+    reason: str
+    extra: str = ""
+
+    def __str__(self) -> str:
+        remedy = f"; install it with `pip install 'edge_rt[{self.extra}]'`" if self.extra else ""
+        return f"back end {self.backend} is not available: {self.reason}{remedy}"
+
+
+@dataclass(eq=False)
+class BackendLoadError(BackendError):
+    code = "backend_load"
+    model: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"cannot load {self.model}: {self.reason}"
+
+
+@dataclass(eq=False)
+class BackendStepError(BackendError):
+    code = "backend_step"
+    reason: str
+
+    def __str__(self) -> str:
+        return f"a decode step failed: {self.reason}"
+
+
+@dataclass(eq=False)
+class WorkerLostError(BackendError):
+    code = "worker_lost"
+    retryable = True
+    model: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the worker process of {self.model} ended ({self.reason}); it is being restarted, try again"
+
+
+class DeviceError(EdgeRtError):
+    """A piece of hardware is missing, forbidden or misbehaves."""
+
+    code = "device_error"
+
+
+@dataclass(eq=False)
+class DeviceNotFoundError(DeviceError):
+    code = "device_not_found"
+    device: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"device {self.device} not found: {self.reason}"
+
+
+@dataclass(eq=False)
+class DevicePermissionError(DeviceError):
+    code = "device_permission"
+    path: str
+    capability: str
+
+    def __str__(self) -> str:
+        return f"no permission for {self.path}; it takes {self.capability}"
+
+
+def subclasses(root: type[EdgeRtError] = EdgeRtError) -> list[type[EdgeRtError]]:
+    """List the tree below root, root first."""
+    return [root, *(c for child in root.__subclasses__() for c in subclasses(child))]
+
+
+def from_wire(code: str, values: dict[str, Any]) -> EdgeRtError:
+    """Rebuild an error that to_wire took apart in another process.
+
+    An unknown code or field set becomes BackendStepError, so that a worker of another version cannot hide a failure.
+    """
+    for cls in subclasses():
+        if cls.code == code and {f.name for f in fields(cls)} == set(values):
+            return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    return BackendStepError(reason=f"{code}: {values}")

@@ -1,0 +1,197 @@
+"""Frozen value types that cross module and process borders.
+
+Standard library only. Every quantity is SI and carries its unit in its name. The worker channel
+encodes these types as msgpack, so a field is a plain scalar, a tuple, a mapping or another type here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+Phase = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One chat turn; content parts have been joined to plain text by then."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen; the defaults mean greedy.
+
+    temperature        >= 0; 0 is greedy (argmax, lowest id wins a tie)
+    top_k              0 is off, else keep the k most likely
+    top_p, min_p       1.0 and 0.0 are off
+    repeat_penalty     > 0; 1.0 is off; over the last repeat_last_n tokens of prompt and answer
+    presence_penalty,
+    frequency_penalty  -2..2; over the answer's tokens only, as OpenAI defines them
+    seed               None draws one; the same seed on the same machine gives the same answer
+    logit_bias         token id -> -100..100, added to the raw logit
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One generation. Exactly one of prompt, prompt_token_ids and messages is set.
+
+    max_tokens   None: until the model stops or the context is full
+    stop         strings that end the answer; they are not part of it
+    ignore_eos   keep going past the end-of-generation token (benchmarks)
+    stream       False lets the engine send the whole answer as one chunk
+    top_logprobs None: no logprobs; n >= 0: the chosen token's and the n most likely ones'
+    tenant       who asks, a quota key; the peer's uid on a Unix socket
+    deadline_s   seconds from submission after which the request may be dropped unanswered
+    """
+
+    id: str
+    model: str
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    messages: tuple[Message, ...] | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    ignore_eos: bool = False
+    stream: bool = True
+    top_logprobs: int | None = None
+    tenant: str = ""
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A token's log probability (natural log, of the unmodified softmax) and its best rivals.
+
+    raw is the token's exact bytes, which may be a part of a UTF-8 character.
+    """
+
+    token_id: int
+    raw: bytes
+    logprob: float
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of one request. cached_tokens is the part of prompt_tokens not computed again."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Where one request's time went, by the engine's monotonic clock.
+
+    queue_s    submission to the first prefill step
+    prefill_s  first prefill step to the first token; prefill_tokens were computed in it
+    decode_s   first token to the last; decode_tokens = completion_tokens - 1 were computed in it
+    ttft_s     submission to the first token
+    """
+
+    queue_s: float
+    prefill_s: float
+    prefill_tokens: int
+    decode_s: float
+    decode_tokens: int
+    ttft_s: float
+
+    @property
+    def prefill_tps(self) -> float | None:
+        return self.prefill_tokens / self.prefill_s if self.prefill_s > 0 else None
+
+    @property
+    def decode_tps(self) -> float | None:
+        return self.decode_tokens / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        return self.decode_s / self.decode_tokens if self.decode_tokens > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of an answer. The last one of an answer, and only it, has finish_reason, usage and timings.
+
+    text is always whole characters: joined chunks equal the unary answer.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What one loaded model on one device can do."""
+
+    n_ctx: int
+    n_seq_max: int
+    n_vocab: int
+    n_batch: int
+    can_trim: bool
+    can_copy: bool
+    can_save: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What a worker reports of the model it has loaded."""
+
+    model: str
+    variant: str
+    backend: str
+    device: str
+    arch: str
+    quant: str
+    n_params: int
+    size_bytes: int
+    n_ctx_train: int
+    caps: Capabilities
+    n_threads: int
+    has_chat_template: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Totals since load and momentary gauges of one engine; sent to the front process as metrics."""
+
+    waiting: int = 0
+    running: int = 0
+    cells_used: int = 0
+    cells_total: int = 0
+    n_threads: int = 0
+    steps_total: int = 0
+    rows_total: int = 0
+    prompt_tokens_total: int = 0
+    completion_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    preempted_total: int = 0
+    cancelled_total: int = 0
+    rss_bytes: int = 0

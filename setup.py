@@ -1,0 +1,5 @@
+"""Build shim; the metadata lives in pyproject.toml."""
+
+from setuptools import setup
+
+setup()
