@@ -1,0 +1,60 @@
+"""Fixtures for every test: a clean environment, a clock, stores, and the real model where it has been pulled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_rt import config
+from tests.fakes import FakeClock
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the developer's own settings, so that a test sees the defaults."""
+    for name in [name for name in os.environ if name.startswith("EDGE_RT")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store_dir(tmp_path: Path) -> Path:
+    """An empty store of this test's own."""
+    path = tmp_path / "store"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def socket_dir() -> Iterator[Path]:
+    """A directory with a short name: a Unix socket's path may have 107 bytes, and tmp_path is often longer."""
+    path = Path(tempfile.mkdtemp(prefix="ert-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def model_store() -> Path:
+    """The file of the default model in this machine's own store, in the fastest form that has been pulled.
+
+    Session-wide, so it reads the environment before _clean_environment has emptied it: EDGE_RT__CATALOG__STORE_DIR
+    chooses another store for a whole test run.
+    """
+    from edge_rt.catalog.store import Store
+
+    settings = config.load().config.catalog
+    store = Store.open(settings, os.environ)
+    manifest = store.get(settings.default_model)
+    for variant in reversed(manifest.variants):
+        if (path := store.path(manifest, variant)) is not None:
+            return path
+    pytest.skip(f"{manifest.id} is not in the store; `edge_rt models pull` fetches it")
