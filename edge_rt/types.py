@@ -180,7 +180,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Totals since load and momentary gauges of one engine; sent to the front process as metrics."""
+    """Totals since load and momentary gauges of one engine; sent to the front process as metrics.
+
+    step_rows    steps by their number of rows: <= 1, 2, 4, … 512, and above (11 counts; their sum is steps_total)
+    """
 
     waiting: int = 0
     running: int = 0
@@ -195,3 +198,4 @@ class EngineStats:
     preempted_total: int = 0
     cancelled_total: int = 0
     rss_bytes: int = 0
+    step_rows: tuple[int, ...] = ()

@@ -1,0 +1,234 @@
+"""Every metric's name, type and unit in one place, and how logging is set up.
+
+The front process owns one Telemetry. Histograms and request counters are fed as answers end; a model's engine totals
+come as EngineStats and are added up here, so that they go on rising when a worker is restarted or unloaded. Prompts and
+answers never reach a metric or a log line.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Final, Literal, TextIO
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from edge_rt.types import EngineStats, Timings, Usage
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+
+# Upper bounds of EngineStats.step_rows: powers of two up to n_batch's usual 512, then everything above.
+STEP_ROWS_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+_TTFT_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_TPOT_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+_QUEUE_S = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+_REQUEST_S = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table; a counter's exposed name gets _total appended by the client library."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    text: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+METRICS: Final = (
+    Metric("edge_rt_requests", "counter", "Answered HTTP requests.", ("route", "status", "outcome")),
+    Metric("edge_rt_request_duration_seconds", "histogram", "Request to end of answer.", ("route",), _REQUEST_S),
+    Metric("edge_rt_ttft_seconds", "histogram", "Submission to first token.", ("model",), _TTFT_S),
+    Metric("edge_rt_tpot_seconds", "histogram", "Mean time per output token of one answer.", ("model",), _TPOT_S),
+    Metric("edge_rt_queue_wait_seconds", "histogram", "Submission to first prefill step.", ("model",), _QUEUE_S),
+    Metric("edge_rt_prompt_tokens", "counter", "Prompt tokens taken in.", ("model",)),
+    Metric("edge_rt_completion_tokens", "counter", "Tokens generated, those of cancelled answers too.", ("model",)),
+    Metric("edge_rt_cached_tokens", "counter", "Prompt tokens not computed again.", ("model",)),
+    Metric("edge_rt_steps", "counter", "Decode steps.", ("model",)),
+    Metric("edge_rt_preempted", "counter", "Requests put back because KV cells ran out.", ("model",)),
+    Metric("edge_rt_cancelled", "counter", "Requests whose client left.", ("model",)),
+    Metric("edge_rt_worker_restarts", "counter", "Worker processes started again after a crash.", ("model",)),
+    Metric("edge_rt_step_rows", "histogram", "Rows (tokens of all requests) in one decode step.", ("model",)),
+    Metric("edge_rt_requests_running", "gauge", "Admitted requests.", ("model",)),
+    Metric("edge_rt_requests_waiting", "gauge", "Requests in the queue.", ("model",)),
+    Metric("edge_rt_threads", "gauge", "Compute threads in use.", ("model",)),
+    Metric("edge_rt_kv_cells", "gauge", "KV cells of the model's pool.", ("model",)),
+    Metric("edge_rt_kv_cells_used", "gauge", "KV cells in use.", ("model",)),
+    Metric("edge_rt_worker_resident_memory_bytes", "gauge", "RSS of the model's worker process.", ("model",)),
+    Metric("edge_rt_build_info", "gauge", "Always 1; the labels say what runs.", ("version",)),
+)  # and edge_rt_process_*: memory, CPU and open files of the front process, by the client library
+
+_TOTALS: Final = {
+    "edge_rt_prompt_tokens": "prompt_tokens_total",
+    "edge_rt_completion_tokens": "completion_tokens_total",
+    "edge_rt_cached_tokens": "cached_tokens_total",
+    "edge_rt_steps": "steps_total",
+    "edge_rt_preempted": "preempted_total",
+    "edge_rt_cancelled": "cancelled_total",
+}
+_GAUGES: Final = {
+    "edge_rt_threads": "n_threads",
+    "edge_rt_kv_cells": "cells_total",
+    "edge_rt_kv_cells_used": "cells_used",
+    "edge_rt_worker_resident_memory_bytes": "rss_bytes",
+}
+
+
+@dataclass(slots=True)
+class _StepRows:
+    counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_ROWS_BOUNDS) + 1))
+    rows: int = 0
+
+
+class _StepRowsCollector(Collector):
+    """Expose the engines' own histograms; the client library's Histogram cannot be loaded with counts."""
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self.models: dict[str, _StepRows] = {}
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self.metric.name, self.metric.text, labels=self.metric.labels)
+        for model, steps in self.models.items():
+            buckets: list[tuple[str, float]] = []
+            n_steps = 0
+            for bound, count in zip((*STEP_ROWS_BOUNDS, None), steps.counts, strict=True):
+                n_steps += count
+                buckets.append(("+Inf" if bound is None else f"{float(bound)}", n_steps))
+            family.add_metric([model], buckets=buckets, sum_value=steps.rows)
+        yield family
+
+
+class Telemetry:
+    """The front process' metrics. Cheap to call, never raises, belongs to the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._last: dict[str, EngineStats] = {}
+        for metric in METRICS:
+            if metric.kind == "counter":
+                self._counters[metric.name] = Counter(metric.name, metric.text, metric.labels, registry=self.registry)
+            elif metric.kind == "gauge":
+                self._gauges[metric.name] = Gauge(metric.name, metric.text, metric.labels, registry=self.registry)
+            elif metric.buckets:
+                self._histograms[metric.name] = Histogram(
+                    metric.name, metric.text, metric.labels, buckets=metric.buckets, registry=self.registry
+                )
+            else:
+                self._step_rows = _StepRowsCollector(metric)
+                self.registry.register(self._step_rows)
+        self._gauges["edge_rt_build_info"].labels(version("edge_rt")).set(1)
+        ProcessCollector(namespace="edge_rt", registry=self.registry)
+
+    def request_finished(self, route: str, *, status: int, outcome: str, duration_s: float) -> None:
+        """Count one HTTP request. outcome: ok, an error's code, or hung_up; route: the pattern, never the raw path."""
+        self._counters["edge_rt_requests"].labels(route, str(status), outcome).inc()
+        self._histograms["edge_rt_request_duration_seconds"].labels(route).observe(duration_s)
+
+    def answer_finished(self, model: str, *, usage: Usage, timings: Timings) -> None:
+        """Record the times of one whole answer. Its tokens are counted by engine_stats."""
+        self._histograms["edge_rt_queue_wait_seconds"].labels(model).observe(timings.queue_s)
+        if usage.completion_tokens:
+            self._histograms["edge_rt_ttft_seconds"].labels(model).observe(timings.ttft_s)
+        if (tpot_s := timings.tpot_s) is not None:
+            self._histograms["edge_rt_tpot_seconds"].labels(model).observe(tpot_s)
+
+    def engine_stats(self, model: str, stats: EngineStats) -> None:
+        """Take in one engine's newest totals and gauges.
+
+        Totals that went down are those of a new worker, which began at nothing.
+        """
+        last = self._last.get(model, EngineStats())
+        if stats.steps_total < last.steps_total or stats.prompt_tokens_total < last.prompt_tokens_total:
+            last = EngineStats()
+        for name, source in _TOTALS.items():
+            self._counters[name].labels(model).inc(max(0, getattr(stats, source) - getattr(last, source)))
+        for name, source in _GAUGES.items():
+            self._gauges[name].labels(model).set(getattr(stats, source))
+        if len(stats.step_rows) == len(STEP_ROWS_BOUNDS) + 1:
+            steps = self._step_rows.models.setdefault(model, _StepRows())
+            before = last.step_rows or (0,) * len(stats.step_rows)
+            steps.counts = [n + new - old for n, new, old in zip(steps.counts, stats.step_rows, before, strict=True)]
+            steps.rows += stats.rows_total - last.rows_total
+        self._last[model] = stats
+
+    def engine_gone(self, model: str) -> None:
+        """Drop an unloaded or dead engine's gauges; its totals stay."""
+        if self._last.pop(model, None) is not None:
+            for name in _GAUGES:
+                self._gauges[name].remove(model)
+
+    def queue_depth(self, model: str, *, running: int, waiting: int) -> None:
+        self._gauges["edge_rt_requests_running"].labels(model).set(running)
+        self._gauges["edge_rt_requests_waiting"].labels(model).set(waiting)
+
+    def worker_restarted(self, model: str) -> None:
+        self._counters["edge_rt_worker_restarts"].labels(model).inc()
+
+    def exposition(self) -> bytes:
+        """Give all metrics in Prometheus' text format (CONTENT_TYPE)."""
+        return generate_latest(self.registry)
+
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+_STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"message", "asctime", "taskName"}
+
+
+def _extras(record: logging.LogRecord) -> Mapping[str, Any]:
+    extras = {key: value for key, value in record.__dict__.items() if key not in _STANDARD and value is not None}
+    if "request_id" not in extras and (current := request_id.get()):
+        extras["request_id"] = current
+    return extras
+
+
+class TextFormatter(logging.Formatter):
+    """One line: time, level, logger, message, then key=value; line breaks in it are escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        now = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created))
+        pairs = "".join(f" {key}={value}" for key, value in _extras(record).items())
+        line = f"{now} {record.levelname.lower()} {record.name}: {record.getMessage()}{pairs}"
+        line = line.replace("\r", "\\r").replace("\n", "\\n")
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time_s": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_extras(record),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(entry, enc_hook=str).decode()
+
+
+def configure_logging(level: str, style: Literal["text", "json"], *, stream: TextIO | None = None) -> None:
+    """Send the root logger to stderr (or stream), replacing handlers set up before."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("uvicorn").setLevel(max(root.level, logging.WARNING))
