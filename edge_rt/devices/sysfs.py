@@ -1,0 +1,85 @@
+"""The kernel's text files below an injectable root, read so that a missing one is a reason and not an exception."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from edge_rt.devices.base import Reading, known, unknown
+
+# Larger than any file read here, /proc/cpuinfo of a 512-thread server included; a cap, because a root may be hostile.
+_MAX_BYTES = 4 * 2**20
+
+
+class SysfsRoot:
+    """The directory that holds proc/, sys/ and etc/: / on a machine, a captured tree in a test."""
+
+    __slots__ = ("_root",)
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def text(self, path: str) -> Reading[str]:
+        """Read a file, stripped of surrounding whitespace and NULs. path is written without a leading slash."""
+        try:
+            with (self._root / path).open("rb") as file:
+                raw = file.read(_MAX_BYTES)
+        except OSError as exc:
+            # Sensors answer EAGAIN or ENODATA while they sleep, ENODEV when they are gone: all of it is "unknown".
+            return unknown("/" + path, _reason(exc))
+        return known(raw.decode("utf-8", "replace").strip("\0 \t\r\n"), "/" + path)
+
+    def integer(self, path: str) -> Reading[int]:
+        text = self.text(path)
+        if text.value is None:
+            return unknown(text.source, text.reason)
+        try:
+            return known(int(text.value, 0), text.source)
+        except ValueError:
+            return unknown(text.source, f"holds {text.value[:40]!r}, not a number")
+
+    def scaled(self, path: str, factor: float) -> Reading[float]:
+        """Read an integer and convert it from the kernel's unit: value * factor."""
+        number = self.integer(path)
+        if number.value is None:
+            return unknown(number.source, number.reason)
+        return known(number.value * factor, number.source)
+
+    def paths(self, pattern: str) -> tuple[str, ...]:
+        """List what matches a glob, in natural order (cpu2 before cpu10)."""
+        found = (str(p.relative_to(self._root)) for p in self._root.glob(pattern))
+        return tuple(sorted(found, key=_natural))
+
+    def exists(self, path: str) -> bool:
+        return (self._root / path).exists()
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Expand the kernel's list form, "0-3,8" to (0, 1, 2, 3, 8). Raises ValueError."""
+    ids: list[int] = []
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        first, _, last = part.partition("-")
+        ids.extend(range(int(first), int(last or first) + 1))
+    return tuple(ids)
+
+
+def _reason(exc: OSError) -> str:
+    if exc.errno in {errno.ENOENT, errno.ENOTDIR}:
+        return "this kernel or container has no such file"
+    if exc.errno in {errno.EACCES, errno.EPERM}:
+        return "only root may read it"
+    return exc.strerror or type(exc).__name__
+
+
+def _natural(path: str) -> tuple[tuple[int, str], ...]:
+    parts: list[tuple[int, str]] = []
+    digits = ""
+    for char in path + "/":
+        if char.isdigit():
+            digits += char
+            continue
+        if digits:
+            parts.append((int(digits), ""))
+            digits = ""
+        parts.append((-1, char))
+    return tuple(parts)
