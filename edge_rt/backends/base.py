@@ -43,6 +43,7 @@ class LoadOptions:
     n_ctx       tokens one sequence may hold, and the KV cells all sequences share
     n_seq_max   sequences decoded together
     n_batch     rows one decode call may hold
+    n_ubatch    rows computed at once inside it, at most n_batch; bounds the scratch memory
     n_threads   0 lets the engine choose and change it
     kv_type     f16 or q8_0
     """
@@ -50,6 +51,7 @@ class LoadOptions:
     n_ctx: int
     n_seq_max: int = 8
     n_batch: int = 512
+    n_ubatch: int = 512
     n_threads: int = 0
     kv_type: str = "f16"
     device: str = "cpu"
