@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_rt import config
+from edge_rt.config import Config, Loaded, ModelSettings
+from edge_rt.errors import ConfigError
+
+EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def load(
+    file: Path | None = None, toml: str = "", environ: dict[str, str] | None = None, flags: dict[str, Any] | None = None
+) -> Loaded:
+    if file is not None:
+        file.write_text(toml, encoding="utf-8")
+    return config.load(file, environ=environ or {}, flags=flags, system_file=Path("/nonexistent/config.toml"))
+
+
+def failure(*args: Any, **kwargs: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(*args, **kwargs)
+    return caught.value
+
+
+def test_nothing_set_gives_the_defaults() -> None:
+    loaded = load()
+    assert loaded.config == Config()
+    assert {setting.origin for setting in loaded.settings()} == {"default"}
+
+
+def test_each_layer_wins_over_the_one_below(file: Path) -> None:
+    toml = "[engine]\nn_ctx = 1\nn_batch = 100\nn_parallel = 3\n"
+    environ = {"EDGE_RT__ENGINE__N_CTX": "2", "EDGE_RT__ENGINE__N_BATCH": "200"}
+    loaded = load(file, toml, environ, {"engine.n_ctx": 3, "engine.n_threads": None})
+    engine = loaded.config.engine
+    assert (engine.n_ctx, engine.n_batch, engine.n_parallel, engine.n_threads) == (3, 200, 3, 0)
+    origins = {setting.key: setting.origin for setting in loaded.settings()}
+    assert origins["engine.n_ctx"] == "flag"
+    assert origins["engine.n_batch"] == "env EDGE_RT__ENGINE__N_BATCH"
+    assert origins["engine.n_parallel"] == str(file)
+    assert origins["engine.n_threads"] == "default"
+
+
+def test_environment_values_are_converted_from_text() -> None:
+    environ = {
+        "EDGE_RT__SERVER__ACCESS_LOG": "false",
+        "EDGE_RT__SERVER__DRAIN_S": "2.5",
+        "EDGE_RT__LIMITS__MAX_STOP": "7",
+        "EDGE_RT__CATALOG__MANIFEST_DIRS": "/a:/b",
+    }
+    read = load(environ=environ).config
+    assert read.server.access_log is False
+    assert read.server.drain_s == 2.5
+    assert read.limits.max_stop == 7
+    assert read.catalog.manifest_dirs == ("/a", "/b")
+
+
+def test_an_empty_list_in_the_environment_empties_the_files(file: Path) -> None:
+    loaded = load(file, '[catalog]\nmanifest_dirs = ["/a"]', {"EDGE_RT__CATALOG__MANIFEST_DIRS": ""})
+    assert loaded.config.catalog.manifest_dirs == ()
+
+
+def test_other_variables_are_left_alone() -> None:
+    assert load(environ={"EDGE_RT": "1", "EDGE_RTX__A": "1", "PATH": "/bin"}).config == Config()
+
+
+@pytest.mark.parametrize(
+    ("toml", "key", "says"),
+    [
+        ("[engine]\nn_ctx = '2048'", "engine.n_ctx", "Expected `int`, got `str`, got '2048'"),
+        ("[engine]\nn_ctx = -1", "engine.n_ctx", "Expected `int` >= 0, got -1"),
+        ("[engine]\nn_ctxx = 1", "engine.n_ctxx", "no such key; did you mean engine.n_ctx?"),
+        ("[wifi]\nssid = 'x'", "wifi", "no such key; `edge_rt config show` lists them all"),
+        ("engine = 3", "engine", "Expected a table, got `int`, got 3"),
+        ("[server]\ndrain_s = nan", "server.drain_s", "Expected `float` >= 0.0, got nan"),
+        ("[server]\ndrain_s = inf", "server.drain_s", "must be finite, got inf"),
+        ("[worker]\nkeep_alive_s = nan", "worker.keep_alive_s", "must be finite, got nan"),
+        ("[server]\nsocket_mode = 'rw-rw----'", "server.socket_mode", "got 'rw-rw----'"),
+        ("[log]\nlevel = 'loud'", "log.level", "Expected one of debug, info, warning, error, got 'loud'"),
+        ("models = 3", "models", "Expected a table, got `int`, got 3"),
+        ('[models.good]\n[models."a.b"]\nn_ctx = "x"', 'models."a.b".n_ctx', "Expected `int`, got `str`, got 'x'"),
+        ('[models."a.b"]\nn_cxt = 1', 'models."a.b".n_cxt', 'no such key; did you mean models."a.b".n_ctx?'),
+    ],
+)
+def test_a_bad_file_names_key_value_and_file(file: Path, toml: str, key: str, says: str) -> None:
+    error = failure(file, toml)
+    assert error.key == key
+    assert says in error.problem
+    assert error.origin == str(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "key", "says"),
+    [
+        ("EDGE_RT__ENGINE__N_CTX", "many", "engine.n_ctx", "Expected `int`, got `str`, got 'many'"),
+        ("EDGE_RT__ENGINE__N_CTX", "", "engine.n_ctx", "got ''"),
+        ("EDGE_RT__ENGINE", "3", "engine", "Expected a table"),
+        ("EDGE_RT__ENGIN__N_CTX", "3", "engin", "no such key"),
+        ("EDGE_RT__SERVER__ACCESS_LOG", "yes", "server.access_log", "Expected `bool`"),
+        ("EDGE_RT__SERVER__DRAIN_S", "inf", "server.drain_s", "must be finite"),
+        ("EDGE_RT__ENGINE__N_CTX__DEEPER", "1", "engine.n_ctx", "Expected `int`"),
+        ("EDGE_RT__", "1", '""', "no such key"),
+    ],
+)
+def test_a_bad_variable_is_named(file: Path, name: str, value: str, key: str, says: str) -> None:
+    error = failure(file, "[engine]\nn_batch = 64", {name: value})
+    assert error.key == key
+    assert says in error.problem
+    assert error.origin == f"env {name}"
+
+
+def test_a_value_and_a_table_of_the_same_name_clash() -> None:
+    error = failure(environ={"EDGE_RT__ENGINE": "3", "EDGE_RT__ENGINE__N_CTX": "4"})
+    assert error.origin == "env EDGE_RT__ENGINE__N_CTX"
+    assert error.problem == "engine is a value, not a table"
+
+
+def test_a_bad_flag_is_named() -> None:
+    error = failure(flags={"engine.n_parallel": 1000})
+    assert (error.key, error.origin) == ("engine.n_parallel", "flag")
+    assert "<= 256, got 1000" in error.problem
+
+
+@pytest.mark.parametrize(
+    ("content", "key"), [(b"[engine", "TOML"), (b"a = 1\na = 2", "TOML"), (b"a = '\xff'", "TOML"), (None, "--config")]
+)
+def test_a_file_that_cannot_be_read_is_named(file: Path, content: bytes | None, key: str) -> None:
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        config.load(file, environ={})
+    assert (caught.value.key, caught.value.origin) == (key, str(file))
+
+
+def test_the_file_is_the_named_one_else_the_variables_else_the_systems(tmp_path: Path) -> None:
+    named, variables, systems = (tmp_path / name for name in ("named.toml", "variables.toml", "systems.toml"))
+    for n, path in enumerate((named, variables, systems), start=1):
+        path.write_text(f"[engine]\nn_ctx = {n}")
+    environ = {"EDGE_RT_CONFIG": str(variables)}
+    assert config.load(named, environ=environ, system_file=systems).config.engine.n_ctx == 1
+    assert config.load(environ=environ, system_file=systems).config.engine.n_ctx == 2
+    assert config.load(environ={}, system_file=systems).config.engine.n_ctx == 3
+    systems.unlink()
+    assert config.load(environ={}, system_file=systems).config.engine.n_ctx == 0
+
+
+def test_a_variable_finds_the_files_model_whatever_its_spelling(file: Path) -> None:
+    toml = '[models."Qwen2.5-0.5B"]\nn_ctx = 512\npreload = true\n'
+    loaded = load(file, toml, {"EDGE_RT__MODELS__QWEN2_5_0_5B__N_CTX": "1024"})
+    assert loaded.config.models == {"Qwen2.5-0.5B": ModelSettings(n_ctx=1024, preload=True)}
+    origins = {setting.key: setting.origin for setting in loaded.settings()}
+    assert origins['models."Qwen2.5-0.5B".n_ctx'] == "env EDGE_RT__MODELS__QWEN2_5_0_5B__N_CTX"
+    assert origins['models."Qwen2.5-0.5B".preload'] == str(file)
+
+
+def test_a_variable_alone_names_a_model() -> None:
+    read = load(environ={"EDGE_RT__MODELS__QWEN2_5_0_5B__KEEP_ALIVE_S": "-1"}).config
+    assert read.model("qwen2.5-0.5b") == ModelSettings(keep_alive_s=-1.0)
+    assert read.model("qwen2.5-1.5b") == ModelSettings()
+    assert read.unknown_models(["qwen2.5-0.5b"]) == ()
+    assert read.unknown_models(["qwen2.5-1.5b"]) == ("qwen2_5_0_5b",)
+
+
+def test_a_variable_that_could_mean_two_models_fails(file: Path) -> None:
+    error = failure(file, '[models."a-b"]\n[models."a.b"]\n', {"EDGE_RT__MODELS__A_B__N_CTX": "1"})
+    assert error.problem == "stands for each of a-b, a.b"
+
+
+def test_a_flag_can_set_a_model_with_a_dot_in_its_id() -> None:
+    read = load(flags={'models."a.b".n_ctx': 7, "models.c-d.n_ctx": 8}).config
+    assert read.model("a.b").n_ctx == 7
+    assert read.model("c-d").n_ctx == 8
+
+
+@pytest.mark.parametrize("key", [("engine", "n_ctx"), ("models", "a.b", "n_ctx"), ("models", "a b")])
+def test_a_dotted_key_can_be_read_back(key: config.Key) -> None:
+    assert config.parse_key(config.dotted(key)) == key
