@@ -1,0 +1,138 @@
+"""Check one request's ranges and sizes. Pure; the daemon and the library refuse the same things with the same words.
+
+What needs the model (ids outside the vocabulary, the context length) is the engine's to check.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from edge_rt.config import Limits
+from edge_rt.errors import InvalidRequestError
+from edge_rt.types import GenerateRequest, Message, Sampling
+
+_MAX_INT = 2**31 - 1  # what the back ends' C interfaces hold
+_MAX_SEED = 2**63 - 1
+_PENALTY = (0.01, 100.0)  # beyond these a float32 logit overflows
+_TEMPERATURE = (0.001, 100.0)
+
+
+def check_request(request: GenerateRequest, limits: Limits) -> None:
+    """Raise InvalidRequestError naming the first field that is out of its range; None when all is well."""
+    _check_input(request, limits)
+    if request.max_tokens is not None:
+        _integer("max_tokens", request.max_tokens, 1, _MAX_INT)
+    _check_stop(request.stop, limits)
+    _check_sampling(request.sampling, limits)
+    if request.top_logprobs is not None:
+        _integer("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
+    if request.deadline_s is not None:
+        _number("deadline_s", request.deadline_s, 0.0, math.inf, open_low=True)
+
+
+def _check_input(request: GenerateRequest, limits: Limits) -> None:
+    given = [name for name in ("prompt", "prompt_token_ids", "messages") if getattr(request, name) is not None]
+    if len(given) != 1:
+        found = f"got {' and '.join(given)}" if given else "none is given"
+        raise InvalidRequestError(param="prompt", problem=f"give one of prompt, prompt_token_ids and messages; {found}")
+    if request.messages is not None:
+        _check_messages(request.messages, limits)
+    elif request.prompt is not None:
+        if not request.prompt:
+            raise InvalidRequestError(param="prompt", problem="must not be empty")
+        check_text("prompt", request.prompt, limits.max_prompt_bytes)
+    elif request.prompt_token_ids is not None:
+        check_token_ids("prompt", request.prompt_token_ids, limits)
+
+
+def _check_messages(messages: Sequence[Message], limits: Limits) -> None:
+    if not messages:
+        raise InvalidRequestError(param="messages", problem="must hold at least one message")
+    if len(messages) > limits.max_messages:
+        raise InvalidRequestError(
+            param="messages", problem=f"holds {len(messages)} messages, the limit is {limits.max_messages}"
+        )
+    room_bytes = limits.max_prompt_bytes
+    for i, message in enumerate(messages):
+        room_bytes -= check_text(f"messages[{i}].content", message.content, limits.max_prompt_bytes)
+    if room_bytes < 0:
+        size_bytes = limits.max_prompt_bytes - room_bytes
+        raise InvalidRequestError(
+            param="messages", problem=f"hold {size_bytes} bytes of text, the limit is {limits.max_prompt_bytes}"
+        )
+
+
+def _check_stop(stop: Sequence[str], limits: Limits) -> None:
+    if len(stop) > limits.max_stop:
+        raise InvalidRequestError(param="stop", problem=f"holds {len(stop)} strings, the limit is {limits.max_stop}")
+    for i, text in enumerate(stop):
+        if not text:
+            raise InvalidRequestError(param=f"stop[{i}]", problem="must not be empty")
+        check_text(f"stop[{i}]", text, limits.max_stop_bytes)
+
+
+def _check_sampling(sampling: Sampling, limits: Limits) -> None:
+    if sampling.temperature != 0:
+        _number("temperature", sampling.temperature, *_TEMPERATURE, hint=" or 0 for greedy")
+    _integer("top_k", sampling.top_k, 0, _MAX_INT)
+    _number("top_p", sampling.top_p, 0.0, 1.0, open_low=True)
+    _number("min_p", sampling.min_p, 0.0, 1.0)
+    _number("repeat_penalty", sampling.repeat_penalty, *_PENALTY)
+    _integer("repeat_last_n", sampling.repeat_last_n, 0, _MAX_INT)
+    _number("presence_penalty", sampling.presence_penalty, -2.0, 2.0)
+    _number("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
+    if sampling.seed is not None:
+        _integer("seed", sampling.seed, 0, _MAX_SEED)
+    if len(sampling.logit_bias) > limits.max_logit_bias:
+        raise InvalidRequestError(
+            param="logit_bias",
+            problem=f"holds {len(sampling.logit_bias)} tokens, the limit is {limits.max_logit_bias}",
+        )
+    for token_id, bias in sampling.logit_bias.items():
+        _integer("logit_bias", token_id, 0, _MAX_INT)
+        _number(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+
+
+def check_text(param: str, text: str, max_bytes: int) -> int:
+    """Give the UTF-8 size of a text. Raises InvalidRequestError when it is too long or has none (lone surrogates)."""
+    try:
+        size_bytes = len(text.encode())
+    except UnicodeEncodeError as exc:
+        raise InvalidRequestError(
+            param=param, problem=f"has a lone surrogate U+{ord(text[exc.start]):04X} at character {exc.start}"
+        ) from exc
+    if size_bytes > max_bytes:
+        raise InvalidRequestError(param=param, problem=f"is {size_bytes} bytes long, the limit is {max_bytes}")
+    return size_bytes
+
+
+def check_token_ids(param: str, token_ids: Sequence[int], limits: Limits) -> None:
+    """Raise InvalidRequestError unless there are token ids, and no more than max_prompt_bytes."""
+    if not token_ids:
+        raise InvalidRequestError(param=param, problem="must not be empty")
+    if len(token_ids) > limits.max_prompt_bytes:
+        raise InvalidRequestError(
+            param=param, problem=f"holds {len(token_ids)} token ids, the limit is {limits.max_prompt_bytes}"
+        )
+    for i, token_id in enumerate(token_ids):
+        if type(token_id) is not int or not 0 <= token_id <= _MAX_INT:
+            _integer(f"{param}[{i}]", token_id, 0, _MAX_INT)
+
+
+def _integer(param: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int:  # bool is an int to isinstance
+        raise InvalidRequestError(param=param, problem=f"must be an integer, got {value!r:.40}")
+    if not low <= value <= high:
+        # repr of an int of more than 4300 digits raises
+        shown = str(value) if value.bit_length() < 128 else f"an integer of {value.bit_length()} bits"
+        raise InvalidRequestError(param=param, problem=f"must be from {low} to {high}, got {shown}")
+
+
+def _number(param: str, value: object, low: float, high: float, *, open_low: bool = False, hint: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequestError(param=param, problem=f"must be a number, got {value!r:.40}")
+    if not low <= value <= high or (open_low and value <= low) or value == math.inf:
+        bounds = f"{'above' if open_low else 'from'} {low:g}" + (f" to {high:g}" if high < math.inf else "")
+        shown = f"{value:g}" if isinstance(value, float) or value.bit_length() < 128 else "a huge integer"
+        raise InvalidRequestError(param=param, problem=f"must be {bounds}{hint}, got {shown}")
