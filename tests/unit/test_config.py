@@ -184,3 +184,19 @@ def test_a_flag_can_set_a_model_with_a_dot_in_its_id() -> None:
 @pytest.mark.parametrize("key", [("engine", "n_ctx"), ("models", "a.b", "n_ctx"), ("models", "a b")])
 def test_a_dotted_key_can_be_read_back(key: config.Key) -> None:
     assert config.parse_key(config.dotted(key)) == key
+
+
+def test_the_example_lists_every_key_with_its_default(tmp_path: Path) -> None:
+    loaded = config.load(EXAMPLE, environ={})
+    assert loaded.config == Config()
+    assert [setting.key for setting in loaded.settings() if setting.origin == "default"] == ["models"]
+
+
+def test_the_examples_model_table_lists_every_key(file: Path) -> None:
+    lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
+    start = lines.index("# [models.smollm2-135m-instruct]")
+    table = "\n".join(line.removeprefix("# ") for line in lines[start:])
+    loaded = load(file, table)
+    assert loaded.config.model("smollm2-135m-instruct") == ModelSettings(keep_alive_s=300.0)
+    keys = [setting.key.split(".")[-1] for setting in loaded.settings() if setting.origin == str(file)]
+    assert keys == list(ModelSettings.__struct_fields__)
