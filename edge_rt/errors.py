@@ -6,7 +6,7 @@ EdgeRtError(code, retryable)
 │ ├ ModelNotFoundError · ModelFormatError · ModelChecksumError · ModelTooLargeError
 │ ├ PullError · OfflineError · DiskFullError
 ├ RequestError
-│ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · BlockedError · AuthError
+│ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · BlockedError · AuthError · SlowReaderError
 ├ CapacityError (retryable)
 │ ├ QueueFullError · DeadlineError · ShuttingDownError
 ├ BackendError
@@ -197,6 +197,18 @@ class AuthError(RequestError):
 
     def __str__(self) -> str:
         return "a valid API key is required: Authorization: Bearer KEY"
+
+
+@dataclass(eq=False)
+class SlowReaderError(RequestError):
+    """The client did not read its answer; unread and limit count tokens and logprob rivals."""
+
+    code = "slow_reader"
+    unread: int
+    limit: int
+
+    def __str__(self) -> str:
+        return f"the answer was stopped: {self.unread} unread tokens, the limit is {self.limit}. Read it faster"
 
 
 class CapacityError(EdgeRtError):

@@ -1,0 +1,156 @@
+"""Admission of one model's requests: how many run, how many wait, whose turn it is.
+
+Admission is the pure part; Queue adds waiting, deadlines and cancellation on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+
+from edge_rt.errors import DeadlineError, EdgeRtError, QueueFullError
+
+_MIN_RETRY_S = 1.0
+_MAX_RETRY_S = 60.0
+_SERVICE_WEIGHT = 0.2  # of the newest request in the moving average of service times
+
+
+class Admission:
+    """Tickets that wait and run. Tenants take turns; within a tenant the order is that of arrival.
+
+    max_waiting_per_tenant  0: only max_waiting limits a tenant
+    """
+
+    def __init__(self, *, max_running: int, max_waiting: int, max_waiting_per_tenant: int = 0) -> None:
+        self.max_running = max_running
+        self.max_waiting = max_waiting
+        self.max_waiting_per_tenant = max_waiting_per_tenant or max_waiting
+        self._running: set[int] = set()
+        self._tenant_of: dict[int, str] = {}  # of those that wait
+        # The tenant in front is served next and then goes to the back; dicts are ordered sets of tickets.
+        self._waiting: OrderedDict[str, dict[int, None]] = OrderedDict()
+        self._service_s = _MIN_RETRY_S
+
+    @property
+    def n_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._tenant_of)
+
+    def arrive(self, ticket: int, tenant: str) -> bool:
+        """Run a ticket at once (True) or let it wait (False). Raises QueueFullError."""
+        if self.n_running < self.max_running:
+            # Nobody waits while there is room: leave fills every place it frees.
+            self._running.add(ticket)
+            return True
+        if self.n_waiting >= self.max_waiting:
+            raise self._full(self.n_waiting, self.max_waiting)
+        own = self._waiting.get(tenant, {})
+        if len(own) >= self.max_waiting_per_tenant:
+            raise self._full(len(own), self.max_waiting_per_tenant)
+        own[ticket] = None
+        self._waiting[tenant] = own
+        self._tenant_of[ticket] = tenant
+        return False
+
+    def leave(self, ticket: int, service_s: float | None = None) -> tuple[int, ...]:
+        """Forget a ticket, wherever it is, and give those that run in its stead.
+
+        service_s  how long it ran, for the estimate in QueueFullError; None if it was not served in full
+        """
+        if service_s is not None:
+            self._service_s += _SERVICE_WEIGHT * (service_s - self._service_s)
+        tenant = self._tenant_of.pop(ticket, None)
+        if tenant is not None:
+            del self._waiting[tenant][ticket]
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+        self._running.discard(ticket)
+        return tuple(self._admit())
+
+    def _admit(self) -> list[int]:
+        admitted = []
+        while self._waiting and self.n_running < self.max_running:
+            tenant, own = next(iter(self._waiting.items()))
+            ticket = next(iter(own))
+            del own[ticket], self._tenant_of[ticket]
+            if own:
+                self._waiting.move_to_end(tenant)
+            else:
+                del self._waiting[tenant]
+            self._running.add(ticket)
+            admitted.append(ticket)
+        return admitted
+
+    def _full(self, waiting: int, limit: int) -> QueueFullError:
+        turns = (waiting + 1) / self.max_running
+        retry_after_s = min(max(turns * self._service_s, _MIN_RETRY_S), _MAX_RETRY_S)
+        return QueueFullError(waiting=waiting, limit=limit, retry_after_s=round(retry_after_s, 1))
+
+
+class Queue:
+    """Places for requests to run in. Belongs to one event loop, whose time() is the clock."""
+
+    def __init__(self, admission: Admission, *, timeout_s: float) -> None:
+        self._admission = admission
+        self._timeout_s = timeout_s
+        self._tickets = count()
+        self._waiters: dict[int, asyncio.Future[None]] = {}
+        self._closed: Callable[[], EdgeRtError] | None = None
+
+    @property
+    def n_running(self) -> int:
+        return self._admission.n_running
+
+    @property
+    def n_waiting(self) -> int:
+        return self._admission.n_waiting
+
+    @asynccontextmanager
+    async def place(self, tenant: str, deadline_s: float | None = None) -> AsyncIterator[None]:
+        """Wait for a place and hold it.
+
+        Raises QueueFullError at once, DeadlineError when deadline_s or the queue's own timeout has passed while
+        waiting, and what close was given.
+        """
+        if self._closed is not None:
+            raise self._closed()
+        loop = asyncio.get_running_loop()
+        ticket = next(self._tickets)
+        started: float | None = None
+        served = False
+        try:
+            if not self._admission.arrive(ticket, tenant):
+                await self._wait(ticket, deadline_s)
+            started = loop.time()
+            yield
+            served = True
+        finally:
+            service_s = loop.time() - started if served and started is not None else None
+            for admitted in self._admission.leave(ticket, service_s):
+                # A waiter that is done was cancelled or refused in this very moment; it passes its place on itself.
+                if not (waiter := self._waiters[admitted]).done():
+                    waiter.set_result(None)
+
+    def close(self, error: Callable[[], EdgeRtError]) -> None:
+        """Refuse new requests and those that wait; running ones keep their places."""
+        self._closed = error
+        for waiter in self._waiters.values():
+            if not waiter.done():
+                waiter.set_exception(error())
+
+    async def _wait(self, ticket: int, deadline_s: float | None) -> None:
+        limit_s = self._timeout_s if deadline_s is None else min(deadline_s, self._timeout_s)
+        waiter = self._waiters[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(limit_s):
+                await waiter
+        except TimeoutError:
+            raise DeadlineError(deadline_s=limit_s) from None
+        finally:
+            del self._waiters[ticket]

@@ -1,0 +1,336 @@
+"""One worker process as the front process sees it: spawned, loaded, spoken to, watched, and seen to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
+from itertools import count
+from typing import Protocol
+
+from edge_rt.errors import BackendLoadError, EdgeRtError, SlowReaderError, WorkerLostError, from_wire
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.worker import channel
+from edge_rt.worker.channel import ParentChannel
+
+_log = logging.getLogger(__name__)
+
+# What one request may hold unread, in tokens and logprob rivals: minutes of decode, a few MiB.
+MAX_UNREAD = 16 * 1024
+_KILL_CONFIRM_S = 5.0
+_EXIT_S = 0.4  # from the end of a child's work to its exit
+
+
+class Handle(Protocol):
+    """A child's process."""
+
+    pid: int
+
+    def kill(self) -> None: ...
+
+    async def wait(self) -> int:
+        """Wait for its end and its last output; give the exit status, -N for signal N."""
+        ...
+
+    def last_words(self) -> str:
+        """Give the last line it wrote that looks like a reason, '' if there is none."""
+        ...
+
+
+Launch = Callable[[], Awaitable[tuple[socket.socket, Handle]]]
+
+
+class _Stream:
+    """Chunks on their way from the channel to one reader."""
+
+    __slots__ = ("chunks", "error", "n_unread", "waiter")
+
+    def __init__(self) -> None:
+        self.chunks: deque[Chunk] = deque()
+        self.error: EdgeRtError | None = None
+        self.n_unread = 0
+        self.waiter: asyncio.Future[None] | None = None
+
+    def push(self, chunk: Chunk) -> None:
+        self.n_unread += _weight(chunk)
+        self.chunks.append(chunk)
+        self._wake()
+
+    def fail(self, error: EdgeRtError) -> None:
+        self.error = error
+        self._wake()
+
+    async def next(self) -> Chunk:
+        while not self.chunks:
+            if self.error is not None:
+                raise self.error
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        chunk = self.chunks.popleft()
+        self.n_unread -= _weight(chunk)
+        return chunk
+
+    def _wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+def _weight(chunk: Chunk) -> int:
+    if chunk.logprobs:
+        return sum(1 + len(entry.top) for entry in chunk.logprobs)
+    return len(chunk.token_ids) + 1
+
+
+class Process:
+    """One child with one loaded model. Made by start; once lost it stays lost."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        load: channel.Load,
+        *,
+        step_timeout_s: float,
+        on_stats: Callable[[EngineStats], None],
+    ) -> None:
+        self.info: ModelInfo  # set by start
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._handle = handle
+        self._load = load
+        self._step_timeout_s = step_timeout_s
+        self._on_stats = on_stats
+        self._channel = ParentChannel(self._received, self._disconnected)
+        self._loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self._streams: dict[str, _Stream] = {}
+        self._replies: dict[str, asyncio.Future[list[int] | str]] = {}
+        self._ids = count()
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._progress_at = 0.0
+        self._steps_total = -1
+        self._kill_reason = ""
+        self._stop_error: Callable[[], EdgeRtError] | None = None
+        self._burial: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        launch: Launch,
+        load: channel.Load,
+        *,
+        load_timeout_s: float,
+        step_timeout_s: float,
+        on_stats: Callable[[EngineStats], None],
+    ) -> Process:
+        """Spawn a child and load the model in it.
+
+        Raises the child's own error, BackendLoadError after load_timeout_s, or WorkerLostError when it dies in between;
+        the child is gone by then.
+        """
+        sock, handle = await launch()
+        self = cls(handle, load, step_timeout_s=step_timeout_s, on_stats=on_stats)
+        await self._channel.connect(sock)
+        try:
+            self._channel.send(load)
+            async with asyncio.timeout(load_timeout_s):
+                self.info = await self._loaded
+        except TimeoutError:
+            await self.kill("it did not load in time")
+            raise BackendLoadError(
+                model=load.model, reason=f"not loaded within worker.load_timeout_s = {load_timeout_s:g} s"
+            ) from None
+        except BaseException:
+            await self.kill("its load was given up")
+            raise
+        return self
+
+    @property
+    def pid(self) -> int:
+        return self._handle.pid
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Stream one answer. Closing the iterator before its end stops the engine within one token.
+
+        Raises the engine's error for this request, or WorkerLostError.
+        """
+        self._check_alive()
+        wire_id = f"{request.id}~{next(self._ids)}"
+        stream = _Stream()
+        # Sent first: a request too large for the channel raises here and leaves nothing behind.
+        self._channel.send(channel.Generate(replace(request, id=wire_id)))
+        self._streams[wire_id] = stream
+        self._watch()
+        try:
+            while True:
+                chunk = await stream.next()
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+        finally:
+            if self._streams.pop(wire_id, None) is not None:
+                self._channel.send(channel.Cancel(wire_id))
+
+    async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        reply = await self._ask(lambda wire_id: channel.Tokenize(wire_id, text, special, add_bos))
+        assert isinstance(reply, list)
+        return reply
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        reply = await self._ask(lambda wire_id: channel.Detokenize(wire_id, token_ids))
+        assert isinstance(reply, str)
+        return reply
+
+    async def stop(self, drain_s: float, error: Callable[[], EdgeRtError]) -> None:
+        """Let the child finish what runs within drain_s and exit, else kill it; requests open by then get error."""
+        self._stop_error = error
+        self._channel.send(channel.Shutdown(drain_s))
+        await asyncio.wait([self.lost], timeout=drain_s + _EXIT_S)
+        await self.kill("stopped")
+
+    async def kill(self, reason: str) -> None:
+        """Kill the child and see that it is gone."""
+        self._kill_reason = self._kill_reason or reason
+        self._handle.kill()
+        self._channel.close()
+        await asyncio.wait([self.lost])
+
+    async def _ask(self, message: Callable[[str], channel.ToWorker]) -> list[int] | str:
+        self._check_alive()
+        wire_id = str(next(self._ids))
+        self._channel.send(message(wire_id))
+        reply: asyncio.Future[list[int] | str] = asyncio.get_running_loop().create_future()
+        self._replies[wire_id] = reply
+        self._watch()
+        try:
+            return await reply
+        finally:
+            self._replies.pop(wire_id, None)
+
+    def _check_alive(self) -> None:
+        if self.lost.done():
+            raise WorkerLostError(model=self._load.model, reason=self.lost.result())
+
+    # Called by the channel, on the event loop.
+
+    def _received(self, message: channel.FromWorker) -> None:
+        if type(message) is channel.ChunkOut:
+            self._progress_at = asyncio.get_running_loop().time()
+            self._chunk(message.id, message.chunk)
+        elif type(message) is channel.Stats:
+            if message.stats.steps_total != self._steps_total:
+                self._steps_total = message.stats.steps_total
+                self._progress_at = asyncio.get_running_loop().time()
+            self._on_stats(message.stats)
+        elif type(message) is channel.Failed:
+            self._failed(message.id, from_wire(message.code, message.fields))
+        elif isinstance(message, channel.Ready):
+            if not self._loaded.done():
+                self._loaded.set_result(message.info)
+        elif isinstance(message, channel.TokensOut):
+            self._replied(message.id, message.token_ids)
+        elif isinstance(message, channel.TextOut):
+            self._replied(message.id, message.text)
+
+    def _chunk(self, wire_id: str, chunk: Chunk) -> None:
+        stream = self._streams.get(wire_id)
+        if stream is None:
+            return  # cancelled; this chunk was already on its way
+        stream.push(chunk)
+        if chunk.finish_reason is not None:
+            del self._streams[wire_id]
+        elif stream.n_unread > MAX_UNREAD:
+            del self._streams[wire_id]
+            self._channel.send(channel.Cancel(wire_id))
+            stream.chunks.clear()
+            stream.fail(SlowReaderError(unread=stream.n_unread, limit=MAX_UNREAD))
+
+    def _failed(self, wire_id: str, error: EdgeRtError) -> None:
+        self._progress_at = asyncio.get_running_loop().time()
+        if wire_id == "":
+            if not self._loaded.done():
+                self._loaded.set_exception(error)
+        elif (stream := self._streams.pop(wire_id, None)) is not None:
+            stream.fail(error)
+        elif (reply := self._replies.get(wire_id)) is not None and not reply.done():
+            reply.set_exception(error)
+
+    def _replied(self, wire_id: str, value: list[int] | str) -> None:
+        self._progress_at = asyncio.get_running_loop().time()
+        reply = self._replies.get(wire_id)
+        if reply is not None and not reply.done():
+            reply.set_result(value)
+
+    def _disconnected(self, problem: str) -> None:
+        self._burial = asyncio.get_running_loop().create_task(self._bury(problem))
+
+    async def _bury(self, problem: str) -> None:
+        """Learn why the child is gone and end its requests."""
+        status = await self._wait(_EXIT_S)
+        if status is None:
+            self._handle.kill()  # without its channel it is of no use
+            status = await self._wait(_KILL_CONFIRM_S)
+        if status is None:
+            # Only a task stuck inside the kernel survives SIGKILL; nothing more can be done from here.
+            _log.error("worker %d of %s survives SIGKILL", self.pid, self._load.model)
+        reason = self._kill_reason or describe_exit(status, problem, self._handle.last_words())
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self.lost.set_result(reason)
+        if not self._loaded.done():
+            self._loaded.set_exception(WorkerLostError(model=self._load.model, reason=reason))
+        self._loaded.exception()  # seen, also where start was cancelled and nobody awaits it
+        self._fail_all(self._stop_error or (lambda: WorkerLostError(model=self._load.model, reason=reason)))
+
+    async def _wait(self, timeout_s: float) -> int | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._handle.wait()
+        except TimeoutError:
+            return None
+
+    def _fail_all(self, error: Callable[[], EdgeRtError]) -> None:
+        for stream in self._streams.values():
+            stream.fail(error())
+        self._streams.clear()
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(error())
+
+    # A child that computes without a token, a step or a reply for too long hangs inside the back end.
+
+    def _watch(self) -> None:
+        if self._watchdog is None:
+            loop = asyncio.get_running_loop()
+            self._progress_at = loop.time()
+            self._watchdog = loop.call_later(self._step_timeout_s, self._look)
+
+    def _look(self) -> None:
+        self._watchdog = None
+        if not self._streams and not self._replies:
+            return
+        loop = asyncio.get_running_loop()
+        due = self._progress_at + self._step_timeout_s
+        if loop.time() < due:
+            self._watchdog = loop.call_at(due, self._look)
+            return
+        self._kill_reason = f"killed: no progress for worker.step_timeout_s = {self._step_timeout_s:g} s"
+        _log.error("worker %d of %s hangs; killing it", self.pid, self._load.model)
+        self._handle.kill()
+
+
+def describe_exit(status: int | None, problem: str, last_words: str) -> str:
+    """Say for people how a child ended.
+
+    status   as waitpid tells it, -N for signal N; None if it has not ended
+    problem  what the channel saw
+    """
+    if status is None:
+        what = f"{problem}, and it cannot be killed"
+    elif status < 0:
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+        what = f"{name}, perhaps out of memory" if -status == signal.SIGKILL else name
+    else:
+        what = f"exit status {status}"
+    return f"{what}: {last_words}" if last_words else what

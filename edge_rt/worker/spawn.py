@@ -1,0 +1,78 @@
+"""Start the worker's Python process and keep what it says last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+
+from edge_rt.worker.process import Handle
+
+_log = logging.getLogger(__name__)
+
+_MAX_LINE_BYTES = 400
+
+
+async def spawn() -> tuple[socket.socket, Handle]:
+    """Start a worker in a session of its own; give our end of its channel and its process."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # the daemon's working directory is no place to import from
+            "-m",
+            "edge_rt.worker.main",
+            "--fd",
+            str(theirs.fileno()),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+            # Before it aborts, ggml would run a debugger on itself; that takes seconds and buries the message.
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+        )
+    return ours, _Child(process)
+
+
+class _Child:
+    """A spawned worker. Its output is logged line by line; the last line is kept as its last words."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._last = ""
+        self._output = asyncio.get_running_loop().create_task(self._read())
+
+    def kill(self) -> None:
+        # Until wait has reaped it the pid is its own, and so is the group it leads.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        status = await self._process.wait()
+        await asyncio.wait([self._output])
+        return status
+
+    def last_words(self) -> str:
+        return self._last
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        rest = b""
+        while data := await self._process.stdout.read(4096):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._say(line)
+            rest = rest[:_MAX_LINE_BYTES]
+        self._say(rest)
+
+    def _say(self, raw: bytes) -> None:
+        if line := raw[:_MAX_LINE_BYTES].decode("utf-8", "replace").strip():
+            self._last = line
+            _log.warning("worker %d: %s", self.pid, line)

@@ -1,0 +1,167 @@
+"""One model's worker, kept alive: restarted when it dies, its unanswered requests asked once more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Protocol, TypeVar
+
+from edge_rt import config
+from edge_rt.errors import BackendLoadError, EdgeRtError, WorkerLostError
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.worker.channel import Load
+from edge_rt.worker.process import Launch, Process
+
+_log = logging.getLogger(__name__)
+
+MAX_LOAD_DEATHS = 3
+STABLE_S = 30.0  # a worker that lived this long owes nothing to its earlier deaths
+_MAX_BACKOFF_S = 15.0
+
+T = TypeVar("T")
+
+
+def backoff_s(n_deaths: int) -> float:
+    """Give the pause before the next start: none after the first death, then 0.5 s, doubling."""
+    return min(0.5 * 2.0 ** (n_deaths - 2), _MAX_BACKOFF_S) if n_deaths > 1 else 0.0
+
+
+class WorkerEvents(Protocol):
+    """What a worker tells its owner; called on the event loop."""
+
+    def stats(self, stats: EngineStats) -> None: ...
+
+    def restarting(self, reason: str) -> None: ...
+
+    def down(self, error: EdgeRtError) -> None:
+        """Hear that it could not be started again and has given up."""
+        ...
+
+
+class Worker:
+    """A supervised process with one model. start once, then use, then stop once."""
+
+    def __init__(self, load: Load, *, settings: config.Worker, launch: Launch, events: WorkerEvents) -> None:
+        self.info: ModelInfo | None = None
+        self._load = load
+        self._settings = settings
+        self._launch = launch
+        self._events = events
+        self._process: Process | None = None
+        self._starting: asyncio.Task[Process] | None = None
+        self._n_deaths = 0
+        self._ready_at = 0.0
+        self._stop_error: Callable[[], EdgeRtError] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> ModelInfo:
+        """Load the model. Raises the load's error, or BackendLoadError when the process dies MAX_LOAD_DEATHS times."""
+        self._starting = asyncio.get_running_loop().create_task(self._bring_up())
+        return (await self._running()).info
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Stream one answer. Closing the iterator early stops the engine within one token.
+
+        A worker lost before the first chunk is asked once more after its restart; later, or a second time, it is
+        WorkerLostError.
+        """
+        started = False
+        for may_retry in (True, False):
+            process = await self._running()
+            try:
+                async with aclosing(process.generate(request)) as answer:
+                    async for chunk in answer:
+                        started = True
+                        yield chunk
+                return
+            except WorkerLostError as exc:
+                if started or not may_retry:
+                    raise
+                _log.warning("request %s is retried: %s", request.id, exc.reason)
+
+    async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        return await self._retried(lambda process: process.tokenize(text, special=special, add_bos=add_bos))
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        return await self._retried(lambda process: process.detokenize(token_ids))
+
+    async def stop(self, error: Callable[[], EdgeRtError], *, drain_s: float = 0.0) -> None:
+        """End the process; it is gone on return. Requests that are open after drain_s fail with error."""
+        self._stop_error = error
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        if self._process is not None:
+            await self._process.stop(drain_s, error)
+
+    async def _retried(self, call: Callable[[Process], Awaitable[T]]) -> T:
+        try:
+            return await call(await self._running())
+        except WorkerLostError:
+            return await call(await self._running())
+
+    async def _running(self) -> Process:
+        """Give the process, after its (re)start where one is under way."""
+        if self._process is not None and self._process.lost.done():
+            await asyncio.sleep(0)  # _lost is scheduled already and begins the restart
+        if self._process is None and self._stop_error is None:
+            assert self._starting is not None, "start comes first"
+            await asyncio.wait([self._starting])
+        if self._stop_error is not None:
+            raise self._stop_error()
+        if self._process is None:
+            return self._starting.result()
+        return self._process
+
+    async def _bring_up(self) -> Process:
+        reason = ""
+        for attempt in range(MAX_LOAD_DEATHS):
+            await asyncio.sleep(backoff_s(self._n_deaths + attempt))
+            try:
+                process = await Process.start(
+                    self._launch,
+                    self._load,
+                    load_timeout_s=self._settings.load_timeout_s,
+                    step_timeout_s=self._settings.step_timeout_s,
+                    on_stats=self._events.stats,
+                )
+            except WorkerLostError as exc:
+                reason = exc.reason
+                _log.warning("worker of %s died while loading (%d): %s", self._load.model, attempt + 1, reason)
+                continue
+            self._process, self.info = process, process.info
+            self._ready_at = asyncio.get_running_loop().time()
+            process.lost.add_done_callback(self._lost)
+            _log.info("worker %d of %s is ready", process.pid, self._load.model)
+            return process
+        raise BackendLoadError(
+            model=self._load.model, reason=f"its worker died {MAX_LOAD_DEATHS} times while loading, at last by {reason}"
+        )
+
+    def _lost(self, lost: asyncio.Future[str]) -> None:
+        """Start again. Runs before the lost process' requests hear of it, so that they wait for the new one."""
+        self._process = None
+        if self._stop_error is not None:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._ready_at >= STABLE_S:
+            self._n_deaths = 0
+        self._n_deaths += 1
+        pause_s = backoff_s(self._n_deaths)
+        _log.error("worker of %s is lost (%s); restarting in %g s", self._load.model, lost.result(), pause_s)
+        self._events.restarting(lost.result())
+        self._starting = loop.create_task(self._bring_up())
+        self._starting.add_done_callback(self._restarted)
+
+    def _restarted(self, starting: asyncio.Task[Process]) -> None:
+        if starting.cancelled():
+            return
+        error = starting.exception()
+        if isinstance(error, EdgeRtError):
+            _log.error("worker of %s stays down: %s", self._load.model, error)
+            self._events.down(error)
