@@ -24,7 +24,7 @@ lint: venv
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
+	$(BIN)/lint-imports
 
 test: lint
 	$(BIN)/edge_rt models pull
