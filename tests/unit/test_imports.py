@@ -1,0 +1,40 @@
+"""What a process may load, and in which direction modules import each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# The front process answers /health in a small memory and must survive a bad model: no native inference code in it.
+HEAVY = ("numpy", "llama_cpp", "jinja2", "edge_rt.engine", "edge_rt.backends")
+
+
+def loaded_by(module: str) -> set[str]:
+    code = f"import sys, {module}; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["edge_rt", "edge_rt.cli", "edge_rt.daemon", "edge_rt.worker.process"])
+def test_the_front_process_loads_nothing_heavy(module: str) -> None:
+    assert [name for name in loaded_by(module) for root in HEAVY if f"{name}.".startswith(f"{root}.")] == []
+
+
+def test_the_command_line_starts_without_the_server() -> None:
+    assert not loaded_by("edge_rt.cli") & {"starlette", "uvicorn", "prometheus_client", "httpx2", "tqdm", "psutil"}
+
+
+def test_importing_the_library_loads_next_to_nothing() -> None:
+    assert not loaded_by("edge_rt") & {"click", "msgspec", "starlette", "httpx2"}
+
+
+def test_imports_go_down_only() -> None:
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
