@@ -16,7 +16,10 @@ _CGROUP2 = {
     "proc/self/cgroup": "0::/\n",
     "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n",
 }
-_MEMINFO = "MemTotal:       {0} kB\nMemFree:  100000 kB\nMemAvailable:   {1} kB\nSwapTotal:      {2} kB\nSwapFree:      {2} kB\n"
+_MEMINFO = (
+    "MemTotal:       {0} kB\nMemFree:  100000 kB\nMemAvailable:   {1} kB\n"
+    "SwapTotal:      {2} kB\nSwapFree:      {2} kB\n"
+)
 
 X86_FLAGS = "fpu sse2 ssse3 fma f16c avx avx2 bmi2"
 ARM_A76 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"
@@ -43,7 +46,7 @@ def _x86_cpuinfo(n_cpus: int, name: str, flags: str) -> str:
 def _arm_cpuinfo(parts: list[int], features: str) -> str:
     blocks = [
         f"processor\t: {i}\nBogoMIPS\t: 48.00\nFeatures\t: {features}\n"
-        f"CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x4\nCPU part\t: {part:#x}\nCPU revision\t: 1\n\n"
+        f"CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x4\nCPU part\t: {part:#x}\n\n"
         for i, part in enumerate(parts)
     ]
     return "".join(blocks) + "Revision\t: d04170\nModel\t\t: a board\n"

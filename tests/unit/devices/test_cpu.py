@@ -140,7 +140,7 @@ def test_version_1_quota_in_a_container_without_a_cgroup_namespace(plant: Plant)
     root = plant(
         {
             "proc/self/cgroup": "3:cpu,cpuacct:/docker/abc\n1:name=systemd:/docker/abc\n",
-            "proc/self/mountinfo": "33 31 0:29 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n",
+            "proc/self/mountinfo": "33 31 0:29 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup c rw,cpu,cpuacct\n",
             "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "250000\n",
             "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
         }
