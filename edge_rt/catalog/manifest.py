@@ -1,0 +1,142 @@
+"""A model's manifest: what it is, where its files come from and what they must hash to."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from edge_rt.catalog.sources import parse_source
+from edge_rt.errors import ModelFormatError
+
+SHIPPED_DIR = Path(__file__).resolve().parent.parent / "manifests"
+MAX_MANIFEST_BYTES = 256 * 1024
+
+# Both name files in the store, so neither can hold a slash, begin with a dot or look like an option.
+Id = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Spdx = Annotated[str, Meta(pattern=r"^[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*\Z", max_length=200)]
+Quant = Annotated[str, Meta(pattern=r"^[A-Z][A-Z0-9_]{1,15}\Z")]
+Line = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]*\Z", max_length=500)]
+Tokens = Annotated[int, Meta(ge=1, le=2**24)]
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One form of a model: either fetched (source, size_bytes, sha256) or derived_from another variant here.
+
+    perplexity  measured as docs/models.md says; None is not measured
+    """
+
+    id: Id
+    quant: Quant
+    file: FileName
+    source: Line = ""
+    size_bytes: Annotated[int, Meta(ge=0, le=2**42)] = 0
+    sha256: Sha256 | Literal[""] = ""
+    derived_from: str = ""
+    perplexity: Annotated[float, Meta(gt=0)] | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model. variants stand in order of preference.
+
+    license        SPDX expression
+    n_ctx          context to run with unless told otherwise; n_ctx_train is what the model was trained for
+    chat_template  None takes the one inside the model file
+    """
+
+    id: Id
+    name: Line
+    license: Spdx
+    kind: Literal["text"]
+    arch: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}\Z")]
+    n_ctx: Tokens
+    n_ctx_train: Tokens
+    n_params: Annotated[int, Meta(ge=1)]
+    variants: Annotated[tuple[Variant, ...], Meta(min_length=1, max_length=64)]
+    source_note: Line = ""
+    chat_template: str | None = None
+
+    def variant(self, variant_id: str) -> Variant | None:
+        return next((v for v in self.variants if v.id == variant_id), None)
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Read and check one manifest. Raises ModelFormatError naming the field."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_MANIFEST_BYTES + 1)
+        if len(raw) > MAX_MANIFEST_BYTES:
+            raise ModelFormatError(path=str(path), field="file", problem=f"longer than {MAX_MANIFEST_BYTES} bytes")
+        table = tomllib.loads(raw.decode("utf-8"))
+    except OSError as exc:
+        raise ModelFormatError(path=str(path), field="file", problem=f"cannot be read: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ModelFormatError(path=str(path), field="TOML", problem=str(exc)) from exc
+    manifest = _convert(table, path)
+    for field, problem in _contradictions(manifest):
+        raise ModelFormatError(path=str(path), field=field, problem=problem)
+    return manifest
+
+
+def load_manifests(dirs: Sequence[Path]) -> tuple[Manifest, ...]:
+    """Read every *.toml of some directories, sorted by id; of two with one id the earlier directory's counts.
+
+    Raises ModelFormatError for a bad manifest, and for a directory that is not there.
+    """
+    found: dict[str, Manifest] = {}
+    for directory in dirs:
+        if not directory.is_dir():
+            raise ModelFormatError(path=str(directory), field="manifest_dirs", problem="no such directory")
+        here: dict[str, Path] = {}
+        for path in sorted(directory.glob("*.toml")):
+            manifest = load_manifest(path)
+            if manifest.id in here:
+                raise ModelFormatError(
+                    path=str(path), field="id", problem=f"{manifest.id!r} is taken by {here[manifest.id].name}"
+                )
+            here[manifest.id] = path
+            found.setdefault(manifest.id, manifest)
+    return tuple(found[model_id] for model_id in sorted(found))
+
+
+def _convert(table: dict[str, Any], path: Path) -> Manifest:
+    try:
+        return msgspec.convert(table, Manifest)
+    except msgspec.ValidationError as exc:
+        problem, _, place = str(exc).partition(" - at `$")
+        raise ModelFormatError(path=str(path), field=place.strip("`.") or "manifest", problem=problem) from exc
+
+
+def _contradictions(manifest: Manifest) -> list[tuple[str, str]]:
+    """List what the types alone cannot rule out, as (field, problem)."""
+    found: list[tuple[str, str]] = []
+    if manifest.n_ctx > manifest.n_ctx_train:
+        found.append(("n_ctx", f"{manifest.n_ctx} is more than n_ctx_train {manifest.n_ctx_train}"))
+    for name in ("id", "file"):
+        values = [getattr(v, name) for v in manifest.variants]
+        found += [(f"variants.{name}", f"{v!r} is there twice") for v in sorted(set(values)) if values.count(v) > 1]
+    for variant in manifest.variants:
+        field = f"variants.{variant.id}"
+        if variant.derived_from:
+            parent = manifest.variant(variant.derived_from)
+            if variant.source or variant.sha256 or variant.size_bytes:
+                found.append((field, "has derived_from and a source, size_bytes or sha256; it can have only one"))
+            if parent is None or not parent.source:
+                found.append(
+                    (f"{field}.derived_from", f"{variant.derived_from!r} is not a variant here that has a source")
+                )
+            continue
+        if not (variant.source and variant.sha256 and variant.size_bytes):
+            found.append((field, "needs source, size_bytes and sha256, or derived_from"))
+            continue
+        try:
+            parse_source(variant.source)
+        except ValueError as exc:
+            found.append((f"{field}.source", str(exc)))
+    return found

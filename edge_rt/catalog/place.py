@@ -1,0 +1,106 @@
+"""Where one model file and what belongs to it stand in the store.
+
+models/ID/FILE              complete and verified; it appears by an atomic rename
+models/ID/.FILE.json        its Record, written before the rename
+models/ID/.FILE.part        what has come so far, with .FILE.part.json saying of what
+models/ID/.FILE.lock        held while somebody pulls, derives or removes FILE; never deleted
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.errors import PullError
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file in the store is. source is set for fetched files, parent_sha256 and tool for derived ones."""
+
+    sha256: str
+    size_bytes: int
+    source: str = ""
+    parent_sha256: str = ""
+    tool: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The paths that belong to one variant's file."""
+
+    file: Path
+
+    @classmethod
+    def of(cls, root: Path, manifest: Manifest, variant: Variant) -> Place:
+        return cls(root / "models" / manifest.id / variant.file)
+
+    def beside(self, suffix: str) -> Path:
+        return self.file.with_name(f".{self.file.name}.{suffix}")
+
+    @property
+    def part(self) -> Path:
+        return self.beside("part")
+
+    def record(self, manifest: Manifest, variant: Variant) -> Record | None:
+        """Read the file's record; None unless the file is there and both are what the manifest promises."""
+        try:
+            record = msgspec.json.decode(self.beside("json").read_bytes(), type=Record)
+            size = self.file.stat().st_size
+        except (OSError, msgspec.DecodeError):
+            return None
+        parent = manifest.variant(variant.derived_from)
+        promised = record.parent_sha256 == parent.sha256 if parent else record.sha256 == variant.sha256
+        return record if promised and size == record.size_bytes else None
+
+    def write_record(self, record: Record) -> None:
+        # Without the old file a crash before the rename leaves a record alone, never one beside another's bytes.
+        self.file.unlink(missing_ok=True)
+        temp = self.beside("json.new")
+        with temp.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(record)))
+            file.flush()
+            os.fsync(file.fileno())
+        temp.replace(self.beside("json"))
+
+    def forget(self) -> int:
+        """Delete the file and everything beside it but the lock; give the bytes freed."""
+        freed = 0
+        for path in (self.file, self.beside("json"), self.part, self.beside("part.json"), self.beside("new")):
+            try:
+                size = path.stat().st_size
+                path.unlink()
+            except FileNotFoundError:
+                continue
+            freed += size
+        return freed
+
+    @contextmanager
+    def locked(self, waiting: Callable[[], None]) -> Iterator[None]:
+        """Hold the file's lock against other processes and threads; calls waiting first if somebody else has it.
+
+        The kernel drops the lock when its holder dies. Raises PullError when the store cannot be written.
+        """
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.beside("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as exc:
+            remedy = "run it as the store's owner or set catalog.store_dir"
+            raise PullError(
+                source=self.file.name, problem=f"{exc.filename} cannot be written: {exc.strerror}; {remedy}"
+            ) from exc
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)

@@ -1,0 +1,195 @@
+"""The models on this machine: what is there, pull, verify, remove, and which variant to run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from edge_rt import config
+from edge_rt.catalog.manifest import SHIPPED_DIR, Manifest, Variant, load_manifests
+from edge_rt.catalog.part import Derive, Progress, PullProgress, hash_file
+from edge_rt.catalog.place import Place
+from edge_rt.errors import ConfigError, ModelChecksumError, ModelNotFoundError
+
+SYSTEM_DIR = Path("/var/lib/edge_rt")
+
+State = Literal["pulled", "partial", "absent"]
+
+# CPU features for which llama.cpp interleaves the rows of a format as it loads it (ggml-org/llama.cpp,
+# ggml/src/ggml-cpu/repack.cpp, ggml_repack_get_optimal_repack_type); such formats run two to three times as fast
+# as others of their size.
+_REPACKED: Mapping[str, tuple[frozenset[str], ...]] = {
+    "Q4_0": (frozenset({"avx2"}), frozenset({"neon", "dotprod"}), frozenset({"neon", "i8mm"})),
+    "IQ4_NL": (frozenset({"avx2"}), frozenset({"neon", "dotprod"})),
+}
+
+
+def pick_variant(manifest: Manifest, features: frozenset[str], wanted: str = "") -> Variant:
+    """Pick the variant to run: the wanted one, else the fastest form for this CPU.
+
+    features  as `edge_rt devices` lists them: avx2, avx512f, neon, dotprod, i8mm, …
+    The first in the manifest's order whose format has repacked kernels here wins, else the first of all. Pure.
+    Raises ModelNotFoundError when no variant has the wanted name.
+    """
+    if wanted:
+        if (variant := manifest.variant(wanted)) is None:
+            raise ModelNotFoundError(
+                model=f"{manifest.id}:{wanted}", known=tuple(f"{manifest.id}:{v.id}" for v in manifest.variants)
+            )
+        return variant
+    fast = (v for v in manifest.variants if any(need <= features for need in _REPACKED.get(v.quant, ())))
+    return next(fast, manifest.variants[0])
+
+
+def quantiser_version() -> str:
+    """Name what makes derived variants, '' where it is not installed; does not import it."""
+    try:
+        return f"llama-cpp-python {version('llama-cpp-python')}"
+    except PackageNotFoundError:
+        return ""
+
+
+def free_bytes(path: Path) -> int:
+    return shutil.disk_usage(path).free
+
+
+class Store:
+    """Model files below root, as the manifests describe them. Safe to use from many processes at once.
+
+    tool        names what derive callbacks run, with its version
+    free_bytes  free space of the disk a path is on
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        manifests: tuple[Manifest, ...],
+        *,
+        catalog: config.Catalog | None = None,
+        tool: Callable[[], str] = quantiser_version,
+        free_bytes: Callable[[Path], int] = free_bytes,
+    ):
+        self.root = root
+        self._manifests = {m.id: m for m in manifests}
+        self._catalog = catalog or config.Catalog()
+        self._tool = tool
+        self._free_bytes = free_bytes
+
+    @classmethod
+    def open(cls, catalog: config.Catalog, environ: Mapping[str, str] = os.environ) -> Store:
+        """Find the store and read the manifests; makes no directory. Raises ConfigError and ModelFormatError."""
+        dirs = tuple(Path(name).expanduser() for name in catalog.manifest_dirs)
+        for path in dirs:
+            if not path.is_dir():
+                raise ConfigError(key="catalog.manifest_dirs", problem=f"no directory {path}", origin="configuration")
+        return cls(_root(catalog.store_dir, environ), load_manifests((*dirs, SHIPPED_DIR)), catalog=catalog)
+
+    def manifests(self) -> tuple[Manifest, ...]:
+        return tuple(self._manifests.values())
+
+    def get(self, model_id: str) -> Manifest:
+        if (manifest := self._manifests.get(model_id)) is None:
+            raise ModelNotFoundError(model=model_id, known=tuple(self._manifests))
+        return manifest
+
+    def path(self, manifest: Manifest, variant: Variant) -> Path | None:
+        """Give the file of a variant that is pulled and complete, None for any other. Reads no file contents."""
+        place = Place.of(self.root, manifest, variant)
+        return place.file if place.record(manifest, variant) else None
+
+    def state(self, manifest: Manifest, variant: Variant) -> tuple[State, int]:
+        """Say whether a variant is here, and how many bytes of it."""
+        place = Place.of(self.root, manifest, variant)
+        if record := place.record(manifest, variant):
+            return "pulled", record.size_bytes
+        try:
+            return "partial", place.part.stat().st_size
+        except OSError:
+            return "absent", 0
+
+    def pull(self, model_id: str, variant_id: str = "", *, progress: Progress, offline: bool, derive: Derive) -> Path:
+        """Bring a variant into the store unless it is there, and before it the one it is derived from.
+
+        variant_id  '' is the first in the manifest; `pick_variant` knows the best for a CPU
+        derive      makes dst from src in the quantisation named: derive(src, dst, quant)
+        A pull cut short by anything but a full disk is taken up by the next. Raises ModelNotFoundError, OfflineError,
+        PullError, DiskFullError, ModelChecksumError, ConfigError and what derive raises.
+        """
+        # Imported here: the daemon, which only reads the store, shall not carry an HTTP client.
+        from edge_rt.catalog.fetch import FetchSettings
+        from edge_rt.catalog.pull import Pull
+
+        manifest = self.get(model_id)
+        variant = pick_variant(manifest, frozenset(), variant_id or manifest.variants[0].id)
+        settings = FetchSettings(hub_endpoint=self._catalog.hub_endpoint, hub_token_file=self._catalog.hub_token_file)
+        return Pull(
+            root=self.root,
+            manifest=manifest,
+            settings=settings,
+            tool=self._tool(),
+            free_bytes=self._free_bytes,
+            progress=progress,
+            offline=offline,
+            derive=derive,
+        ).run(variant)
+
+    def verify(self, model_id: str, variant_id: str = "", *, progress: Progress) -> tuple[Path, ...]:
+        """Hash every pulled file of a model, or one variant's, and give those that are sound.
+
+        Raises ModelChecksumError at the first that is not.
+        """
+        manifest = self.get(model_id)
+        variants = (pick_variant(manifest, frozenset(), variant_id),) if variant_id else manifest.variants
+        sound: list[Path] = []
+        for variant in variants:
+            place = Place.of(self.root, manifest, variant)
+            if (record := place.record(manifest, variant)) is None:
+                continue
+
+            def report(done_bytes: int, variant: Variant = variant, total_bytes: int = record.size_bytes) -> None:
+                progress(
+                    PullProgress(
+                        model=model_id,
+                        variant=variant.id,
+                        file=variant.file,
+                        phase="check",
+                        done_bytes=done_bytes,
+                        total_bytes=total_bytes,
+                    )
+                )
+
+            actual = hash_file(place.file, report)
+            if actual != record.sha256:
+                raise ModelChecksumError(path=str(place.file), expected=record.sha256, actual=actual)
+            sound.append(place.file)
+        return tuple(sound)
+
+    def remove(self, model_id: str, variant_id: str = "") -> int:
+        """Delete a model's files, or one variant's, partial ones too; give the bytes freed.
+
+        A process that has a file mapped keeps its pages until it lets go.
+        """
+        manifest = self.get(model_id)
+        variants = (pick_variant(manifest, frozenset(), variant_id),) if variant_id else manifest.variants
+        freed = 0
+        for variant in variants:
+            place = Place.of(self.root, manifest, variant)
+            if place.file.parent.is_dir():
+                with place.locked(lambda: None):
+                    freed += place.forget()
+        return freed
+
+
+def _root(store_dir: str, environ: Mapping[str, str]) -> Path:
+    if store_dir:
+        return Path(store_dir).expanduser()
+    if state := environ.get("STATE_DIRECTORY"):
+        return Path(state.split(":")[0])
+    if os.geteuid() == 0:
+        return SYSTEM_DIR
+    data = environ.get("XDG_DATA_HOME") or f"{environ.get('HOME') or Path.home()}/.local/share"
+    return Path(data) / "edge_rt"

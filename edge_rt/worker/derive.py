@@ -1,0 +1,84 @@
+"""Make one quantisation of a model from another with llama.cpp's quantiser, in a process of its own.
+
+`python -m edge_rt.worker.derive SRC DST QUANT` is that process: the quantiser aborts on what it does not like, and
+it takes the whole file into memory. The child's stdout holds one JSON line, the error if there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from edge_rt.catalog.ggml_types import GGML_TYPES
+from edge_rt.catalog.gguf import read_header
+from edge_rt.errors import BackendLoadError, BackendUnavailableError, EdgeRtError, from_wire
+
+_EMBEDDING = "token_embd.weight"
+_N_LOG_LINES = 3
+
+
+def derive(src: Path, dst: Path, quant: str) -> None:
+    """Write src in another quantisation to dst; the embedding keeps the type it has in src.
+
+    Raises ModelFormatError for a src that is no sound model, BackendUnavailableError without llama.cpp, and
+    BackendLoadError with the quantiser's last words. dst may then hold a part of the file.
+    """
+    child = subprocess.run(
+        [sys.executable, "-m", "edge_rt.worker.derive", str(src), str(dst), quant],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    if child.returncode == 0:
+        return
+    if child.stdout.strip():
+        code, values = msgspec.json.decode(child.stdout.splitlines()[-1], type=tuple[str, dict[str, object]])
+        raise from_wire(code, values)
+    how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
+    raise BackendLoadError(model=src.name, reason=f"the quantiser ended with {how}: {_last_words(child.stderr)}")
+
+
+def _last_words(log: bytes) -> str:
+    lines = [line.strip() for line in log.decode(errors="replace").splitlines() if line.strip()]
+    return " | ".join(lines[-_N_LOG_LINES:]) or "it said nothing"
+
+
+def _quantise(src: Path, dst: Path, quant: str) -> None:
+    header = read_header(src)
+    try:
+        import llama_cpp
+    except ImportError as exc:
+        raise BackendUnavailableError(backend="llama_cpu", reason=str(exc), extra="llama") from exc
+    file_type = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{quant}", None)
+    if file_type is None:
+        raise BackendLoadError(model=src.name, reason=f"llama.cpp has no quantisation {quant}")
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = file_type
+    params.nthread = len(os.sched_getaffinity(0))
+    params.allow_requantize = True
+    if (kept := next((t.type for t in header.tensors if t.name == _EMBEDDING), None)) is not None:
+        params.token_embedding_type = next(number for number, kind in GGML_TYPES.items() if kind.name == kept)
+    llama_cpp.llama_backend_init()
+    status = llama_cpp.llama_model_quantize(os.fsencode(src), os.fsencode(dst), params)
+    if status != 0:
+        raise BackendLoadError(model=src.name, reason=f"llama.cpp's quantiser failed with status {status}")
+
+
+def main(argv: Sequence[str] = sys.argv[1:]) -> int:
+    """Run as the child."""
+    src, dst, quant = argv
+    try:
+        _quantise(Path(src), Path(dst), quant)
+    except EdgeRtError as exc:
+        sys.stdout.buffer.write(msgspec.json.encode(exc.to_wire()))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
