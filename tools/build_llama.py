@@ -55,13 +55,15 @@ class Compiler:
 
 def find_compiler(environ: Mapping[str, str]) -> Compiler:
     """Find the compiler CMake will take. Raises BuildError."""
-    commands = [environ["CXX"]] if environ.get("CXX") else ["c++", "g++", "clang++"]
-    command = next((c for c in commands if shutil.which(shlex.split(c)[0])), None)
+    named = environ.get("CXX")
+    commands = [named] if named else ["c++", "g++", "clang++"]
+    path = environ.get("PATH", os.defpath)
+    command = next((c for c in commands if shutil.which(shlex.split(c)[0], path=path)), None)
     if command is None:
-        raise BuildError(f"CXX={environ['CXX']} was not found." if environ.get("CXX") else NO_COMPILER)
+        raise BuildError(f"CXX={named} was not found." if named else NO_COMPILER)
     for native in ("-march=native", "-mcpu=native", ""):
         asked = [*shlex.split(command), *shlex.split(native), "-dM", "-E", "-x", "c++", os.devnull]
-        answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False, env=environ)
         if answer.returncode == 0:
             return Compiler(command, "\n".join(sorted(answer.stdout.splitlines())))
     raise BuildError(f"{command} does not work:\n{answer.stderr.strip()}")

@@ -33,7 +33,7 @@ class CommandError(Exception):
 class StatusLine:
     """One line that is drawn again on a terminal, and printed again every ten seconds elsewhere."""
 
-    def __init__(self, title: str, out: TextIO = sys.stderr, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, title: str, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self.title = title
         self.stage = ""
         self._out = out
@@ -68,7 +68,7 @@ def run(title: str, command: Sequence[str], *, stage: Stage, log: Path, env: Map
     Raises CommandError. Ctrl-C ends the command and everything it started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    status = StatusLine(title)
+    status = StatusLine(title, sys.stderr)
     status.update("")
     with log.open("w", encoding="utf-8", errors="replace") as sink:
         process = subprocess.Popen(
@@ -81,11 +81,11 @@ def run(title: str, command: Sequence[str], *, stage: Stage, log: Path, env: Map
             env=env,
             start_new_session=True,
         )
+        assert process.stdout is not None
         done = threading.Event()
         ticker = threading.Thread(target=_tick, args=(status, done), daemon=True)
         ticker.start()
         try:
-            assert process.stdout is not None
             for line in process.stdout:
                 sink.write(line)
                 if (shown := stage(line)) is not None:
@@ -98,6 +98,7 @@ def run(title: str, command: Sequence[str], *, stage: Stage, log: Path, env: Map
         finally:
             done.set()
             ticker.join()
+            process.stdout.close()
     if returncode:
         status.finish("failed")
         tail = "".join(log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)[-TAIL_LINES:])
