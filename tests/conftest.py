@@ -44,17 +44,17 @@ def socket_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def model_store() -> Path:
-    """The file of the default model in this machine's own store, in the fastest form that has been pulled.
+    """The file of the default model in this machine's own store, in the form that runs fastest here.
 
     Session-wide, so it reads the environment before _clean_environment has emptied it: EDGE_RT__CATALOG__STORE_DIR
     chooses another store for a whole test run.
     """
-    from edge_rt.catalog.store import Store
+    from edge_rt.catalog.store import Store, pick_variant
+    from edge_rt.devices import cpu
 
     settings = config.load().config.catalog
     store = Store.open(settings, os.environ)
     manifest = store.get(settings.default_model)
-    for variant in reversed(manifest.variants):
-        if (path := store.path(manifest, variant)) is not None:
-            return path
-    pytest.skip(f"{manifest.id} is not in the store; `edge_rt models pull` fetches it")
+    if (path := store.path(manifest, pick_variant(manifest, cpu.features()))) is None:
+        pytest.skip(f"{manifest.id} is not in the store; `edge_rt models pull` fetches it")
+    return path
