@@ -12,7 +12,7 @@ from typing import Literal
 from edge_rt import config
 from edge_rt.catalog.manifest import SHIPPED_DIR, Manifest, Variant, load_manifests
 from edge_rt.catalog.part import Derive, Progress, PullProgress, hash_file
-from edge_rt.catalog.place import Place
+from edge_rt.catalog.place import Place, Record
 from edge_rt.errors import ConfigError, ModelChecksumError, ModelNotFoundError
 
 SYSTEM_DIR = Path("/var/lib/edge_rt")
@@ -100,6 +100,10 @@ class Store:
         """Give the file of a variant that is pulled and complete, None for any other. Reads no file contents."""
         place = Place.of(self.root, manifest, variant)
         return place.file if place.record(manifest, variant) else None
+
+    def record(self, manifest: Manifest, variant: Variant) -> Record | None:
+        """Give what the store knows of a pulled variant's file."""
+        return Place.of(self.root, manifest, variant).record(manifest, variant)
 
     def state(self, manifest: Manifest, variant: Variant) -> tuple[State, int]:
         """Say whether a variant is here, and how many bytes of it."""

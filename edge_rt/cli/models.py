@@ -1,0 +1,231 @@
+"""`edge_rt models`: what models there are, and bring, check and remove their files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+from tabulate import tabulate
+
+from edge_rt import config
+from edge_rt.catalog.gguf import read_header
+from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.catalog.store import Store, pick_variant
+from edge_rt.cli.progress import pull_progress, size_text
+from edge_rt.devices import cpu
+from edge_rt.errors import ModelChecksumError, ModelNotPulledError
+from edge_rt.worker.derive import derive
+
+
+class _Catalog:
+    """The store and the settings the subcommands work with."""
+
+    def __init__(self, loaded: config.Loaded):
+        self.config = loaded.config
+        self.store = Store.open(loaded.config.catalog)
+        self.features = cpu.features()
+
+    def find(self, name: str) -> tuple[Manifest, Variant | None]:
+        """Split MODEL[:VARIANT]; the variant is None when not named."""
+        model_id, _, variant_id = name.partition(":")
+        manifest = self.store.get(model_id)
+        return manifest, pick_variant(manifest, frozenset(), variant_id) if variant_id else None
+
+    def picked(self, manifest: Manifest) -> Variant:
+        """Give the variant that runs unless a request names another: the configured one, else this CPU's best."""
+        settings = self.config.models.get(manifest.id, config.ModelSettings())
+        return pick_variant(manifest, self.features, settings.variant)
+
+
+_pass_catalog = click.make_pass_decorator(_Catalog)
+
+
+@click.group("models", short_help="list, pull, show, verify and remove models")
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """See which models there are, and bring, check and remove their files.
+
+    The files stand in the store: catalog.store_dir, which is /var/lib/edge_rt for root and ~/.local/share/edge_rt for
+    others unless the configuration says otherwise. `edge_rt models list` names the place.
+    """
+    ctx.obj = _Catalog(ctx.obj if isinstance(ctx.obj, config.Loaded) else config.load())
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array instead of a table.")
+@_pass_catalog
+def list_models(catalog: _Catalog, as_json: bool) -> None:
+    """List every model and variant, and whether it is here.
+
+    The variant marked * is the one that runs on this machine: the configured one, else the fastest form for this CPU.
+    STATE is pulled, partial (a pull was cut short and goes on where it stopped) or absent.
+    """
+    rows = [_row(catalog, manifest, variant) for manifest in catalog.store.manifests() for variant in manifest.variants]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = [
+        (
+            row["model"],
+            row["variant"] + ("*" if row["picked"] else ""),
+            row["quant"],
+            size_text(row["size_bytes"]) if row["size_bytes"] else "?",
+            row["state"],
+            row["license"],
+        )
+        for row in rows
+    ]
+    click.echo(
+        tabulate(table, ("MODEL", "VARIANT", "QUANT", "SIZE", "STATE", "LICENSE"), "plain", disable_numparse=True)
+    )
+    click.echo(f"store: {catalog.store.root}", err=True)
+
+
+def _row(catalog: _Catalog, manifest: Manifest, variant: Variant) -> dict[str, Any]:
+    state, have_bytes = catalog.store.state(manifest, variant)
+    path = catalog.store.path(manifest, variant)
+    return {
+        "model": manifest.id,
+        "variant": variant.id,
+        "quant": variant.quant,
+        # A derived file's size is known once it has been made.
+        "size_bytes": variant.size_bytes or (have_bytes if state == "pulled" else None),
+        "state": state,
+        "have_bytes": have_bytes,
+        "license": manifest.license,
+        "picked": variant == catalog.picked(manifest),
+        "default": manifest.id == catalog.config.catalog.default_model,
+        "path": str(path) if path else None,
+    }
+
+
+@command.command("pull")
+@click.argument("names", metavar="[MODEL]...", nargs=-1)
+@click.option("--offline", is_flag=True, help="Never use the network; fail if something would have to be fetched.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array of what is there now.")
+@_pass_catalog
+def pull(catalog: _Catalog, names: tuple[str, ...], offline: bool, as_json: bool) -> None:
+    """Fetch models into the store and print the paths of their files.
+
+    MODEL is an id as `edge_rt models list` shows it, or ID:VARIANT. Without a MODEL the default model is pulled.
+    Without a VARIANT it is the one this machine runs, with the variant that one is derived from, if any.
+
+    A pull that was cut short goes on where it stopped: run it again. What is there already is left alone.
+    """
+    done = []
+    with pull_progress() as progress:
+        for name in names or (catalog.config.catalog.default_model,):
+            manifest, variant = catalog.find(name)
+            variant = variant or catalog.picked(manifest)
+            catalog.store.pull(
+                manifest.id,
+                variant.id,
+                progress=progress,
+                offline=offline or catalog.config.catalog.offline,
+                derive=derive,
+            )
+            done.append(_row(catalog, manifest, variant))
+    if as_json:
+        click.echo(json.dumps(done, indent=2))
+    else:
+        for row in done:
+            click.echo(row["path"])
+
+
+@command.command("show")
+@click.argument("name", metavar="MODEL")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_pass_catalog
+def show(catalog: _Catalog, name: str, as_json: bool) -> None:
+    """Show what a model is, where its files come from, and what is inside those that are here."""
+    manifest, wanted = catalog.find(name)
+    facts: dict[str, Any] = {
+        "model": manifest.id,
+        "name": manifest.name,
+        "license": manifest.license,
+        "source_note": manifest.source_note,
+        "kind": manifest.kind,
+        "arch": manifest.arch,
+        "n_params": manifest.n_params,
+        "n_ctx": manifest.n_ctx,
+        "n_ctx_train": manifest.n_ctx_train,
+    }
+    variants = [_details(catalog, manifest, v) for v in manifest.variants if wanted in (None, v)]
+    if as_json:
+        click.echo(json.dumps({**facts, "variants": variants}, indent=2))
+        return
+    click.echo(tabulate(list(facts.items()), tablefmt="plain", disable_numparse=True))
+    for details in variants:
+        click.echo()
+        rows = [(key, value) for key, value in details.items() if value not in (None, "")]
+        click.echo(tabulate(rows, tablefmt="plain", disable_numparse=True))
+
+
+def _details(catalog: _Catalog, manifest: Manifest, variant: Variant) -> dict[str, Any]:
+    row = _row(catalog, manifest, variant)
+    record = catalog.store.record(manifest, variant)
+    path = catalog.store.path(manifest, variant)
+    header = read_header(path) if path else None
+    return {
+        "variant": variant.id,
+        "quant": variant.quant,
+        "perplexity": variant.perplexity,
+        "state": row["state"],
+        "picked": row["picked"],
+        "size_bytes": row["size_bytes"],
+        "sha256": record.sha256 if record else variant.sha256 or None,
+        "source": variant.source or None,
+        "derived_from": variant.derived_from or None,
+        "made_by": record.tool if record and record.tool else None,
+        "path": row["path"],
+        "layers": header.n_layers if header else None,
+        "vocabulary": header.n_vocab if header else None,
+        "tensors": len(header.tensors) if header else None,
+        "kv_bytes_per_token_f16": header.kv_elements_per_token * 2 if header else None,
+        "chat_template": ("in the file" if header.chat_template else "none") if header else None,
+    }
+
+
+@command.command("verify")
+@click.argument("names", metavar="[MODEL]...", nargs=-1)
+@_pass_catalog
+def verify(catalog: _Catalog, names: tuple[str, ...]) -> None:
+    """Read the files of models again and compare their sha256 with what it was when they were pulled.
+
+    MODEL is an id or ID:VARIANT. Without one everything in the store is checked. The exit code is 1 if any file has
+    changed.
+    """
+    broken = False
+    with pull_progress() as progress:
+        for name in names or tuple(m.id for m in catalog.store.manifests()):
+            manifest, wanted = catalog.find(name)
+            present = [
+                v for v in manifest.variants if wanted in (None, v) and catalog.store.path(manifest, v) is not None
+            ]
+            if names and not present:
+                raise ModelNotPulledError(model=name)
+            for variant in present:
+                try:
+                    for path in catalog.store.verify(manifest.id, variant.id, progress=progress):
+                        click.echo(f"ok {path}")
+                except ModelChecksumError as exc:
+                    broken = True
+                    click.echo(f"edge_rt: {exc}", err=True)
+    if broken:
+        sys.exit(1)
+
+
+@command.command("rm")
+@click.argument("names", metavar="MODEL...", nargs=-1, required=True)
+@_pass_catalog
+def remove(catalog: _Catalog, names: tuple[str, ...]) -> None:
+    """Delete the files of models, partial ones too.
+
+    MODEL is an id, or ID:VARIANT for one variant of it. A daemon that has the model loaded keeps answering from it
+    until it unloads it.
+    """
+    for name, (manifest, variant) in [(name, catalog.find(name)) for name in names]:
+        freed = catalog.store.remove(manifest.id, variant.id if variant else "")
+        click.echo(f"{name}: {size_text(freed)} freed" if freed else f"{name}: was not here", err=True)
