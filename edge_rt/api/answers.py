@@ -1,0 +1,221 @@
+"""Chunks → wire answers, streamed or whole, in the two shapes OpenAI's endpoints have."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Final, Literal
+
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from edge_rt.api import schemas
+from edge_rt.api.context import Api
+from edge_rt.api.sse import DONE, EventSender, StopOnHangUp, event
+from edge_rt.errors import BackendStepError
+from edge_rt.types import Chunk, FinishReason, GenerateRequest, Timings, TokenLogprob, Usage
+
+
+class ChatShape:
+    """How chat answers are dressed: what a stream opens with, its pieces and its close, and a whole answer."""
+
+    prefix = "chatcmpl-"
+    unary: Final = "chat.completion"
+    streamed: Final = "chat.completion.chunk"
+
+    def opening(self) -> schemas.Choice | None:
+        return schemas.Choice(delta=schemas.Delta(role="assistant", content=""))
+
+    def piece(self, text: str, logprobs: Sequence[TokenLogprob]) -> schemas.Choice:
+        return schemas.Choice(delta=schemas.Delta(content=text), logprobs=self._logprobs(logprobs))
+
+    def closing(self, reason: FinishReason) -> schemas.Choice:
+        return schemas.Choice(delta=schemas.Delta(), finish_reason=reason)
+
+    def whole(self, text: str, logprobs: Sequence[TokenLogprob], reason: FinishReason) -> schemas.Choice:
+        message = schemas.AnswerMessage(content=text)
+        return schemas.Choice(message=message, logprobs=self._logprobs(logprobs), finish_reason=reason)
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> schemas.ChatLogprobs | None:
+        if not logprobs:
+            return None
+        return schemas.ChatLogprobs(
+            content=[
+                schemas.ChatLogprob(
+                    token=_text(token.raw),
+                    logprob=token.logprob,
+                    bytes=list(token.raw),
+                    top_logprobs=[
+                        schemas.TopLogprob(token=_text(raw), logprob=logprob, bytes=list(raw))
+                        for _, raw, logprob in token.top
+                    ],
+                )
+                for token in logprobs
+            ]
+        )
+
+
+class CompletionShape:
+    """How text completions are dressed; see ChatShape."""
+
+    prefix = "cmpl-"
+    unary: Final = "text_completion"
+    streamed: Final = "text_completion"
+
+    def __init__(self) -> None:
+        self._offset = 0  # characters of the answer before the next token
+
+    def opening(self) -> schemas.Choice | None:
+        return None
+
+    def piece(self, text: str, logprobs: Sequence[TokenLogprob]) -> schemas.Choice:
+        return schemas.Choice(text=text, logprobs=self._logprobs(logprobs))
+
+    def closing(self, reason: FinishReason) -> schemas.Choice:
+        return schemas.Choice(text="", finish_reason=reason)
+
+    def whole(self, text: str, logprobs: Sequence[TokenLogprob], reason: FinishReason) -> schemas.Choice:
+        return schemas.Choice(text=text, logprobs=self._logprobs(logprobs), finish_reason=reason)
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> schemas.CompletionLogprobs | None:
+        if not logprobs:
+            return None
+        tokens = [_text(token.raw) for token in logprobs]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token)
+        return schemas.CompletionLogprobs(
+            tokens=tokens,
+            token_logprobs=[token.logprob for token in logprobs],
+            top_logprobs=[{_text(raw): logprob for _, raw, logprob in token.top} for token in logprobs],
+            text_offset=offsets,
+        )
+
+
+Shape = ChatShape | CompletionShape
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")
+
+
+class Generation:
+    """Answer one request: an ASGI app of its own, so that streams skip every wrapper."""
+
+    def __init__(self, api: Api, request: GenerateRequest, shape: Shape, *, include_usage: bool) -> None:
+        self._api = api
+        self._request = request
+        self._shape = shape
+        self._include_usage = include_usage
+        self._created = int(time.time())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._request.stream:
+            await self._stream(receive, EventSender(send))
+        else:
+            await Response(await self._whole(receive), media_type="application/json")(scope, receive, send)
+
+    async def _stream(self, receive: Receive, sender: EventSender) -> None:
+        # The other events of a stream with usage say null, as OpenAI's do.
+        no_usage = None if self._include_usage else UNSET
+        opening = self._shape.opening()
+        events = b"" if opening is None else self._event(opening, no_usage)
+        last: Chunk | None = None
+        async with StopOnHangUp(receive), aclosing(self._api.runtime.generate(self._request)) as chunks:
+            async for chunk in chunks:
+                if chunk.text or chunk.logprobs:
+                    events += self._event(self._shape.piece(chunk.text, chunk.logprobs), no_usage)
+                if events and chunk.finish_reason is None:  # the end leaves in one write, when the engine has let go
+                    await sender.put(events)
+                    events = b""
+                last = chunk
+        reason, usage, timings = self._end(last)
+        closing = self._shape.closing(reason)
+        if self._include_usage:
+            events += self._event(closing, None) + self._event(None, usage, timings)
+        else:
+            events += self._event(closing, UNSET, timings)
+        await sender.put(events + DONE, more=False)
+
+    def _event(
+        self,
+        choice: schemas.Choice | None,
+        usage: schemas.WireUsage | UnsetType | None,
+        timings: schemas.WireTimings | UnsetType = UNSET,
+    ) -> bytes:
+        choices = [] if choice is None else [choice]
+        return event(self._answer(self._shape.streamed, choices, usage=usage, timings=timings))
+
+    async def _whole(self, receive: Receive) -> bytes:
+        texts: list[str] = []
+        logprobs: list[TokenLogprob] = []
+        last: Chunk | None = None
+        async with StopOnHangUp(receive), aclosing(self._api.runtime.generate(self._request)) as chunks:
+            async for chunk in chunks:
+                texts.append(chunk.text)
+                logprobs.extend(chunk.logprobs)
+                last = chunk
+        reason, usage, timings = self._end(last)
+        choice = self._shape.whole("".join(texts), logprobs, reason)
+        return schemas.encode(self._answer(self._shape.unary, [choice], usage=usage, timings=timings))
+
+    def _end(self, last: Chunk | None) -> tuple[FinishReason, schemas.WireUsage, schemas.WireTimings]:
+        """Record and translate how the answer ended. Raises BackendStepError if it just broke off."""
+        if last is None or last.finish_reason is None or last.usage is None or last.timings is None:
+            raise BackendStepError(reason="the answer broke off without finish reason, usage and timings")
+        self._api.telemetry.answer_finished(self._request.model, usage=last.usage, timings=last.timings)
+        return last.finish_reason, wire_usage(last.usage), wire_timings(last.usage, last.timings)
+
+    def _answer(
+        self,
+        kind: Literal["chat.completion", "chat.completion.chunk", "text_completion"],
+        choices: list[schemas.Choice],
+        *,
+        usage: schemas.WireUsage | UnsetType | None,
+        timings: schemas.WireTimings | UnsetType,
+    ) -> schemas.Answer:
+        return schemas.Answer(
+            id=self._request.id,
+            object=kind,
+            created=self._created,
+            model=self._request.model,
+            choices=choices,
+            usage=usage,
+            timings=timings,
+        )
+
+
+def wire_usage(usage: Usage) -> schemas.WireUsage:
+    return schemas.WireUsage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        prompt_tokens_details=schemas.PromptTokensDetails(cached_tokens=usage.cached_tokens),
+    )
+
+
+def wire_timings(usage: Usage, timings: Timings) -> schemas.WireTimings:
+    """Name the times as llama-server does.
+
+    predicted_n counts all tokens; the rate is that of the steps after the first token, which came with the prefill.
+    """
+    prefill_tps, tpot_s, decode_tps = timings.prefill_tps, timings.tpot_s, timings.decode_tps
+    return schemas.WireTimings(
+        cache_n=usage.cached_tokens,
+        prompt_n=timings.prefill_tokens,
+        prompt_ms=timings.prefill_s * 1e3,
+        prompt_per_token_ms=timings.prefill_s * 1e3 / timings.prefill_tokens if timings.prefill_tokens else None,
+        prompt_per_second=prefill_tps,
+        predicted_n=usage.completion_tokens,
+        predicted_ms=timings.decode_s * 1e3,
+        predicted_per_token_ms=None if tpot_s is None else tpot_s * 1e3,
+        predicted_per_second=decode_tps,
+    )
+
+
+def new_id(shape: Shape) -> str:
+    return shape.prefix + uuid.uuid4().hex

@@ -1,0 +1,116 @@
+"""The HTTP API: its routes."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
+
+from edge_rt import telemetry
+from edge_rt.api import openai, schemas
+from edge_rt.api.boundary import Boundary
+from edge_rt.api.callers import ApiKeys
+from edge_rt.api.context import Api, ModelStatus, RuntimeProtocol
+from edge_rt.api.endpoint import Endpoint, read_body
+from edge_rt.config import Config
+from edge_rt.errors import ModelNotFoundError
+from edge_rt.guard.limits import check_text, check_token_ids
+
+_JSON: Final = "application/json"
+
+
+def build_app(
+    runtime: RuntimeProtocol, config: Config, metrics: telemetry.Telemetry, *, api_keys: ApiKeys | None = None
+) -> ASGIApp:
+    """Build the ASGI app. A scope's state holds the Peer of a Unix socket as "peer"; all else needs one of api_keys."""
+    api = Api(runtime=runtime, config=config, telemetry=metrics)
+    router = Router(
+        [*_health_routes(api), *openai.routes(api), *_model_routes(api), *_token_routes(api)], redirect_slashes=False
+    )
+    return Boundary(router, metrics, api_keys=api_keys, access_log=config.server.access_log)
+
+
+def _health_routes(api: Api) -> list[Route]:
+    async def live(_: Request) -> ASGIApp:
+        return Response(b'{"status":"ok"}', media_type=_JSON)
+
+    async def ready(_: Request) -> ASGIApp:
+        if api.runtime.ready():
+            return Response(b'{"status":"ok"}', media_type=_JSON)
+        # llama-server's words; probes of it look for them
+        body = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
+        return Response(body, status_code=503, media_type=_JSON, headers={"retry-after": "1"})
+
+    async def metrics(_: Request) -> ASGIApp:
+        return Response(api.telemetry.exposition(), headers={"content-type": telemetry.CONTENT_TYPE})
+
+    return [
+        Route("/health", Endpoint(ready), methods=["GET"]),
+        Route("/health/live", Endpoint(live), methods=["GET"]),
+        Route("/health/ready", Endpoint(ready), methods=["GET"]),
+        Route("/metrics", Endpoint(metrics), methods=["GET"]),
+    ]
+
+
+def _model_routes(api: Api) -> list[Route]:
+    created = int(time.time())  # OpenAI's clients want a number; the daemon's start is one that never jumps
+
+    def card(status: ModelStatus) -> schemas.ModelCard:
+        info = status.info
+        if info is None:
+            return schemas.ModelCard(id=status.id, created=created, status="unloaded", meta=schemas.ModelMeta())
+        meta = schemas.ModelMeta(
+            n_ctx=info.caps.n_ctx,
+            n_ctx_train=info.n_ctx_train,
+            n_params=info.n_params,
+            n_vocab=info.caps.n_vocab,
+            size=info.size_bytes,
+            quant=info.quant,
+            backend=info.backend,
+        )
+        return schemas.ModelCard(id=status.id, created=created, status="loaded", meta=meta)
+
+    async def listing(_: Request) -> ASGIApp:
+        """List what can be asked for now: models that have been pulled."""
+        cards = [card(status) for status in api.runtime.models() if status.pulled]
+        return Response(schemas.encode(schemas.ModelList(data=cards)), media_type=_JSON)
+
+    async def one(request: Request) -> ASGIApp:
+        model_id = request.path_params["model_id"]
+        status = api.runtime.model(model_id)
+        if not status.pulled:
+            raise ModelNotFoundError(model=model_id)
+        return Response(schemas.encode(card(status)), media_type=_JSON)
+
+    return [
+        Route("/v1/models", Endpoint(listing), methods=["GET"]),
+        Route("/v1/models/{model_id:path}", Endpoint(one), methods=["GET"]),
+    ]
+
+
+def _token_routes(api: Api) -> list[Route]:
+    limits = api.config.limits
+
+    async def tokenize(request: Request) -> ASGIApp:
+        wire = schemas.decode(await read_body(request, api), schemas.TokenizeRequest)
+        schemas.refuse_unsupported(wire)
+        check_text("content", wire.content, limits.max_prompt_bytes)
+        token_ids = await api.runtime.tokenize(
+            api.model_id(wire.model), wire.content, special=wire.parse_special, add_bos=wire.add_special
+        )
+        return Response(schemas.encode(schemas.Tokens(tokens=token_ids)), media_type=_JSON)
+
+    async def detokenize(request: Request) -> ASGIApp:
+        wire = schemas.decode(await read_body(request, api), schemas.DetokenizeRequest)
+        check_token_ids("tokens", wire.tokens, limits)
+        text = await api.runtime.detokenize(api.model_id(wire.model), wire.tokens)
+        return Response(schemas.encode(schemas.Content(content=text)), media_type=_JSON)
+
+    return [
+        Route("/tokenize", Endpoint(tokenize), methods=["POST"]),
+        Route("/detokenize", Endpoint(detokenize), methods=["POST"]),
+    ]

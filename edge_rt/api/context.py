@@ -1,0 +1,58 @@
+"""What every endpoint works with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge_rt.config import Config
+from edge_rt.telemetry import Telemetry
+from edge_rt.types import Chunk, GenerateRequest, ModelInfo
+
+
+class ModelStatus(Protocol):
+    """One model of the catalog; info is there while it is loaded."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def pulled(self) -> bool: ...
+    @property
+    def info(self) -> ModelInfo | None: ...
+
+
+class RuntimeProtocol(Protocol):
+    """What the API asks of runtime.Runtime; tests pass a fake."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+        """Answer in chunks. Closing the generator stops the engine within one token."""
+        ...
+
+    async def tokenize(self, model: str, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str: ...
+
+    def models(self) -> Sequence[ModelStatus]: ...
+
+    def model(self, model_id: str, /) -> ModelStatus:
+        """Raises ModelNotFoundError."""
+        ...
+
+    def ready(self) -> bool:
+        """True while requests are taken: not when starting or shutting down."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """body_timeout_s: how long a client may take to send a whole body."""
+
+    runtime: RuntimeProtocol
+    config: Config
+    telemetry: Telemetry
+    body_timeout_s: float = 30.0
+
+    def model_id(self, wanted: str | None) -> str:
+        """Give the model a request names, or the default."""
+        return self.config.catalog.default_model if wanted is None else wanted

@@ -1,0 +1,71 @@
+"""An endpoint, and reading its request's body within the limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from edge_rt.api.context import Api
+from edge_rt.api.sse import HungUpError
+from edge_rt.api.status import HttpError
+
+_CLOSE: Final = [(b"connection", b"close")]  # the rest of the body is not read
+
+
+class Endpoint:
+    """A handler as an ASGI app.
+
+    starlette wraps plain functions so that each event of a stream passes more wrappers; errors are the boundary's here.
+    """
+
+    def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await self._handler(Request(scope, receive))
+        await answer(scope, receive, send)
+
+
+async def read_body(request: Request, api: Api) -> bytes:
+    """Read the whole body. Raises HttpError when it is too large, too slow or encoded, HungUpError when it breaks off.
+
+    What Content-Length says is believed only where it makes the answer quicker.
+    """
+    if encoding := request.headers.get("content-encoding"):
+        raise HttpError(415, f"Content-Encoding {encoding[:40]!r} is not supported; send it plain", headers=_CLOSE)
+    max_bytes = api.config.server.max_body_bytes
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    try:
+        async with asyncio.timeout(api.body_timeout_s):
+            return await _collect(request, max_bytes)
+    except TimeoutError as exc:
+        message = f"the body did not arrive within {api.body_timeout_s:g} s"
+        raise HttpError(408, message, headers=_CLOSE) from exc
+
+
+async def _collect(request: Request, max_bytes: int) -> bytes:
+    body = b""
+    parts: list[bytes] = []
+    size_bytes = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise HungUpError
+        body = message.get("body", b"")
+        size_bytes += len(body)
+        if size_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        if not message.get("more_body", False):
+            return b"".join((*parts, body)) if parts else body
+        parts.append(body)
+
+
+def _too_large(max_bytes: int) -> HttpError:
+    message = f"the body is larger than {max_bytes} bytes; server.max_body_bytes sets the limit"
+    return HttpError(413, message, headers=_CLOSE)

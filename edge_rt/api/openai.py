@@ -1,0 +1,172 @@
+"""OpenAI's chat and text completions: wire request → GenerateRequest."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, cast
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from edge_rt.api import schemas
+from edge_rt.api.answers import ChatShape, CompletionShape, Generation, Shape, new_id
+from edge_rt.api.context import Api
+from edge_rt.api.endpoint import Endpoint, read_body
+from edge_rt.api.schemas import ChatRequest, CompletionRequest, WireMessage
+from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+from edge_rt.types import GenerateRequest, Message, Sampling
+
+_ROLES: Final[dict[str, Literal["system", "user", "assistant"]]] = {
+    "system": "system",
+    "developer": "system",  # what newer clients call it
+    "user": "user",
+    "assistant": "assistant",
+}
+
+
+def chat_request(wire: ChatRequest, *, request_id: str, model: str, tenant: str) -> GenerateRequest:
+    """Translate a chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
+    max_tokens = wire.max_completion_tokens
+    if wire.max_tokens is not None:
+        if max_tokens not in (None, wire.max_tokens):
+            raise InvalidRequestError(param="max_tokens", problem="differs from max_completion_tokens; give one")
+        max_tokens = wire.max_tokens
+    if wire.top_logprobs is not None and not wire.logprobs:
+        raise InvalidRequestError(param="top_logprobs", problem="needs logprobs to be true")
+    schemas.refuse_unsupported(wire)
+    messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(wire.messages))
+    top_logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
+    return _request(
+        wire, request_id, model, tenant, max_tokens=max_tokens, top_logprobs=top_logprobs, messages=messages
+    )
+
+
+def completion_request(wire: CompletionRequest, *, request_id: str, model: str, tenant: str) -> GenerateRequest:
+    """Translate a text completion: its prompt is a string, a list of token ids, or a list with one of these."""
+    schemas.refuse_unsupported(wire)
+    prompt: object = wire.prompt
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return _request(
+            wire, request_id, model, tenant, max_tokens=wire.max_tokens, top_logprobs=wire.logprobs, prompt=prompt
+        )
+    token_ids = cast("list[int]", prompt)
+    if not all(isinstance(token_id, int) for token_id in token_ids):
+        raise UnsupportedFeatureError(feature="prompt", remedy="send one string or one list of token ids a request")
+    return _request(
+        wire,
+        request_id,
+        model,
+        tenant,
+        max_tokens=wire.max_tokens,
+        top_logprobs=wire.logprobs,
+        prompt_token_ids=tuple(token_ids),
+    )
+
+
+def _request(
+    wire: ChatRequest | CompletionRequest,
+    request_id: str,
+    model: str,
+    tenant: str,
+    *,
+    max_tokens: int | None,
+    top_logprobs: int | None,
+    prompt: str | None = None,
+    prompt_token_ids: tuple[int, ...] | None = None,
+    messages: tuple[Message, ...] | None = None,
+) -> GenerateRequest:
+    if wire.stream_options is not None:
+        if not wire.stream:
+            raise InvalidRequestError(param="stream_options", problem="needs stream to be true")
+        schemas.refuse_unsupported(wire.stream_options, "stream_options.")
+    return GenerateRequest(
+        id=request_id,
+        model=model,
+        prompt=prompt,
+        prompt_token_ids=prompt_token_ids,
+        messages=messages,
+        max_tokens=max_tokens,
+        stop=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ()),
+        sampling=_sampling(wire),
+        ignore_eos=bool(wire.ignore_eos),
+        stream=bool(wire.stream),
+        top_logprobs=top_logprobs,
+        tenant=tenant,
+        deadline_s=wire.deadline_s,
+    )
+
+
+def _sampling(wire: ChatRequest | CompletionRequest) -> Sampling:
+    def given(value: float | None, default: float) -> float:
+        return default if value is None else value
+
+    return Sampling(
+        temperature=given(wire.temperature, 0.8),
+        top_k=40 if wire.top_k is None else wire.top_k,
+        top_p=given(wire.top_p, 0.95),
+        min_p=given(wire.min_p, 0.05),
+        repeat_penalty=given(wire.repeat_penalty, 1.0),
+        repeat_last_n=64 if wire.repeat_last_n is None else wire.repeat_last_n,
+        presence_penalty=given(wire.presence_penalty, 0.0),
+        frequency_penalty=given(wire.frequency_penalty, 0.0),
+        seed=wire.seed,
+        logit_bias=wire.logit_bias or {},
+    )
+
+
+def _message(message: WireMessage, place: str) -> Message:
+    role = _ROLES.get(message.role)
+    if role is None:
+        if message.role in ("tool", "function"):
+            raise UnsupportedFeatureError(feature=f"{place}.role", remedy="tools are not supported")
+        raise InvalidRequestError(
+            param=f"{place}.role", problem=f"must be one of {', '.join(_ROLES)}, got {message.role[:40]!r}"
+        )
+    schemas.refuse_unsupported(message, f"{place}.")
+    if message.content is None:
+        raise InvalidRequestError(param=f"{place}.content", problem="null is not text; send a string or text parts")
+    if isinstance(message.content, str):
+        return Message(role=role, content=message.content)
+    texts = []
+    for i, part in enumerate(message.content):
+        if part.type != "text":
+            raise UnsupportedFeatureError(
+                feature=f"{place}.content[{i}].type", remedy=f"send parts of type text, not {part.type[:40]}"
+            )
+        schemas.refuse_unsupported(part, f"{place}.content[{i}].")
+        if part.text is None:
+            raise InvalidRequestError(param=f"{place}.content[{i}].text", problem="is required")
+        texts.append(part.text)
+    return Message(role=role, content="\n".join(texts))  # llama-server joins them so
+
+
+def routes(api: Api) -> list[Route]:
+    """Give the endpoints; each returns an ASGI app that answers."""
+
+    async def chat(request: Request) -> ASGIApp:
+        wire = schemas.decode(await read_body(request, api), ChatRequest)
+        shape = ChatShape()
+        asked = chat_request(
+            wire, request_id=new_id(shape), model=api.model_id(wire.model), tenant=request.state.tenant
+        )
+        return _answer(api, asked, shape, wire)
+
+    async def completions(request: Request) -> ASGIApp:
+        wire = schemas.decode(await read_body(request, api), CompletionRequest)
+        shape = CompletionShape()
+        asked = completion_request(
+            wire, request_id=new_id(shape), model=api.model_id(wire.model), tenant=request.state.tenant
+        )
+        return _answer(api, asked, shape, wire)
+
+    return [
+        Route("/v1/chat/completions", Endpoint(chat), methods=["POST"]),
+        Route("/v1/completions", Endpoint(completions), methods=["POST"]),
+    ]
+
+
+def _answer(api: Api, asked: GenerateRequest, shape: Shape, wire: ChatRequest | CompletionRequest) -> Generation:
+    include_usage = wire.stream_options is not None and wire.stream_options.include_usage
+    return Generation(api, asked, shape, include_usage=include_usage)

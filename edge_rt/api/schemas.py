@@ -1,0 +1,334 @@
+"""The wire: what requests may hold and how answers look, in OpenAI's shape with llama-server's extras.
+
+Every struct forbids unknown fields. Decoding is typed, so nothing is built from what a request may not hold, however
+deep it nests or long it is. OpenAI's fields that edge_rt cannot honour are declared Raw: their neutral values (the ones
+that ask for nothing) pass, all others are refused as unsupported by refuse_unsupported.
+
+Sampling defaults are llama-server's, not OpenAI's: a small INT4 model at temperature 1 over its whole vocabulary
+writes nonsense.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+
+T = TypeVar("T")
+_ABSENT: Final = Raw()
+
+
+class _Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A request body or a part of one."""
+
+
+class StreamOptions(_Request, kw_only=True):
+    include_usage: bool = False
+    include_obfuscation: Raw = _ABSENT
+
+
+class ContentPart(_Request, kw_only=True):
+    type: str
+    text: str | None = None
+    image_url: Raw = _ABSENT
+    input_audio: Raw = _ABSENT
+    file: Raw = _ABSENT
+    refusal: Raw = _ABSENT
+
+
+class WireMessage(_Request, kw_only=True):
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: Raw = _ABSENT
+    tool_calls: Raw = _ABSENT
+    tool_call_id: Raw = _ABSENT
+    function_call: Raw = _ABSENT
+    refusal: Raw = _ABSENT
+    audio: Raw = _ABSENT
+    annotations: Raw = _ABSENT
+    reasoning_content: Raw = _ABSENT
+
+
+class _Generation(_Request, kw_only=True):
+    """What chat and completions share."""
+
+    model: str | None = None  # None: catalog.default_model
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: dict[int, float] | None = None
+    ignore_eos: bool | None = None
+    deadline_s: float | None = None
+    user: str | None = None  # a label of the caller's own; it changes no answer
+    n: Raw = _ABSENT
+    cache_prompt: Raw = _ABSENT
+
+
+class ChatRequest(_Generation, kw_only=True):
+    messages: list[WireMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    audio: Raw = _ABSENT
+    function_call: Raw = _ABSENT
+    functions: Raw = _ABSENT
+    modalities: Raw = _ABSENT
+    parallel_tool_calls: Raw = _ABSENT
+    prediction: Raw = _ABSENT
+    prompt_cache_retention: Raw = _ABSENT
+    reasoning_effort: Raw = _ABSENT
+    response_format: Raw = _ABSENT
+    service_tier: Raw = _ABSENT
+    store: Raw = _ABSENT
+    tool_choice: Raw = _ABSENT
+    tools: Raw = _ABSENT
+    verbosity: Raw = _ABSENT
+    web_search_options: Raw = _ABSENT
+
+
+class CompletionRequest(_Generation, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    best_of: Raw = _ABSENT
+    echo: Raw = _ABSENT
+    suffix: Raw = _ABSENT
+
+
+class TokenizeRequest(_Request, kw_only=True):
+    content: str
+    model: str | None = None
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: Raw = _ABSENT
+
+
+class DetokenizeRequest(_Request, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+# The values of Raw fields that ask for nothing; null always does.
+_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "annotations": ([],),
+    "best_of": (1,),
+    "cache_prompt": (True,),  # shared prefixes are always reused
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_obfuscation": (False,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_calls": ([],),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "with_pieces": (False,),
+}
+_MAX_NEUTRAL_BYTES: Final = 64  # a neutral value is short, so that no large one is ever parsed
+
+
+def refuse_unsupported(request: msgspec.Struct, place: str = "") -> None:
+    """Raise UnsupportedFeatureError for a Raw field whose value asks for something."""
+    for name in request.__struct_fields__:
+        value = getattr(request, name)
+        if isinstance(value, Raw) and value is not _ABSENT and not _is_neutral(name, bytes(value)):
+            neutral = " or ".join(msgspec.json.encode(allowed).decode() for allowed in _NEUTRAL.get(name, (None,)))
+            raise UnsupportedFeatureError(feature=place + name, remedy=f"leave it out or send {neutral}")
+
+
+def _is_neutral(name: str, raw: bytes) -> bool:
+    if len(raw) > _MAX_NEUTRAL_BYTES:
+        return False
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # 1e999, or bytes that are not UTF-8
+        return False
+    # 1 == True == 1.0 in Python, not on the wire.
+    return value is None or any(value == v and type(value) is type(v) for v in _NEUTRAL.get(name, ()))
+
+
+_DECODERS: Final[dict[type[Any], msgspec.json.Decoder[Any]]] = {
+    cls: msgspec.json.Decoder(cls) for cls in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+}
+_UNKNOWN = re.compile(r"unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"missing required field `(.*)`")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def decode(body: bytes, cls: type[T]) -> T:
+    """Decode a request body. Raises InvalidRequestError naming the field and what is wrong with it."""
+    if not body:
+        raise InvalidRequestError(param="", problem="the body is empty; it must be a JSON object")
+    try:
+        decoded: T = _DECODERS[cls].decode(body)
+    except msgspec.ValidationError as exc:
+        raise _invalid(str(exc)) from exc
+    except msgspec.DecodeError as exc:
+        problem = f"the body is not valid JSON: {exc}"
+        if _SURROGATE.search(body):
+            problem += "; strings must not hold lone surrogates"
+        raise InvalidRequestError(param="", problem=problem) from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidRequestError(param="", problem="the body is not valid UTF-8") from exc
+    except RecursionError as exc:
+        raise InvalidRequestError(param="", problem="the body is nested too deeply") from exc
+    return decoded
+
+
+def _invalid(problem: str) -> InvalidRequestError:
+    problem, _, place = problem.partition(" - at `")
+    # "$.messages[0].content", and "key` in `$.logit_bias" for a mapping's key
+    place = place.rstrip("`").rpartition("$")[2].lstrip(".")
+    if found := _UNKNOWN.search(problem):
+        return InvalidRequestError(param=_join(place, found[1][:100]), problem="unknown field")
+    if found := _MISSING.search(problem):
+        return InvalidRequestError(param=_join(place, found[1]), problem="is required")
+    return InvalidRequestError(param=place, problem=problem[:1].lower() + problem[1:])
+
+
+def _join(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
+
+
+class _Answer(msgspec.Struct, kw_only=True):
+    """A part of an answer; UNSET fields are left out, None is written as null."""
+
+
+class PromptTokensDetails(_Answer, kw_only=True):
+    cached_tokens: int
+
+
+class WireUsage(_Answer, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class WireTimings(_Answer, kw_only=True):
+    """llama-server's names; the rates are null where nothing was computed."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float | None
+    prompt_per_second: float | None
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float | None
+    predicted_per_second: float | None
+
+
+class TopLogprob(_Answer, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob, kw_only=True):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(_Answer, kw_only=True):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(_Answer, kw_only=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class Delta(_Answer, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class AnswerMessage(_Answer, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class Choice(_Answer, kw_only=True):
+    """One choice of any answer: delta (chat stream), message (chat) or text (completions) is set."""
+
+    index: int = 0
+    delta: Delta | UnsetType = UNSET
+    message: AnswerMessage | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: ChatLogprobs | CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class Answer(_Answer, kw_only=True):
+    """A unary answer or one event of a stream."""
+
+    id: str
+    object: Literal["chat.completion", "chat.completion.chunk", "text_completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: WireUsage | UnsetType | None = UNSET
+    timings: WireTimings | UnsetType = UNSET
+
+
+class ModelMeta(_Answer, kw_only=True):
+    """Facts of a loaded model, as llama-server names them."""
+
+    n_ctx: int | None = None
+    n_ctx_train: int | None = None
+    n_params: int | None = None
+    n_vocab: int | None = None
+    size: int | None = None
+    quant: str | None = None
+    backend: str | None = None
+
+
+class ModelCard(_Answer, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "edge_rt"
+    status: Literal["loaded", "unloaded"]
+    meta: ModelMeta
+
+
+class ModelList(_Answer, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Tokens(_Answer, kw_only=True):
+    tokens: list[int]
+
+
+class Content(_Answer, kw_only=True):
+    content: str
+
+
+encode: Final = msgspec.json.Encoder().encode
