@@ -175,11 +175,16 @@ class _Pass:
 
     def __init__(self, session: TokenSession, case: Case, clock_ns: Callable[[], int]) -> None:
         self._session, self._case, self._clock_ns = session, case, clock_ns
-        n_vocab, vocab = session.caps.n_vocab, session.vocab
+        vocab = session.vocab
         first = vocab.bos_id if vocab.add_bos and vocab.bos_id >= 0 else None
-        self._depth_ids = token_ids(case.n_depth, n_vocab, _SEED, first=first)
-        self._prompt_ids = token_ids(case.n_prompt, n_vocab, _SEED + 1, first=None if case.n_depth else first)
-        self._gen_ids = token_ids(case.n_gen, n_vocab, _SEED + 2, first=None if case.n_depth else first)
+
+        def draw(n_tokens: int, seed: int, *, opens: bool) -> list[int]:
+            start = first if opens else None
+            return token_ids(n_tokens, vocab.n_vocab, seed, is_plain=lambda i: session.piece(i) != b"", first=start)
+
+        self._depth_ids = draw(case.n_depth, _SEED, opens=True)
+        self._prompt_ids = draw(case.n_prompt, _SEED + 1, opens=case.n_depth == 0)
+        self._gen_ids = draw(case.n_gen, _SEED + 2, opens=case.n_depth + case.n_prompt == 0)
         self._depth_cached = False
 
     def warm_up(self) -> None:

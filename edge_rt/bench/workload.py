@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?", re.ASCII)
 MAX_COUNT = 1 << 24
 _MAX_VALUES = 1024
+_MAX_TRIES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +88,25 @@ def cases(
     )
 
 
-def token_ids(n_tokens: int, n_vocab: int, seed: int, *, first: int | None = None) -> list[int]:
-    """Draw tokens uniformly from the vocabulary, the same for the same seed; first replaces the first one."""
+def token_ids(
+    n_tokens: int,
+    n_vocab: int,
+    seed: int,
+    *,
+    is_plain: Callable[[int], bool] = lambda _id: True,
+    first: int | None = None,
+) -> list[int]:
+    """Draw plain tokens uniformly from the vocabulary, the same for the same seed; first replaces the first one.
+
+    is_plain leaves out control tokens, which a real prompt has none of in its middle.
+    """
     draw = random.Random(seed)  # noqa: S311 - reproducible on purpose
-    ids = [draw.randrange(n_vocab) for _ in range(n_tokens)]
+    ids: list[int] = []
+    while len(ids) < n_tokens:
+        tries = (draw.randrange(n_vocab) for _ in range(_MAX_TRIES))
+        if (found := next(filter(is_plain, tries), None)) is None:
+            raise ValueError(f"no plain token among {_MAX_TRIES} drawn from a vocabulary of {n_vocab}")
+        ids.append(found)
     if first is not None and ids:
         ids[0] = first
     return ids
