@@ -35,7 +35,7 @@ class _Catalog:
 
     def picked(self, manifest: Manifest) -> Variant:
         """Give the variant that runs unless a request names another: the configured one, else this CPU's best."""
-        settings = self.config.models.get(manifest.id, config.ModelSettings())
+        settings = self.config.model(manifest.id)
         return pick_variant(manifest, self.features, settings.variant)
 
 
