@@ -80,6 +80,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     load_timeout_s: Seconds = 180.0
     step_timeout_s: Seconds = 60.0  # a worker silent for longer in the middle of work is killed
     memory_margin_bytes: Count = 128 * 2**20
+    force: bool = False  # load a model although the memory looks too small for it
     max_loaded: Positive = 4
 
 

@@ -3,7 +3,7 @@
 EdgeRtError(code, retryable)
 ├ ConfigError
 ├ ModelError
-│ ├ ModelNotFoundError · ModelFormatError · ModelChecksumError · ModelTooLargeError
+│ ├ ModelNotFoundError · ModelNotPulledError · ModelFormatError · ModelChecksumError · ModelTooLargeError
 │ ├ PullError · OfflineError · DiskFullError
 ├ RequestError
 │ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · BlockedError · AuthError · SlowReaderError
@@ -64,6 +64,17 @@ class ModelNotFoundError(ModelError):
     def __str__(self) -> str:
         known = f"; known models: {', '.join(self.known)}" if self.known else ""
         return f"model {self.model!r} is not in the catalog{known}. `edge_rt models list` shows them all"
+
+
+@dataclass(eq=False)
+class ModelNotPulledError(ModelError):
+    """In the catalog, but its file is not in the local store; the daemon never downloads on a request."""
+
+    code = "model_not_pulled"
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.model} is not in the local store. Fetch it with `edge_rt models pull {self.model}`"
 
 
 @dataclass(eq=False)

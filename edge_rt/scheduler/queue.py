@@ -96,9 +96,10 @@ class Admission:
 class Queue:
     """Places for requests to run in. Belongs to one event loop, whose time() is the clock."""
 
-    def __init__(self, admission: Admission, *, timeout_s: float) -> None:
+    def __init__(self, admission: Admission, on_change: Callable[[int, int], None]) -> None:
+        """on_change hears the numbers of running and of waiting requests."""
         self._admission = admission
-        self._timeout_s = timeout_s
+        self._on_change = on_change
         self._tickets = count()
         self._waiters: dict[int, asyncio.Future[None]] = {}
         self._closed: Callable[[], EdgeRtError] | None = None
@@ -112,11 +113,10 @@ class Queue:
         return self._admission.n_waiting
 
     @asynccontextmanager
-    async def place(self, tenant: str, deadline_s: float | None = None) -> AsyncIterator[None]:
+    async def place(self, tenant: str, deadline_s: float) -> AsyncIterator[None]:
         """Wait for a place and hold it.
 
-        Raises QueueFullError at once, DeadlineError when deadline_s or the queue's own timeout has passed while
-        waiting, and what close was given.
+        Raises QueueFullError at once, DeadlineError when deadline_s has passed while waiting, and what close was given.
         """
         if self._closed is not None:
             raise self._closed()
@@ -125,7 +125,9 @@ class Queue:
         started: float | None = None
         served = False
         try:
-            if not self._admission.arrive(ticket, tenant):
+            is_admitted = self._admission.arrive(ticket, tenant)
+            self._report()
+            if not is_admitted:
                 await self._wait(ticket, deadline_s)
             started = loop.time()
             yield
@@ -136,6 +138,7 @@ class Queue:
                 # A waiter that is done was cancelled or refused in this very moment; it passes its place on itself.
                 if not (waiter := self._waiters[admitted]).done():
                     waiter.set_result(None)
+            self._report()
 
     def close(self, error: Callable[[], EdgeRtError]) -> None:
         """Refuse new requests and those that wait; running ones keep their places."""
@@ -144,13 +147,15 @@ class Queue:
             if not waiter.done():
                 waiter.set_exception(error())
 
-    async def _wait(self, ticket: int, deadline_s: float | None) -> None:
-        limit_s = self._timeout_s if deadline_s is None else min(deadline_s, self._timeout_s)
+    async def _wait(self, ticket: int, deadline_s: float) -> None:
         waiter = self._waiters[ticket] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(deadline_s):
                 await waiter
         except TimeoutError:
-            raise DeadlineError(deadline_s=limit_s) from None
+            raise DeadlineError(deadline_s=deadline_s) from None
         finally:
             del self._waiters[ticket]
+
+    def _report(self) -> None:
+        self._on_change(self._admission.n_running, self._admission.n_waiting)

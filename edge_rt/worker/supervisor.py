@@ -109,14 +109,14 @@ class Worker:
         """Give the process, after its (re)start where one is under way."""
         if self._process is not None and self._process.lost.done():
             await asyncio.sleep(0)  # _lost is scheduled already and begins the restart
-        if self._process is None and self._stop_error is None:
-            assert self._starting is not None, "start comes first"
-            await asyncio.wait([self._starting])
+        if self._process is not None and self._stop_error is None:
+            return self._process
+        starting = self._starting
+        assert starting is not None, "start comes first"
+        await asyncio.wait([starting])
         if self._stop_error is not None:
             raise self._stop_error()
-        if self._process is None:
-            return self._starting.result()
-        return self._process
+        return starting.result()
 
     async def _bring_up(self) -> Process:
         reason = ""

@@ -1,0 +1,326 @@
+"""The daemon's core: a request is checked, admitted, given its model's worker, and its answer streamed back.
+
+No inference happens in this process, and nothing here imports numpy or a back end.
+
+The null back end answers without weights. A model of it exists where the configuration names one:
+
+    [models.null]
+    backend = "null"
+
+    [models.null-slow]
+    backend = "null"
+    variant = "step_s=0.05"   # seconds a step takes; see backends/null.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from edge_rt import config
+from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.catalog.store import pick_variant
+from edge_rt.devices import cpu
+from edge_rt.errors import (
+    ConfigError,
+    DeadlineError,
+    ModelNotFoundError,
+    ModelNotPulledError,
+    ShuttingDownError,
+)
+from edge_rt.guard.limits import check_request, check_text, check_token_ids
+from edge_rt.scheduler.queue import Admission, Queue
+from edge_rt.scheduler.residency import ModelWorker, Residency, ResidencyEvents, State
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, Timings, Usage
+from edge_rt.worker.channel import Load
+from edge_rt.worker.spawn import spawn
+from edge_rt.worker.supervisor import Worker, WorkerEvents
+
+_DEFAULT_BACKEND = "llama_cpu"
+_NULL_N_CTX = 4096
+
+
+class ModelStore(Protocol):
+    """What the runtime asks of a store; edge_rt.catalog.store.Store is one."""
+
+    def manifests(self) -> tuple[Manifest, ...]: ...
+
+    def path(self, manifest: Manifest, variant: Variant) -> Path | None: ...
+
+
+class RuntimeEvents(ResidencyEvents, Protocol):
+    """Where the runtime's figures go; edge_rt.telemetry.Telemetry is one."""
+
+    def answer_finished(self, model: str, *, usage: Usage, timings: Timings) -> None: ...
+
+    def queue_depth(self, model: str, *, running: int, waiting: int) -> None: ...
+
+
+MakeWorker = Callable[[Load, config.Worker, WorkerEvents], ModelWorker]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """One model as it stands.
+
+    manifest  None for a model of the null back end
+    n_ctx     what it is or would be loaded with
+    info      what the worker reported; None unless it is in memory
+    idle_s    since its last request; None if there was none
+    error     why the last load failed, "" if it did not
+    """
+
+    id: str
+    manifest: Manifest | None
+    backend: str
+    variant: str
+    n_ctx: int
+    pulled: bool
+    state: State
+    info: ModelInfo | None
+    engine: EngineStats | None
+    pid: int | None
+    running: int
+    waiting: int
+    idle_s: float | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    manifest: Manifest | None
+    settings: config.ModelSettings
+    queue: Queue
+
+
+def make_worker(load: Load, settings: config.Worker, events: WorkerEvents) -> ModelWorker:
+    return Worker(load, settings=settings, launch=spawn, events=events)
+
+
+class Runtime:
+    """All models of one daemon. Belongs to one event loop.
+
+    Raises ConfigError when the configuration has a table for a model that does not exist.
+    """
+
+    def __init__(
+        self,
+        loaded: config.Loaded,
+        store: ModelStore,
+        telemetry: RuntimeEvents,
+        *,
+        make_worker: MakeWorker = make_worker,
+        features: Callable[[], frozenset[str]] = cpu.features,
+    ) -> None:
+        self._config = loaded.config
+        self._store = store
+        self._telemetry = telemetry
+        self._make_worker = make_worker
+        self._features = features
+        self._residency = Residency(max_loaded=self._config.worker.max_loaded, events=telemetry)
+        self._entries: dict[str, _Entry] = {}
+        self._state = "new"
+        manifests: dict[str, Manifest | None] = {manifest.id: manifest for manifest in store.manifests()}
+        for model in self._config.unknown_models(manifests):
+            if self._config.models[model].backend != "null":
+                key = config.dotted(("models", model))
+                origin = next((o for k, o in loaded.origins.items() if k.startswith(f"{key}.")), "configuration")
+                raise ConfigError(key=key, problem=f"no such model; there are {', '.join(manifests)}", origin=origin)
+            manifests[model] = None
+        for model, manifest in manifests.items():
+            self._add(model, manifest)
+
+    async def start(self) -> None:
+        """Load the models that the configuration preloads; one that fails is logged and tried again on use."""
+        preload = [model for model, entry in self._entries.items() if entry.settings.preload]
+        await asyncio.gather(*(self._residency.load(model) for model in preload), return_exceptions=True)
+        if self._state == "new":
+            self._state = "ready"
+
+    def ready(self) -> bool:
+        """Say whether requests are taken: start is through and close has not begun."""
+        return self._state == "ready"
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Stream one answer. Closing the iterator early stops the engine within one token.
+
+        Raises InvalidRequestError, ModelNotFoundError, ModelNotPulledError, CapacityError and what loading the model
+        and the engine raise. The last chunk's timings begin with this call: they count the wait for a place and for
+        the model.
+        """
+        check_request(request, self._config.limits)
+        self._check_pulled(request.model)
+        submitted_at_s = asyncio.get_running_loop().time()
+        async with self._admitted(request) as worker:
+            waited_s = asyncio.get_running_loop().time() - submitted_at_s
+            if request.deadline_s is not None:
+                request = replace(request, deadline_s=max(request.deadline_s - waited_s, 0.001))
+            async with aclosing(worker.generate(request)) as answer:
+                async for chunk in answer:
+                    yield self._finished(request.model, chunk, waited_s) if chunk.finish_reason else chunk
+
+    async def tokenize(self, model: str, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        self._check_pulled(model)
+        check_text("content", text, self._config.limits.max_prompt_bytes)
+        async with self._residency.lease(model) as worker:
+            return await worker.tokenize(text, special=special, add_bos=add_bos)
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        self._check_pulled(model)
+        check_token_ids("tokens", token_ids, self._config.limits)
+        async with self._residency.lease(model) as worker:
+            return await worker.detokenize(list(token_ids))
+
+    def models(self) -> tuple[ModelStatus, ...]:
+        return tuple(self.model(model) for model in self._entries)
+
+    def model(self, model: str) -> ModelStatus:
+        """Describe one model. Raises ModelNotFoundError."""
+        entry, slot = self._entry(model), self._residency.slot(model)
+        variant, path = self._variant(entry)
+        loaded = slot.loaded
+        now = asyncio.get_running_loop().time()
+        return ModelStatus(
+            id=model,
+            manifest=entry.manifest,
+            backend=self._backend(entry),
+            variant=loaded.info.variant if loaded and loaded.info else variant,
+            n_ctx=loaded.info.caps.n_ctx if loaded and loaded.info else self._n_ctx(entry),
+            pulled=path is not None,
+            state=slot.state,
+            info=loaded.info if loaded else None,
+            engine=loaded.engine if loaded else None,
+            pid=loaded.worker.pid if loaded else None,
+            running=entry.queue.n_running,
+            waiting=entry.queue.n_waiting,
+            idle_s=now - slot.used_at_s if slot.used_at_s is not None and not entry.queue.n_running else None,
+            error=str(slot.failure) if slot.failure is not None else "",
+        )
+
+    async def load(self, model: str, *, force: bool = False) -> None:
+        """Load a model now. force: also if the memory looks too small."""
+        self._check_pulled(model)
+        await self._residency.load(model, force=force)
+
+    async def unload(self, model: str) -> None:
+        """Let a model's running requests finish, then free its memory."""
+        self._entry(model)
+        await self._residency.unload(model)
+
+    async def close(self, drain_s: float) -> None:
+        """Refuse what is new or waits, let what runs go on for drain_s, then cut it off and end every worker."""
+        self._state = "closing"
+        for entry in self._entries.values():
+            entry.queue.close(ShuttingDownError)
+        await self._residency.close(drain_s)
+
+    # A request's way.
+
+    @asynccontextmanager
+    async def _admitted(self, request: GenerateRequest) -> AsyncIterator[ModelWorker]:
+        """Hold a place among the model's running requests, and the model itself."""
+        timeout_s = self._config.scheduler.queue_timeout_s
+        limit_s = timeout_s if request.deadline_s is None else min(request.deadline_s, timeout_s)
+        due_at_s = asyncio.get_running_loop().time() + limit_s
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._entries[request.model].queue.place(request.tenant, limit_s))
+            try:
+                async with asyncio.timeout_at(due_at_s):
+                    worker = await stack.enter_async_context(self._residency.lease(request.model))
+            except TimeoutError:
+                raise DeadlineError(deadline_s=limit_s) from None
+            yield worker
+
+    def _finished(self, model: str, chunk: Chunk, waited_s: float) -> Chunk:
+        if chunk.usage is None or chunk.timings is None:
+            return chunk
+        timings = replace(
+            chunk.timings, queue_s=chunk.timings.queue_s + waited_s, ttft_s=chunk.timings.ttft_s + waited_s
+        )
+        self._telemetry.answer_finished(model, usage=chunk.usage, timings=timings)
+        return replace(chunk, timings=timings)
+
+    # What a model is loaded as.
+
+    def _add(self, model: str, manifest: Manifest | None) -> None:
+        settings, scheduler = self._config.model(model), self._config.scheduler
+        queue = Queue(
+            Admission(
+                max_running=settings.n_parallel or self._config.engine.n_parallel,
+                max_waiting=scheduler.max_waiting,
+                max_waiting_per_tenant=scheduler.max_waiting_per_tenant,
+            ),
+            lambda running, waiting: self._telemetry.queue_depth(model, running=running, waiting=waiting),
+        )
+        self._entries[model] = entry = _Entry(manifest, settings, queue)
+        keep_alive_s = self._config.worker.keep_alive_s if settings.keep_alive_s is None else settings.keep_alive_s
+
+        def make(events: WorkerEvents, force: bool) -> ModelWorker:
+            return self._make_worker(self._load(model, entry, force=force), self._config.worker, events)
+
+        self._residency.add(model, make, keep_alive_s=keep_alive_s)
+
+    def _entry(self, model: str) -> _Entry:
+        entry = self._entries.get(model)
+        if entry is None:
+            raise ModelNotFoundError(model=model, known=tuple(self._entries))
+        return entry
+
+    def _check_pulled(self, model: str) -> None:
+        """Raise ModelNotFoundError or ModelNotPulledError before any other model makes room for this one."""
+        entry = self._entry(model)
+        if self._residency.slot(model).state == "unloaded" and self._variant(entry)[1] is None:
+            raise ModelNotPulledError(model=model)
+
+    def _load(self, model: str, entry: _Entry, *, force: bool) -> Load:
+        engine = self._config.engine
+        variant, path = self._variant(entry)
+        if path is None:
+            raise ModelNotPulledError(model=model)
+        manifest = entry.manifest
+        chosen = manifest.variant(variant) if manifest is not None else None
+        return Load(
+            model=model,
+            variant=variant,
+            path=path,
+            quant=chosen.quant if chosen is not None else "none",
+            backend=self._backend(entry),
+            n_ctx=self._n_ctx(entry),
+            n_seq_max=entry.settings.n_parallel or engine.n_parallel,
+            n_batch=engine.n_batch,
+            n_threads=engine.n_threads,
+            kv_type=engine.kv_type,
+            chat_template=manifest.chat_template if manifest is not None else None,
+            max_stall_s=engine.max_stall_s,
+            stream_interval_s=engine.stream_interval_s,
+            memory_margin_bytes=self._config.worker.memory_margin_bytes,
+            force=force or self._config.worker.force,
+        )
+
+    def _backend(self, entry: _Entry) -> str:
+        return entry.settings.backend or self._config.engine.backend or _DEFAULT_BACKEND
+
+    def _n_ctx(self, entry: _Entry) -> int:
+        return (
+            entry.settings.n_ctx
+            or self._config.engine.n_ctx
+            or (entry.manifest.n_ctx if entry.manifest is not None else _NULL_N_CTX)
+        )
+
+    def _variant(self, entry: _Entry) -> tuple[str, str | None]:
+        """Choose the form to run and its file; None if it is not pulled, "" if the back end needs none.
+
+        The fastest form for this CPU; if that is not here but another is, the first of those in the manifest's order.
+        """
+        manifest, wanted = entry.manifest, entry.settings.variant
+        if manifest is None or self._backend(entry) == "null":
+            return wanted, ""
+        best = pick_variant(manifest, self._features(), wanted)
+        for variant in (best, *(() if wanted else manifest.variants)):
+            if (path := self._store.path(manifest, variant)) is not None:
+                return variant.id, str(path)
+        return best.id, None

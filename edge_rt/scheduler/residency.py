@@ -1,0 +1,374 @@
+"""Which models are in memory: loaded on demand, swapped when there is no room, unloaded when idle.
+
+A request holds a lease on its model while it runs, and a model with leases is never unloaded. When another model
+needs its place it drains: new requests wait, those that run finish; the models then take turns. Times are the event
+loop's time().
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from edge_rt.errors import BackendLoadError, EdgeRtError, ModelTooLargeError, ShuttingDownError, from_wire
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.worker.supervisor import WorkerEvents
+
+_log = logging.getLogger(__name__)
+
+# After a load has failed, requests hear its error at once for this long; the next one tries again.
+FAILED_PAUSE_S = 5.0
+
+State = Literal["unloaded", "waiting", "loading", "ready", "draining", "unloading"]
+
+
+class ModelWorker(Protocol):
+    """What a worker is to those above it; edge_rt.worker.supervisor.Worker is one."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    async def start(self) -> ModelInfo: ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]: ...
+
+    async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
+
+    async def detokenize(self, token_ids: list[int]) -> str: ...
+
+    async def stop(self, error: Callable[[], EdgeRtError]) -> None: ...
+
+
+Make = Callable[[WorkerEvents, bool], ModelWorker]  # (events, force): a worker that is not started yet
+
+
+class ResidencyEvents(Protocol):
+    """What the owner hears of; edge_rt.telemetry.Telemetry is one."""
+
+    def engine_stats(self, model: str, stats: EngineStats) -> None: ...
+
+    def engine_gone(self, model: str) -> None: ...
+
+    def worker_restarted(self, model: str) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One model's place in memory, and who waits for it."""
+
+    model: str
+    make: Make
+    keep_alive_s: float
+    state: State = "unloaded"
+    loaded: Loaded | None = None
+    used_at_s: float | None = None
+    force: bool = False
+    failure: EdgeRtError | None = None
+    failed_at_s: float = 0.0
+    waiters: list[asyncio.Future[Loaded]] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def n_leases(self) -> int:
+        return self.loaded.n_leases if self.loaded is not None else 0
+
+
+class Loaded:
+    """One load of a model: its worker from start to stop, and the leases on it. Hears the worker's events."""
+
+    def __init__(self, slot: Slot, residency: Residency) -> None:
+        self.n_leases = 0
+        self.loaded_at_s = 0.0
+        self.info: ModelInfo | None = None
+        self.engine = EngineStats()
+        self._slot = slot
+        self._residency = residency
+        self.worker = slot.make(self, slot.force)
+
+    def stats(self, stats: EngineStats) -> None:
+        self.engine = stats
+        self._residency.events.engine_stats(self._slot.model, stats)
+
+    def restarting(self, reason: str) -> None:  # noqa: ARG002 - the worker has logged it
+        self._residency.events.worker_restarted(self._slot.model)
+
+    def down(self, error: EdgeRtError) -> None:
+        if self._slot.loaded is self:
+            self._residency.gave_up(self._slot, error)
+
+
+def pick_victim(slots: Iterable[Slot]) -> Slot | None:
+    """Pick the model that makes room: an idle one, least recently used; else one that drains; else the longest loaded.
+
+    None while all are being loaded or unloaded. Pure.
+    """
+    resident = [(slot, slot.loaded) for slot in slots if slot.state in {"ready", "draining"} and slot.loaded]
+    idle = [(slot.used_at_s or loaded.loaded_at_s, slot) for slot, loaded in resident if loaded.n_leases == 0]
+    if idle:
+        return min(idle, key=lambda pair: pair[0])[1]
+    busy = ((slot.state == "ready", loaded.loaded_at_s, slot) for slot, loaded in resident)
+    victim = min(busy, key=lambda row: row[:2], default=None)
+    return victim[2] if victim is not None else None
+
+
+class Residency:
+    """The models in memory. Belongs to one event loop."""
+
+    def __init__(self, *, max_loaded: int, events: ResidencyEvents) -> None:
+        self.events = events
+        self._max_loaded = max_loaded
+        self._slots: dict[str, Slot] = {}
+        self._room = asyncio.Lock()  # held while making room, so that models get it in the order they asked
+        self._watchers: list[asyncio.Future[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    def add(self, model: str, make: Make, *, keep_alive_s: float) -> None:
+        """Make a model known. keep_alive_s: unload it after so long without a lease; negative: never."""
+        self._slots[model] = Slot(model, make, keep_alive_s)
+
+    def slot(self, model: str) -> Slot:
+        """Give a model's slot, to look at."""
+        return self._slots[model]
+
+    @asynccontextmanager
+    async def lease(self, model: str) -> AsyncIterator[ModelWorker]:
+        """Hold a model in memory, loading it first if need be.
+
+        Raises the load's error, for FAILED_PAUSE_S also to those that come after it, or ShuttingDownError.
+        """
+        slot = self._slots[model]
+        loaded = await self._acquire(slot)
+        try:
+            yield loaded.worker
+        finally:
+            self._release(slot, loaded)
+
+    async def load(self, model: str, *, force: bool = False) -> None:
+        """Load a model now, an earlier failure notwithstanding. force skips the memory check."""
+        slot = self._slots[model]
+        slot.failure = None
+        slot.force = slot.force or force
+        async with self.lease(model):
+            pass
+
+    async def unload(self, model: str) -> None:
+        """Let a model's requests finish and free its memory; those that wait load it again."""
+        slot = self._slots[model]
+        while slot.state != "unloaded":
+            if slot.state in {"ready", "draining"}:
+                if slot.n_leases == 0:
+                    await asyncio.wait([self._begin_unload(slot)])
+                    return
+                slot.state = "draining"
+            await self._change()
+
+    async def close(self, drain_s: float) -> None:
+        """Refuse new leases, give the running ones drain_s to end, then stop every worker."""
+        self._closing = True
+        for slot in self._slots.values():
+            self._refuse(slot, ShuttingDownError())
+            if slot.state in {"waiting", "loading"} and slot.task is not None:
+                slot.task.cancel()
+        try:
+            async with asyncio.timeout(drain_s):
+                while any(slot.n_leases for slot in self._slots.values()):
+                    await self._change()
+        except TimeoutError:
+            n_open = sum(slot.n_leases for slot in self._slots.values())
+            _log.warning("%d requests are cut off after %g s of draining", n_open, drain_s)
+        for slot in self._slots.values():
+            if slot.state in {"ready", "draining"}:
+                self._begin_unload(slot)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def gave_up(self, slot: Slot, error: EdgeRtError) -> None:
+        """Take note that a loaded model's worker died and could not be started again."""
+        if slot.state in {"ready", "draining"}:
+            self._forget(slot)
+            self._failed(slot, error)
+
+    # Leases.
+
+    async def _acquire(self, slot: Slot) -> Loaded:
+        if self._closing:
+            raise ShuttingDownError
+        loop = asyncio.get_running_loop()
+        if slot.state == "ready" and slot.loaded is not None:
+            return self._take(slot, slot.loaded)
+        if slot.state == "unloaded":
+            if slot.failure is not None and loop.time() - slot.failed_at_s < FAILED_PAUSE_S:
+                raise from_wire(*slot.failure.to_wire())
+            self._begin_load(slot)
+        waiter: asyncio.Future[Loaded] = loop.create_future()
+        slot.waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled() and waiter.exception() is None:
+                self._release(slot, waiter.result())  # granted in the very moment of the cancellation
+            if waiter in slot.waiters:
+                slot.waiters.remove(waiter)
+            if not slot.waiters and slot.state == "waiting" and slot.task is not None:
+                slot.task.cancel()  # nobody is to be moved out for a client that has left
+            raise
+
+    def _take(self, slot: Slot, loaded: Loaded) -> Loaded:
+        loaded.n_leases += 1
+        if slot.expiry is not None:
+            slot.expiry.cancel()
+            slot.expiry = None
+        return loaded
+
+    def _release(self, slot: Slot, loaded: Loaded) -> None:
+        loaded.n_leases -= 1
+        if slot.loaded is loaded:
+            slot.used_at_s = asyncio.get_running_loop().time()
+            self._idle(slot)
+        self._notify()
+
+    def _grant(self, slot: Slot, loaded: Loaded) -> None:
+        """Open a slot: all who wait have their leases before anyone can move the model out again."""
+        slot.state = "ready"
+        for waiter in slot.waiters:
+            if not waiter.done():
+                waiter.set_result(self._take(slot, loaded))
+        slot.waiters.clear()
+        self._idle(slot)
+        self._notify()
+
+    def _refuse(self, slot: Slot, error: EdgeRtError) -> None:
+        for waiter in slot.waiters:
+            if not waiter.done():
+                waiter.set_exception(from_wire(*error.to_wire()))
+        slot.waiters.clear()
+
+    def _idle(self, slot: Slot) -> None:
+        if slot.n_leases == 0 and slot.state == "ready" and slot.keep_alive_s >= 0:
+            slot.expiry = asyncio.get_running_loop().call_later(slot.keep_alive_s, self._expire, slot)
+
+    def _expire(self, slot: Slot) -> None:
+        if slot.n_leases == 0 and slot.state == "ready":
+            _log.info("%s was idle for %g s and is unloaded", slot.model, slot.keep_alive_s)
+            self._begin_unload(slot)
+
+    # Loading.
+
+    def _begin_load(self, slot: Slot) -> None:
+        slot.state = "waiting"
+        slot.task = self._spawn(self._load(slot))
+        slot.task.add_done_callback(lambda task: self._load_ended(slot, task))
+
+    async def _load(self, slot: Slot) -> None:
+        await self._make_room(slot)
+        while True:
+            loaded = Loaded(slot, self)
+            try:
+                loaded.info = await loaded.worker.start()
+                break
+            except ModelTooLargeError as exc:
+                if not self._could_free(slot, exc.need_bytes - exc.have_bytes):
+                    raise
+                slot.state = "waiting"
+                await self._make_room(slot, evict=True)
+            except asyncio.CancelledError:
+                await loaded.worker.stop(ShuttingDownError)
+                raise
+        loaded.loaded_at_s = asyncio.get_running_loop().time()
+        slot.loaded, slot.failure = loaded, None
+        self._grant(slot, loaded)
+
+    def _load_ended(self, slot: Slot, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            slot.state = "unloaded"
+            self._notify()
+            if slot.waiters and not self._closing:
+                self._begin_load(slot)  # they came between the cancellation and its effect
+        elif (error := task.exception()) is not None:
+            if not isinstance(error, EdgeRtError):
+                _log.error("loading %s failed", slot.model, exc_info=error)
+                error = BackendLoadError(model=slot.model, reason=f"{type(error).__name__}: {error}")
+            self._failed(slot, error)
+
+    def _failed(self, slot: Slot, error: EdgeRtError) -> None:
+        _log.error("%s is not loaded: %s", slot.model, error)
+        slot.state, slot.force = "unloaded", False
+        slot.failure, slot.failed_at_s = error, asyncio.get_running_loop().time()
+        self._refuse(slot, error)
+        self._notify()
+
+    # Making room.
+
+    async def _make_room(self, slot: Slot, *, evict: bool = False) -> None:
+        """Wait until one more model may be loaded, moving others out; evict: at least one of them."""
+        others = [other for other in self._slots.values() if other is not slot]
+        async with self._room:
+            draining: Slot | None = None
+            try:
+                while evict or sum(o.state not in {"unloaded", "waiting"} for o in others) >= self._max_loaded:
+                    victim = pick_victim(others)
+                    if victim is not None and victim.n_leases == 0:
+                        _log.info("%s makes room for %s", victim.model, slot.model)
+                        await asyncio.wait([self._begin_unload(victim)])
+                        evict = False
+                        continue
+                    if victim is not None and victim.state == "ready":
+                        victim.state, draining = "draining", victim
+                    elif victim is None and evict and all(o.state in {"unloaded", "waiting"} for o in others):
+                        break
+                    await self._change()
+                slot.state = "loading"
+            finally:
+                if draining is not None and draining.state == "draining" and draining.loaded is not None:
+                    self._grant(draining, draining.loaded)  # its place is not wanted any more
+
+    def _could_free(self, slot: Slot, missing_bytes: int) -> bool:
+        """Say whether unloading the other models might bring missing_bytes; RSS counts mapped weights too."""
+        others = [o.loaded for o in self._slots.values() if o is not slot and o.state in {"ready", "draining"}]
+        return bool(others) and sum(loaded.engine.rss_bytes for loaded in others if loaded) >= missing_bytes
+
+    def _begin_unload(self, slot: Slot) -> asyncio.Task[None]:
+        slot.state = "unloading"
+        slot.task = self._spawn(self._unload(slot))
+        return slot.task
+
+    async def _unload(self, slot: Slot) -> None:
+        assert slot.loaded is not None
+        await slot.loaded.worker.stop(ShuttingDownError)
+        self._forget(slot)
+        slot.state, slot.force = "unloaded", False
+        self._notify()
+        if slot.waiters and not self._closing:
+            self._begin_load(slot)
+
+    def _forget(self, slot: Slot) -> None:
+        slot.loaded = None
+        if slot.expiry is not None:
+            slot.expiry.cancel()
+            slot.expiry = None
+        self.events.engine_gone(slot.model)
+
+    # Waiting for anything to change.
+
+    async def _change(self) -> None:
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watchers.append(watcher)
+        await watcher
+
+    def _notify(self) -> None:
+        for watcher in self._watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+        self._watchers.clear()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,271 @@
+"""The worker process: one model, one engine, one channel to the front process.
+
+    python -m edge_rt.worker.main --fd N
+
+Three threads: the main one runs the engine, the reader takes messages and sends the engine's figures, and the clerk
+renders and tokenises prompts, so that a long one holds up neither the steps nor a cancellation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import logging
+import queue
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from edge_rt.backends import registry
+from edge_rt.backends.base import Backend, LoadOptions, ModelFile, TokenSession
+from edge_rt.devices import cpu, memory
+from edge_rt.devices.base import Reading
+from edge_rt.devices.idle import IdleMeter
+from edge_rt.engine.threads import ThreadChoice, candidates
+from edge_rt.engine.tokens import EngineSettings, Sink, TokenEngine
+from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError
+from edge_rt.types import Chunk, EngineStats, GenerateRequest
+from edge_rt.worker import channel
+from edge_rt.worker.channel import ChannelError, Load, WorkerChannel
+from edge_rt.worker.memory import check
+
+_log = logging.getLogger(__name__)
+
+STATS_INTERVAL_S = 1.0
+_PR_SET_PDEATHSIG = 1
+_OOM_SCORE = 500  # the kernel shall take a model, which comes back, before the daemon and its neighbours
+
+
+class Engine(Protocol):
+    """What the worker needs of a TokenEngine."""
+
+    def submit(self, request: GenerateRequest, sink: Sink) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
+
+    def detokenize(self, token_ids: list[int]) -> str: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def run(self) -> None: ...
+
+    def stop(self, drain_s: float) -> None: ...
+
+
+def load_session(
+    load: Load,
+    *,
+    find: Callable[[str], Backend] = registry.get,
+    available: Callable[[], Reading[int]] = memory.available_bytes,
+) -> TokenSession:
+    """Load a model if the memory suffices. Raises ModelError or BackendError."""
+    backend = find(load.backend)
+    file = ModelFile(model=load.model, variant=load.variant, path=Path(load.path), quant=load.quant)
+    options = LoadOptions(
+        n_ctx=load.n_ctx,
+        n_seq_max=load.n_seq_max,
+        n_batch=load.n_batch,
+        n_threads=load.n_threads,
+        kv_type=load.kv_type,
+        device=load.device,
+    )
+    if not load.force:
+        check(load.model, backend.estimate(file, options), available(), load.memory_margin_bytes)
+    session = backend.load(file, options)
+    if load.chat_template is not None:
+        session.vocab = replace(session.vocab, chat_template=load.chat_template)
+        session.info = replace(session.info, has_chat_template=True)
+    return session
+
+
+def make_engine(load: Load, session: TokenSession) -> TokenEngine:
+    cpus = cpu.usable_cores()
+    counts = (load.n_threads,) if load.n_threads else candidates(len(cpus))
+    settings = EngineSettings(max_stall_s=load.max_stall_s, stream_interval_s=load.stream_interval_s)
+    engine = TokenEngine(session, settings, ThreadChoice(counts), idle_cores=IdleMeter(cpus))
+    engine.warm_up()
+    return engine
+
+
+class _RequestSink:
+    """Sends one request's chunks to the front process."""
+
+    __slots__ = ("_channel", "_id")
+
+    def __init__(self, out: WorkerChannel, request_id: str) -> None:
+        self._channel = out
+        self._id = request_id
+
+    def chunk(self, chunk: Chunk) -> None:
+        try:
+            self._channel.send(channel.ChunkOut(self._id, chunk))
+        except ChannelError as exc:
+            self.failed(BackendStepError(reason=f"the answer cannot be sent: {exc}"))
+
+    def failed(self, error: EdgeRtError) -> None:
+        self._channel.send(channel.Failed(self._id, *error.to_wire()))
+
+
+class Service:
+    """Turns messages into engine calls. run returns when the front process wants it or is gone."""
+
+    def __init__(
+        self,
+        out: WorkerChannel,
+        engine: Engine,
+        rss_bytes: Callable[[], int],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._channel = out
+        self._engine = engine
+        self._rss_bytes = rss_bytes
+        self._clock = clock
+        self._is_orderly = False
+        self._desk: queue.SimpleQueue[channel.Generate | channel.Tokenize | channel.Detokenize] = queue.SimpleQueue()
+        # The engine does not know a request yet that the clerk still has; a cancellation must not fall between.
+        self._lock = threading.Lock()
+        self._unsubmitted: set[str] = set()
+        self._cancelled: set[str] = set()
+
+    def run(self) -> bool:
+        """Serve until told to stop; True if that was by Shutdown, False if the front process vanished."""
+        for name, target in (("reader", self._read), ("clerk", self._work)):
+            threading.Thread(target=target, name=name, daemon=True).start()
+        self._engine.run()
+        return self._is_orderly
+
+    def _read(self) -> None:
+        is_busy, due_at_s = True, self._clock()  # the first figures go out at once: they tell what the load cost
+        while True:
+            # Idle, it sleeps until a message comes: an idle worker costs no CPU time.
+            messages = self._channel.receive(max(0.0, due_at_s - self._clock()) if is_busy else None)
+            if messages is None:
+                self._engine.stop(0.0)
+                return
+            for message in messages:
+                self._take(message)
+            if not is_busy:
+                is_busy, due_at_s = True, self._clock() + STATS_INTERVAL_S
+            elif self._clock() >= due_at_s:
+                stats = self._engine.stats()
+                self._channel.send(channel.Stats(replace(stats, rss_bytes=self._rss_bytes())))
+                is_busy = bool(stats.running or stats.waiting or self._unsubmitted)
+                due_at_s = self._clock() + STATS_INTERVAL_S
+
+    def _take(self, message: channel.ToWorker) -> None:
+        if isinstance(message, channel.Cancel):
+            with self._lock:
+                if message.id in self._unsubmitted:
+                    self._cancelled.add(message.id)
+                    return
+            self._engine.cancel(message.id)
+        elif isinstance(message, channel.Shutdown):
+            self._is_orderly = True
+            self._engine.stop(message.drain_s)
+        elif not isinstance(message, Load):
+            if isinstance(message, channel.Generate):
+                with self._lock:
+                    self._unsubmitted.add(message.request.id)
+            self._desk.put(message)
+
+    def _work(self) -> None:
+        while True:
+            message = self._desk.get()
+            request_id = message.request.id if isinstance(message, channel.Generate) else message.id
+            sink = _RequestSink(self._channel, request_id)
+            try:
+                self._do(message, sink)
+            except EdgeRtError as exc:
+                sink.failed(exc)
+            except Exception as exc:  # noqa: BLE001 - one odd request must not end the clerk
+                _log.exception("request %s cannot be taken", request_id)
+                sink.failed(BackendStepError(reason=f"{type(exc).__name__}: {exc}"))
+
+    def _do(self, message: channel.Generate | channel.Tokenize | channel.Detokenize, sink: _RequestSink) -> None:
+        if isinstance(message, channel.Tokenize):
+            ids = self._engine.tokenize(message.text, special=message.special, add_bos=message.add_bos)
+            self._channel.send(channel.TokensOut(message.id, ids))
+        elif isinstance(message, channel.Detokenize):
+            self._channel.send(channel.TextOut(message.id, self._engine.detokenize(message.token_ids)))
+        else:
+            try:
+                self._engine.submit(message.request, sink)
+            finally:
+                with self._lock:
+                    self._unsubmitted.discard(message.request.id)
+                    was_cancelled = message.request.id in self._cancelled
+                    self._cancelled.discard(message.request.id)
+                if was_cancelled:
+                    self._engine.cancel(message.request.id)
+
+
+def serve(
+    out: WorkerChannel,
+    *,
+    load_session: Callable[[Load], TokenSession] = load_session,
+    make_engine: Callable[[Load, TokenSession], Engine] = make_engine,
+) -> int:
+    """Load the model that the first message names and serve it; give the exit status."""
+    first = out.receive()
+    if not first or not isinstance(first[0], Load):
+        return 1
+    load = first[0]
+    try:
+        session = load_session(load)
+        engine = make_engine(load, session)
+    except EdgeRtError as exc:
+        return _refuse(out, exc)
+    except Exception as exc:  # noqa: BLE001 - whatever it is, the front process must hear of it
+        _log.exception("loading %s failed", load.model)
+        return _refuse(out, BackendLoadError(model=load.model, reason=f"{type(exc).__name__}: {exc}"))
+    out.send(channel.Ready(session.info))
+    is_orderly = Service(out, engine, lambda: memory.process_rss_bytes().value or 0).run()
+    out.flush()
+    session.close()
+    return 0 if is_orderly else 1
+
+
+def _refuse(out: WorkerChannel, error: EdgeRtError) -> int:
+    out.send(channel.Failed("", *error.to_wire()))
+    out.flush()
+    return 1
+
+
+def isolate() -> None:
+    """Make this process end with its parent, and let the kernel take it before its parent when memory runs out."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The front process says when to stop; a service manager or terminal signals the whole group, which would cut
+    # off the answers that are being drained.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Writing a model-sized core dump would hold up the restart.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        score = Path("/proc/self/oom_score_adj")
+        score.write_text(str(max(int(score.read_text()), _OOM_SCORE)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="edge_rt.worker.main", description="Serve one model; started by the daemon.")
+    parser.add_argument("--fd", type=int, required=True, help="the connected socket to the front process")
+    fd = parser.parse_args().fd
+    isolate()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    sock = socket.socket(fileno=fd)
+    sock.set_inheritable(False)
+    return serve(WorkerChannel(sock))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
