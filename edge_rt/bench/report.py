@@ -240,18 +240,12 @@ class _Markdown:
     def footer(self) -> str:
         if not self._records:
             return ""
-        head = [
-            "test",
-            "median t/s",
-            "ttft ms p50 / p90 / p99",
-            "tpot ms p50 / p90 / p99",
-            "RSS",
-            "peak °C",
-            "W",
-            "J/token",
+        head = [*self._identity(), "test", "median t/s", "ttft ms p50 / p90 / p99", "tpot ms p50 / p90 / p99"]
+        head += ["RSS", "peak °C", "watts", "J/token", "throttled"]
+        rows = [
+            [*(str(values[key]) for key in self._identity().values()), name, *_details(values)]
+            for name, values in self._records
         ]
-        head += ["throttled"]
-        rows = [[name, *_details(values)] for name, values in self._records]
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
         table = _line([cell.rjust(width) for cell, width in zip(head, widths, strict=True)])
         table += _line(["-" * (width - 1) + ":" for width in widths])
@@ -264,6 +258,11 @@ class _Markdown:
         notes = "".join(f"{', '.join(names)}: {reason}\n" for reason, names in reasons.items())
         build = f"build: {last['build_commit']}, {self._machine.backend_detail}\n"
         return f"\n{table}\n{notes}cpu: {self._machine.cpu_info}\n{build}"
+
+    def _identity(self) -> dict[str, str]:
+        """Name the columns, and their keys, that differ between rows besides the test."""
+        keys = {"model": "model_type", "threads": "n_threads", "n_batch": "n_batch", "n_ubatch": "n_ubatch"}
+        return {name: key for name, key in keys.items() if len({values[key] for _, values in self._records}) > 1}
 
 
 def _details(values: dict[str, Any]) -> list[str]:

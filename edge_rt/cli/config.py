@@ -1,0 +1,44 @@
+"""`edge_rt config`: show the settings and where each comes from, check a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from tabulate import tabulate
+
+from edge_rt import config
+
+
+@click.group("config", short_help="show settings and their origin, check a file")
+def command() -> None:
+    """Show the settings in force, or check a configuration file.
+
+    Later ones win: default, file (--config, $EDGE_RT_CONFIG or /etc/edge_rt/config.toml), environment
+    (EDGE_RT__ENGINE__N_THREADS=2), flag.
+    """
+
+
+@command.command("show")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array of key, value and origin.")
+@click.option("--changed", is_flag=True, help="Only keys that are not at their default.")
+@click.pass_context
+def show(ctx: click.Context, as_json: bool, changed: bool) -> None:
+    """Print every key with its value and where the value comes from."""
+    loaded = ctx.obj if isinstance(ctx.obj, config.Loaded) else config.load()
+    settings = [s for s in loaded.settings() if not changed or s.origin != "default"]
+    if as_json:
+        click.echo(json.dumps([{"key": s.key, "value": s.value, "origin": s.origin} for s in settings], indent=2))
+        return
+    rows = [(s.key, json.dumps(s.value, ensure_ascii=False), s.origin) for s in settings]
+    click.echo(tabulate(rows, ("KEY", "VALUE", "ORIGIN"), "plain", disable_numparse=True))
+
+
+@command.command("check")
+@click.argument("file", type=click.Path(path_type=Path))
+def check(file: Path) -> None:
+    """Check FILE alone, without the environment: exit code 0 if it is sound, 78 with the key and the reason if not."""
+    loaded = config.load(file, environ={})
+    n_keys = len(loaded.origins)
+    click.echo(f"{file}: ok, {n_keys} key{'' if n_keys == 1 else 's'} set")

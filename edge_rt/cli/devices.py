@@ -1,0 +1,163 @@
+"""`edge_rt devices`: what this machine has for inference, and why each other back end is absent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+from tabulate import tabulate
+
+from edge_rt.backends import registry
+from edge_rt.backends.base import BackendProbe
+from edge_rt.devices import cpu, memory, thermal
+from edge_rt.devices.base import Reading
+from edge_rt.devices.powercap import EnergyMeter
+from edge_rt.devices.sysfs import SysfsRoot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """Everything the command shows."""
+
+    cpu_model: Reading[str]
+    board: Reading[str]
+    features: tuple[str, ...]
+    topology: cpu.Topology
+    usable: cpu.Usable
+    governor: Reading[str]
+    pressure: Reading[float]
+    memory: memory.Memory
+    available_bytes: Reading[int]
+    temperatures: tuple[thermal.Temperature, ...]
+    peak_temp_c: Reading[float]
+    throttle: Reading[thermal.Throttle]
+    energy_j: Reading[float]
+    backends: tuple[BackendProbe, ...]
+
+
+def survey(root: SysfsRoot, backends: tuple[BackendProbe, ...]) -> Survey:
+    """Read the machine below root."""
+    return Survey(
+        cpu_model=cpu.model(root),
+        board=cpu.board(root),
+        features=tuple(sorted(cpu.features(root))),
+        topology=cpu.topology(root),
+        usable=cpu.usable(root),
+        governor=cpu.governor(root),
+        pressure=cpu.pressure(root),
+        memory=memory.read(root),
+        available_bytes=memory.available_bytes(root),
+        temperatures=thermal.temperatures(root),
+        peak_temp_c=thermal.peak_c(root),
+        throttle=thermal.throttle(root),
+        energy_j=EnergyMeter(root).read_j(),
+        backends=backends,
+    )
+
+
+@click.command("devices", short_help="show cores, instruction sets, memory, limits and back ends")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; unknown values are null with a reason.")
+def command(as_json: bool) -> None:
+    """Show what this machine has for inference: cores, instruction sets, memory, limits, sensors and back ends.
+
+    A core is big when it is as fast as the fastest kind; compute threads go there first. Whatever cannot be read is
+    shown with the reason.
+    """
+    found = survey(SysfsRoot(), registry.probe_all())
+    click.echo(json.dumps(asdict(found), indent=2) if as_json else text(found))
+
+
+def text(found: Survey) -> str:
+    """Draw the survey for people."""
+    rows = [("cpu", _value(found.cpu_model)), ("board", _value(found.board))]
+    rows += [("features", " ".join(found.features) or "unknown: /proc/cpuinfo names none")]
+    rows += [("cores", line) for line in _cores(found.topology)]
+    rows += [("threads", _threads(found.usable)), ("governor", _value(found.governor))]
+    rows += [("pressure", _value(found.pressure, lambda p: f"{p:.0%} of the last 10 s some task waited for a CPU"))]
+    rows += [("memory", line) for line in _memory(found)]
+    rows += [("heat", line) for line in _heat(found)]
+    rows += [("energy", found.energy_j.source if found.energy_j.value is not None else _value(found.energy_j))]
+    rows += [("back end", line) for line in _backends(found.backends)]
+    shown = [("" if i and rows[i - 1][0] == name else name, line) for i, (name, line) in enumerate(rows)]
+    return tabulate(shown, tablefmt="plain", disable_numparse=True)
+
+
+def _value(reading: Reading[Any], show: Any = str) -> str:
+    return show(reading.value) if reading.value is not None else f"unknown: {reading.reason}"
+
+
+def _cores(topology: cpu.Topology) -> Iterator[str]:
+    n_online = sum(core.online for core in topology.cores)
+    yield (
+        f"{n_online} of {len(topology.cores)} online; big by {topology.big_source}"
+        if any(core.big is not None for core in topology.cores)
+        else f"{n_online} of {len(topology.cores)} online; big or small is {topology.big_source}"
+    )
+    alike: dict[str, list[int]] = {}
+    for core in topology.cores:
+        parts = [{True: "big", False: "small", None: "big or small unknown"}[core.big]]
+        parts += [core.kind] if core.kind else []
+        parts += [f"capacity {core.capacity}"] if core.capacity else []
+        parts += [f"{core.max_hz / 1e9:.2f} GHz"] if core.max_hz else []
+        parts += ["hyper-thread"] if len(core.siblings) > 1 else []
+        parts += [] if core.online else ["offline"]
+        alike.setdefault(", ".join(parts), []).append(core.id)
+    for words, ids in alike.items():
+        yield f"cpu {_spans(ids)}: {words}"
+
+
+def _threads(usable: cpu.Usable) -> str:
+    quota = usable.quota_cores
+    limit = f"CPU quota {quota.value:g} cores ({quota.source})" if quota.value is not None else "no CPU quota"
+    return f"{len(usable.compute_cpus)} to start with, on cpu {_spans(usable.compute_cpus)}; {limit}"
+
+
+def _memory(found: Survey) -> Iterator[str]:
+    total, available = found.memory.total_bytes, found.available_bytes
+    yield f"{_value(total, _gb)} in all, {_value(available, _gb)} available ({available.source})"
+    if (limit := found.memory.cgroup) is not None:
+        yield f"control group limit {_gb(limit.limit_bytes)}, {_gb(limit.headroom_bytes)} of it free ({limit.source})"
+    swap = found.memory.swap_total_bytes
+    yield "no swap" if swap.value == 0 else f"swap {_value(swap, _gb)}"
+
+
+def _heat(found: Survey) -> Iterator[str]:
+    if not found.temperatures:
+        yield _value(found.peak_temp_c)
+    for sensor in found.temperatures:
+        limit = f", slows down at {sensor.limit_c:.0f} °C" if sensor.limit_c is not None else ""
+        yield f"{sensor.name} {sensor.value_c:.1f} °C{limit}"
+    state = found.throttle
+    if state.value is None:
+        yield f"throttling {_value(state)}"
+    else:
+        count = f", {state.value.events} events since boot" if state.value.events is not None else ""
+        yield f"throttling now: {', '.join(state.value.active) or 'no'}{count}"
+
+
+def _backends(probes: Sequence[BackendProbe]) -> Iterator[str]:
+    for probe in probes:
+        for device in probe.devices:
+            simulated = " (simulated)" if device.simulated else ""
+            yield f"{probe.name}: device {device.id}{simulated}, {device.detail}"
+        if probe.absent is not None:
+            extra = f"; pip install 'edge_rt[{probe.absent.extra}]'" if probe.absent.extra else ""
+            yield f"{probe.name}: absent, {probe.absent.reason}{extra}"
+
+
+def _spans(ids: Sequence[int]) -> str:
+    """Write ids in the kernel's list form."""
+    spans: list[list[int]] = []
+    for i in ids:
+        if spans and spans[-1][1] == i - 1:
+            spans[-1][1] = i
+        else:
+            spans.append([i, i])
+    return ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in spans)
+
+
+def _gb(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.2f} GB"
