@@ -47,7 +47,7 @@ class GgufLimits:
     max_key_bytes: int = 256
     max_name_bytes: int = 63  # ggml's GGML_MAX_NAME with its terminator
     max_string_bytes: int = 2**20
-    max_items: int = 4 * 2**20
+    max_items: int = 2 * 2**20
     max_header_bytes: int = 256 * 2**20
     max_kept_items: int = 2048
     max_kept_bytes: int = 8 * 2**20
