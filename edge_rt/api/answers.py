@@ -133,7 +133,7 @@ class Generation:
                     await sender.put(events)
                     events = b""
                 last = chunk
-        reason, usage, timings = self._end(last)
+        reason, usage, timings = _end(last)
         closing = self._shape.closing(reason)
         if self._include_usage:
             events += self._event(closing, None) + self._event(None, usage, timings)
@@ -159,16 +159,9 @@ class Generation:
                 texts.append(chunk.text)
                 logprobs.extend(chunk.logprobs)
                 last = chunk
-        reason, usage, timings = self._end(last)
+        reason, usage, timings = _end(last)
         choice = self._shape.whole("".join(texts), logprobs, reason)
         return schemas.encode(self._answer(self._shape.unary, [choice], usage=usage, timings=timings))
-
-    def _end(self, last: Chunk | None) -> tuple[FinishReason, schemas.WireUsage, schemas.WireTimings]:
-        """Record and translate how the answer ended. Raises BackendStepError if it just broke off."""
-        if last is None or last.finish_reason is None or last.usage is None or last.timings is None:
-            raise BackendStepError(reason="the answer broke off without finish reason, usage and timings")
-        self._api.telemetry.answer_finished(self._request.model, usage=last.usage, timings=last.timings)
-        return last.finish_reason, wire_usage(last.usage), wire_timings(last.usage, last.timings)
 
     def _answer(
         self,
@@ -187,6 +180,13 @@ class Generation:
             usage=usage,
             timings=timings,
         )
+
+
+def _end(last: Chunk | None) -> tuple[FinishReason, schemas.WireUsage, schemas.WireTimings]:
+    """Translate how the answer ended. Raises BackendStepError if it just broke off."""
+    if last is None or last.finish_reason is None or last.usage is None or last.timings is None:
+        raise BackendStepError(reason="the answer broke off without finish reason, usage and timings")
+    return last.finish_reason, wire_usage(last.usage), wire_timings(last.usage, last.timings)
 
 
 def wire_usage(usage: Usage) -> schemas.WireUsage:

@@ -1,0 +1,76 @@
+"""The command line. Each command lives in a file of its own that is imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from edge_rt.errors import ConfigError, EdgeRtError
+
+# name → one line for the overview, so that --help imports no command
+_COMMANDS: Final = {
+    "serve": "Serve models over a Unix socket.",
+    "run": "Answer one prompt.",
+    "chat": "Talk with a model.",
+    "models": "List, pull, show, verify and remove models.",
+    "bench": "Measure speed, as llama-bench does.",
+    "devices": "Show what this machine can run models on.",
+    "config": "Show the configuration and where each value comes from.",
+    "doctor": "Check this machine and this installation.",
+    "completion": "Print a shell completion script.",
+}
+
+EXIT_ERROR: Final = 1
+EXIT_CONFIG: Final = 78  # EX_CONFIG
+EXIT_INTERRUPTED: Final = 130
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        command = importlib.import_module(f"edge_rt.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Turn edge_rt's errors into a line on stderr and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except EdgeRtError as exc:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            click.echo(f"edge_rt: {exc}", err=True)
+            ctx.exit(EXIT_CONFIG if isinstance(exc, ConfigError) else EXIT_ERROR)
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Read this file instead of $EDGE_RT_CONFIG or /etc/edge_rt/config.toml.",
+)
+@click.version_option(package_name="edge_rt", prog_name="edge_rt")
+@click.pass_context
+def main(ctx: click.Context, debug: bool, file: Path | None) -> None:  # noqa: ARG001  invoke reads debug
+    """Serve INT4 models on this machine."""
+    if file is not None:
+        from edge_rt import config
+
+        ctx.obj = config.load(file)

@@ -1,0 +1,190 @@
+"""The composition root: configuration → store → runtime → API on its sockets, and how it all ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edge_rt import telemetry
+from edge_rt.api import listen
+from edge_rt.api.app import build_app
+from edge_rt.api.callers import ApiKeys
+from edge_rt.api.server import Server
+from edge_rt.catalog.store import Store
+from edge_rt.config import Loaded
+from edge_rt.errors import ConfigError
+from edge_rt.runtime import Runtime
+
+_log = logging.getLogger("edge_rt.daemon")
+
+_LAST_WORDS_S: Final = 0.5  # after drain_s, for refusals to reach their clients
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where the daemon listens. inode is that of the socket file it made itself, None if it was inherited."""
+
+    sockets: tuple[socket.socket, ...]
+    path: Path | None
+    inode: tuple[int, int] | None
+    tcp: tuple[str, int] | None
+
+
+def run(
+    loaded: Loaded, *, environ: Mapping[str, str] | None = None, ready: Callable[[Listening], None] = lambda _: None
+) -> None:
+    """Serve until SIGTERM, SIGINT or SIGHUP. ready is called when requests are taken.
+
+    A second signal ends without waiting for running answers. Raises ConfigError before anything has been started.
+    """
+    environ = os.environ if environ is None else environ
+    config = loaded.config
+    telemetry.configure_logging(config.log.level, config.log.format)
+    api_keys = _api_keys(loaded)
+    listening = _listen(loaded, environ)
+    try:
+        metrics = telemetry.Telemetry()
+        runtime = Runtime(loaded, Store.open(config.catalog, environ), metrics)
+        server = Server(build_app(runtime, config, metrics, api_keys=api_keys))
+        asyncio.run(_serve(loaded, runtime, server, listening, environ, ready))
+    finally:
+        for sock in listening.sockets:
+            sock.close()
+        if listening.path is not None and listening.inode is not None:
+            listen.remove(listening.path, listening.inode)
+
+
+def _api_keys(loaded: Loaded) -> ApiKeys | None:
+    server = loaded.config.server
+    if server.api_keys_file:
+        return ApiKeys.load(Path(server.api_keys_file))
+    if server.tcp_host:
+        raise ConfigError(
+            key="server.api_keys_file",
+            problem="is required with server.tcp_host: without keys everybody on the network could ask",
+            origin=loaded.origins.get("server.tcp_host", "default"),
+        )
+    return None
+
+
+def _listen(loaded: Loaded, environ: Mapping[str, str]) -> Listening:
+    server = loaded.config.server
+    path, inode = None, None
+    sockets = listen.inherited(environ)
+    try:
+        if not sockets:
+            path = listen.socket_path(server, environ)
+            sockets.append(listen.bind_unix(path, mode=int(server.socket_mode, 8), group=server.socket_group))
+            inode = listen.inode(path)
+        elif isinstance(name := sockets[0].getsockname(), str):
+            path = Path(name)
+        if not server.tcp_host:
+            return Listening(tuple(sockets), path, inode, None)
+        tcp = listen.bind_tcp(server.tcp_host, server.tcp_port)
+        host, port = tcp.getsockname()[:2]
+        return Listening((*sockets, tcp), path, inode, (host, port))
+    except ConfigError:
+        for sock in sockets:
+            sock.close()
+        if path is not None and inode is not None:
+            listen.remove(path, inode)
+        raise
+
+
+async def _serve(
+    loaded: Loaded,
+    runtime: Runtime,
+    server: Server,
+    listening: Listening,
+    environ: Mapping[str, str],
+    ready: Callable[[Listening], None],
+) -> None:
+    drain_s = loaded.config.server.drain_s
+    loop = asyncio.get_running_loop()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        _log.info("%s: %s", number.name, "ending at once" if stop.is_set() else "finishing running answers")
+        (hurry if stop.is_set() else stop).set()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    # The API is up while models load, so that probes see a live daemon that is not ready yet.
+    serving = loop.create_task(server.serve(sockets=list(listening.sockets)))
+    starting = loop.create_task(_start(loaded, runtime, listening, environ, ready))
+    watchdog = loop.create_task(_keep_watchdog_quiet(environ))
+    stopping = loop.create_task(stop.wait())
+    try:
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        notify("STOPPING=1", environ)
+        starting.cancel()
+        stopping.cancel()
+        server.stop(drain_s + _LAST_WORDS_S)
+        closing = loop.create_task(_close(runtime, drain_s, hurry))
+        results = await asyncio.gather(closing, serving, return_exceptions=True)
+        watchdog.cancel()
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+async def _start(
+    loaded: Loaded,
+    runtime: Runtime,
+    listening: Listening,
+    environ: Mapping[str, str],
+    ready: Callable[[Listening], None],
+) -> None:
+    notify(f"EXTEND_TIMEOUT_USEC={round(loaded.config.worker.load_timeout_s * 1e6)}", environ)
+    await runtime.start()
+    notify("READY=1", environ)
+    ready(listening)
+
+
+async def _close(runtime: Runtime, drain_s: float, hurry: asyncio.Event) -> None:
+    draining = asyncio.create_task(runtime.close(drain_s))
+    hurrying = asyncio.create_task(hurry.wait())
+    await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
+    hurrying.cancel()
+    if not draining.done():
+        draining.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await draining
+        await runtime.close(0.0)
+    else:
+        await draining
+
+
+async def _keep_watchdog_quiet(environ: Mapping[str, str]) -> None:
+    """Tell systemd that the event loop turns, twice as often as it asks for (WATCHDOG_USEC)."""
+    interval_us = environ.get("WATCHDOG_USEC", "")
+    if not interval_us.isdecimal() or environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return
+    while True:
+        notify("WATCHDOG=1", environ)
+        await asyncio.sleep(int(interval_us) / 2e6)
+
+
+def notify(state: str, environ: Mapping[str, str]) -> None:
+    """Send one sd_notify message; nothing happens without NOTIFY_SOCKET."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.connect(address)
+            sock.sendall(state.encode())
+    except OSError as exc:
+        _log.warning("cannot notify systemd at %s: %s", address, exc)
