@@ -11,8 +11,9 @@ EdgeRtError(code, retryable)
 │ ├ QueueFullError · DeadlineError · ShuttingDownError
 ├ BackendError
 │ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError
-└ DeviceError
-  └ DeviceNotFoundError · DevicePermissionError
+├ DeviceError
+│ └ DeviceNotFoundError · DevicePermissionError
+└ DaemonUnreachableError
 
 Fields first: a class holds the facts, the sentence is made from them, nobody parses text. The sentence says
 what, value, limit and remedy. api/status.py alone knows HTTP, cli/ alone knows exit codes. An error crosses
@@ -331,6 +332,19 @@ class DevicePermissionError(DeviceError):
 
     def __str__(self) -> str:
         return f"no permission for {self.path}; it takes {self.capability}"
+
+
+@dataclass(eq=False)
+class DaemonUnreachableError(EdgeRtError):
+    """A client found nobody to talk to."""
+
+    code = "daemon_unreachable"
+    retryable = True
+    address: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"no daemon answers on {self.address}: {self.reason}. Start one with `edge_rt serve`"
 
 
 def subclasses(root: type[EdgeRtError] = EdgeRtError) -> list[type[EdgeRtError]]:

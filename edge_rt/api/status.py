@@ -64,6 +64,7 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.DeviceError: Mapping(500, _SERVER),
     errors.DeviceNotFoundError: Mapping(500, _SERVER),
     errors.DevicePermissionError: Mapping(500, _SERVER),
+    errors.DaemonUnreachableError: Mapping(503, _BUSY, retry_after_s=1.0),
 }
 
 
