@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,71 +15,15 @@ from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, Backend, LoadOptions, ModelFile
 from edge_rt.bench.report import FORMATS, Format, Machine, Writer, writer
 from edge_rt.bench.runner import Plan, Runner
-from edge_rt.bench.workload import cases, parse_counts, parse_pairs
+from edge_rt.bench.workload import cases
 from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.store import Store, pick_variant
+from edge_rt.cli.bench_options import Counts, Pair, Progress, counts_option, flat
+from edge_rt.cli.bench_serve import command as serve
 from edge_rt.devices import cpu
 from edge_rt.devices import memory as machine_memory
 from edge_rt.errors import BackendUnavailableError, ModelNotPulledError
 from edge_rt.worker import memory
-
-
-class Counts(click.ParamType[tuple[int, ...]]):
-    """llama-bench's lists and ranges of numbers."""
-
-    name = "list"
-
-    def __init__(self, least: int = 0) -> None:
-        self._least = least
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return parse_counts(value, least=self._least)
-        except ValueError as exc:
-            self.fail(str(exc), param, ctx)
-
-
-class Pair(click.ParamType[tuple[int, int]]):
-    name = "pp,tg"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return parse_pairs(value)
-        except ValueError as exc:
-            self.fail(str(exc), param, ctx)
-
-
-class Progress:
-    """One line on stderr: rewritten in place on a terminal, else a line per step."""
-
-    def __init__(self, wanted: bool | None) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._on = self._terminal if wanted is None else wanted
-
-    def show(self, line: str) -> None:
-        if self._on:
-            click.echo(
-                f"\r\x1b[K{line}" if self._terminal else f"edge_rt bench: {line}", err=True, nl=not self._terminal
-            )
-
-    def clear(self) -> None:
-        if self._on and self._terminal:
-            click.echo("\r\x1b[K", err=True, nl=False)
-
-
-def counts_option(*names: str, default: str, least: int = 0, text: str) -> Callable[[Any], Any]:
-    return click.option(
-        *names,
-        type=Counts(least),
-        multiple=True,
-        default=(default,),
-        metavar="LIST",
-        help=f"{text} [default: {default}]",
-    )
 
 
 @click.group("bench", invoke_without_command=True, short_help="measure prefill and decode as llama-bench does")
@@ -169,13 +112,13 @@ def command(
         return
     settings = loaded.config
     tests = cases(
-        n_prompt=_flat(n_prompt),
-        n_gen=_flat(n_gen),
+        n_prompt=flat(n_prompt),
+        n_gen=flat(n_gen),
         pg=pg,
-        n_depth=_flat(n_depth),
-        n_batch=_flat(batch_size),
-        n_ubatch=_flat(ubatch_size),
-        n_threads=_flat(threads) or (len(cpu.usable_cores()),),
+        n_depth=flat(n_depth),
+        n_batch=flat(batch_size),
+        n_ubatch=flat(ubatch_size),
+        n_threads=flat(threads) or (len(cpu.usable_cores()),),
     )
     if not tests:
         raise click.UsageError("nothing to measure: -p and -n are 0 and there is no -pg")
@@ -203,16 +146,12 @@ def command(
         _write(outputs, lambda w: w.footer())
 
 
-def _flat(values: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    return tuple(value for group in values for value in group)
-
-
 def _given(ctx: click.Context, name: str, values: tuple[tuple[int, ...], ...]) -> bool:
     """Tell whether a swept parameter belongs in the table: given on the command line with other than its default."""
     option = {"n_batch": "batch_size", "n_ubatch": "ubatch_size"}[name]
     default = {"n_batch": (2048,), "n_ubatch": (512,)}[name]
     source = ctx.get_parameter_source(option)
-    return source is not click.core.ParameterSource.DEFAULT and _flat(values) != default
+    return source is not click.core.ParameterSource.DEFAULT and flat(values) != default
 
 
 def _format(name: str) -> Format:
@@ -266,3 +205,6 @@ def _machine(backend_detail: str) -> Machine:
         edge_rt_version=version("edge_rt"),
         backend_detail=backend_detail,
     )
+
+
+command.add_command(serve)
