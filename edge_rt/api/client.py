@@ -1,0 +1,172 @@
+"""A client of the daemon for the command line and tests: errors come back as the daemon raised them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import httpx2
+import msgspec
+
+from edge_rt.api.status import rebuild
+from edge_rt.errors import BackendStepError, DaemonUnreachableError
+from edge_rt.types import FinishReason, Message, Usage
+
+_CONNECT_TIMEOUT_S: Final = 5.0
+_DATA: Final = "data: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a streamed answer; the last has finish_reason, usage and the timings under llama-server's names."""
+
+    text: str
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    timings: dict[str, float | None] | None = None
+
+
+class Client:
+    """Talk to a daemon over its Unix socket, or over TCP with base_url and api_key.
+
+    timeout_s is the longest silence. Raises DaemonUnreachableError, and what the daemon answers as typed errors.
+    """
+
+    def __init__(
+        self, socket: Path | None = None, *, base_url: str = "", api_key: str = "", timeout_s: float = 300.0
+    ) -> None:
+        if (socket is None) == (not base_url):
+            raise ValueError("give either a socket or a base_url")
+        self.address = str(socket) if socket is not None else base_url
+        self._http = httpx2.Client(
+            base_url=base_url or "http://edge_rt",
+            transport=httpx2.HTTPTransport(uds=str(socket)) if socket is not None else None,
+            headers={"authorization": f"Bearer {api_key}"} if api_key else None,
+            timeout=httpx2.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Iterator[Piece]:
+        """Stream the answer to a conversation; options are fields of the request. Closing the iterator hangs up."""
+        return self._stream("/v1/chat/completions", {"messages": [asdict(m) for m in messages], **options})
+
+    def complete(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Piece]:
+        """Stream the continuation of a text or of token ids."""
+        return self._stream(
+            "/v1/completions", {"prompt": prompt if isinstance(prompt, str) else list(prompt), **options}
+        )
+
+    def models(self) -> list[dict[str, Any]]:
+        """List the models that have been pulled, as /v1/models shows them."""
+        listed: list[dict[str, Any]] = self._json("GET", "/v1/models")["data"]
+        return listed
+
+    def tokenize(self, text: str, *, model: str | None = None, add_special: bool = False) -> list[int]:
+        body = {"content": text, "model": model, "add_special": add_special}
+        token_ids: list[int] = self._json("POST", "/tokenize", body)["tokens"]
+        return token_ids
+
+    def detokenize(self, token_ids: Sequence[int], *, model: str | None = None) -> str:
+        text: str = self._json("POST", "/detokenize", {"tokens": list(token_ids), "model": model})["content"]
+        return text
+
+    def is_ready(self) -> bool:
+        """Ask whether requests are taken now."""
+        with self._reached():
+            return self._http.get("/health/ready").status_code == 200
+
+    def metrics_text(self) -> str:
+        """Give the metrics in Prometheus' text format."""
+        with self._reached():
+            response = self._http.get("/metrics")
+        if response.is_error:
+            raise rebuild(response.status_code, response.content)
+        return response.text
+
+    def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        with self._reached():
+            response = self._http.request(method, path, json=body)
+        if response.is_error:
+            raise rebuild(response.status_code, response.content)
+        return msgspec.json.decode(response.content, type=dict[str, Any])
+
+    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[Piece]:
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        with self._reached(), self._http.stream("POST", path, json=body) as response:
+            if response.is_error:
+                raise rebuild(response.status_code, response.read())
+            finish_reason: FinishReason | None = None
+            for line in response.iter_lines():
+                if not line.startswith(_DATA):
+                    continue
+                data = line[len(_DATA) :].encode()
+                if data == b"[DONE]":
+                    return
+                event = msgspec.json.decode(data, type=_Event)
+                if event.error is not msgspec.UNSET:
+                    raise rebuild(500, data)
+                if event.usage is not None:
+                    yield Piece(text="", finish_reason=finish_reason, usage=event.usage.usage(), timings=event.timings)
+                for choice in event.choices:
+                    finish_reason = choice.finish_reason or finish_reason
+                    if text := choice.text or choice.delta.content or "":
+                        yield Piece(text=text)
+        raise BackendStepError(reason="the daemon closed the connection before the answer was whole")
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as exc:
+            raise DaemonUnreachableError(address=self.address, reason=str(exc) or type(exc).__name__) from exc
+        except httpx2.HTTPError as exc:
+            problem = str(exc) or type(exc).__name__
+            raise BackendStepError(reason=f"the connection to the daemon broke: {problem}") from exc
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _Details = msgspec.field(default_factory=_Details)
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.prompt_tokens_details.cached_tokens,
+        )
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+    finish_reason: FinishReason | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    timings: dict[str, float | None] | None = None
+    error: Any = msgspec.UNSET
