@@ -1,0 +1,294 @@
+"""Choose the next token from a row of logits.
+
+The stages and their order are llama.cpp's default chain: logit bias, penalties, top_k, top_p, min_p, temperature. So
+top_p and min_p cut the distribution of temperature 1, whatever the temperature. Two differences: presence and
+frequency penalties count the answer only, as OpenAI defines them, and equal logits are ordered by token id, which
+makes every cut exact and every answer repeatable.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_rt.errors import BackendStepError, InvalidRequestError
+from edge_rt.types import Sampling
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+# A group's largest logit stands for it when the k-th largest of all is looked for: n_vocab / _N_GROUPS logits each.
+_N_GROUPS = 1536
+# The cumulative sum over the whole vocabulary is taken over blocks first.
+_BLOCK = 64
+_NUCLEUS_SIZES = (256, 4096)
+
+
+class Sampler:
+    """One sequence's choices.
+
+    prompt   the ids before the answer; the repetition penalty's window begins in it
+    entropy  draws the seed where the request names none
+
+    Give every token of the answer to accept. The same sampling, prompt, seed and logits give the same tokens.
+    Raises InvalidRequestError for a biased or prompt token outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        n_vocab: int,
+        prompt: Sequence[int],
+        *,
+        entropy: Callable[[], int] = lambda: secrets.randbits(63),
+    ) -> None:
+        self._n_vocab = n_vocab
+        self._greedy = sampling.temperature == 0.0
+        self._temperature = sampling.temperature
+        self._top_k = sampling.top_k if 0 < sampling.top_k < n_vocab else 0
+        self._top_p = sampling.top_p
+        self._min_p = sampling.min_p
+        seed = entropy() if sampling.seed is None else sampling.seed
+        self._rng = None if self._greedy else np.random.Generator(np.random.PCG64(seed & (2**64 - 1)))
+        self._bias = _Offsets(n_vocab)
+        for token_id, bias in sampling.logit_bias.items():
+            if not 0 <= token_id < n_vocab:
+                raise InvalidRequestError(
+                    param="logit_bias", problem=f"token id {token_id} is outside the vocabulary of {n_vocab}"
+                )
+            self._bias.add(token_id, bias)
+        self._repeat = _RepeatPenalty(sampling, n_vocab, prompt)
+        self._presence = sampling.presence_penalty
+        self._frequency = sampling.frequency_penalty
+        self._answer = _Offsets(n_vocab)
+        self._scratch: F32 | None = None
+        self._exps: F32 | None = None
+
+    def accept(self, token_id: int) -> None:
+        """Count a token of the answer."""
+        self._repeat.accept(token_id)
+        if self._presence or self._frequency:
+            first = token_id not in self._answer
+            self._answer.add(token_id, -self._frequency - (self._presence if first else 0.0))
+
+    def sample(self, logits: F32) -> int:
+        """Choose a token.
+
+        logits  (n_vocab,), not modified; -inf bans a token
+        Raises BackendStepError for NaN, +inf, or no finite logit.
+        """
+        if logits.shape != (self._n_vocab,):
+            raise BackendStepError(reason=f"the logits have shape {logits.shape}, the vocabulary {self._n_vocab}")
+        adjusted = self._adjust(logits)
+        if self._rng is None:
+            token_id = int(adjusted.argmax())
+            _check_max(float(adjusted[token_id]))
+            return token_id
+        u = self._rng.random()
+        if self._top_k:
+            ids = _largest(adjusted, self._top_k)
+        elif self._top_p < 1.0:
+            ids = self._nucleus(adjusted)
+        elif self._min_p > 0.0:
+            ids = np.flatnonzero(adjusted >= _finite_max(adjusted) + np.log(self._min_p))
+        else:
+            return self._draw_any(adjusted, u)
+        return self._draw(ids, adjusted[ids].astype(np.float64), u)
+
+    def logprobs(self, logits: F32, token_id: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
+        """Give natural-log probabilities under the softmax of the logits as they are, before any stage.
+
+        returns the token's own, and the n_top most likely ids with theirs, most likely first; banned tokens are left
+        out of these.
+        """
+        values = logits.astype(np.float64)
+        peak = _check_max(float(values.max()))
+        values -= peak
+        log_total = float(np.log(np.exp(values).sum()))
+        top = _largest(logits, n_top) if n_top else ()
+        return float(values[token_id]) - log_total, [(int(i), float(values[i]) - log_total) for i in top]
+
+    def _adjust(self, logits: F32) -> F32:
+        """Apply bias and penalties, in a copy where there are any."""
+        if not (self._bias or self._repeat or self._answer):
+            return logits
+        if self._scratch is None:
+            self._scratch = np.empty(self._n_vocab, np.float32)
+        adjusted = self._scratch
+        np.copyto(adjusted, logits)
+        self._bias.apply(adjusted)
+        self._repeat.apply(adjusted)
+        self._answer.apply(adjusted)
+        return adjusted
+
+    def _nucleus(self, logits: F32) -> I64:
+        """Find the tokens that top_p may keep, most likely first, without sorting the rest.
+
+        The whole vocabulary is needed for its sum only; how far down the order the nucleus reaches is tried in steps.
+        """
+        exps = self._exponentials(logits, 1.0)
+        wanted = self._top_p * float(exps.sum(dtype=np.float64))
+        for size in _NUCLEUS_SIZES:
+            if size < self._n_vocab:
+                ids = _largest(logits, size)
+                if float(exps[ids].sum(dtype=np.float64)) >= wanted:
+                    break
+        else:
+            ids = _largest(logits, self._n_vocab)
+        n_kept = int(np.searchsorted(np.cumsum(exps[ids], dtype=np.float64), wanted)) + 1
+        return ids[:n_kept]
+
+    def _draw(self, ids: I64, logits: F64, u: float) -> int:
+        """Cut candidates by top_p where top_k has ordered them, and by min_p; then draw one at the temperature."""
+        peak = _check_max(float(logits.max()))
+        if self._top_k and self._top_p < 1.0:
+            sums = np.exp(logits - peak).cumsum()
+            n_kept = int(np.searchsorted(sums, self._top_p * sums[-1])) + 1
+            ids, logits = ids[:n_kept], logits[:n_kept]
+        if self._min_p > 0.0:
+            kept = logits >= peak + np.log(self._min_p)
+            ids, logits = ids[kept], logits[kept]
+        weights = np.exp((logits - peak) / self._temperature)
+        return int(ids[_pick(weights, u)])
+
+    def _draw_any(self, logits: F32, u: float) -> int:
+        """Draw from the whole vocabulary: first a block, then a token in it."""
+        exps = self._exponentials(logits, self._temperature)
+        blocks = exps.reshape(-1, _BLOCK)
+        sums = blocks.sum(axis=1, dtype=np.float32).astype(np.float64)
+        block = _pick(sums, u)
+        before = float(sums[:block].sum())
+        inside = (u * float(sums.sum()) - before) / float(sums[block])
+        return block * _BLOCK + _pick(blocks[block].astype(np.float64), min(max(inside, 0.0), 1.0))
+
+    def _exponentials(self, logits: F32, temperature: float) -> F32:
+        """Compute exp((logits - max) / temperature), with zeros after the vocabulary to fill the last block."""
+        if self._exps is None:
+            self._exps = np.zeros(-(-self._n_vocab // _BLOCK) * _BLOCK, np.float32)
+        exps = self._exps[: self._n_vocab]
+        np.subtract(logits, np.float32(_finite_max(logits)), out=exps)
+        if temperature != 1.0:
+            np.divide(exps, np.float32(temperature), out=exps)
+        np.exp(exps, out=exps)
+        return self._exps
+
+
+class _Offsets:
+    """What to add to the logits of some tokens: as many array elements as distinct tokens, each kept up to date."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._n_vocab = n_vocab
+        self._places: dict[int, int] = {}
+        self._ids = np.empty(0, np.int64)
+        self._values = np.empty(0, np.float32)
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def __contains__(self, token_id: int) -> bool:
+        return token_id in self._places
+
+    def add(self, token_id: int, value: float) -> None:
+        place = self._places.get(token_id)
+        if place is None:
+            place = self._places[token_id] = len(self._places)
+            if place == len(self._ids):
+                size = min(max(16, 2 * place), self._n_vocab)
+                self._ids = np.concatenate((self._ids, np.zeros(size - place, np.int64)))
+                self._values = np.concatenate((self._values, np.zeros(size - place, np.float32)))
+            self._ids[place] = token_id
+        self._values[place] += value
+
+    def apply(self, logits: F32) -> None:
+        n = len(self._places)
+        if n:
+            logits[self._ids[:n]] += self._values[:n]
+
+
+class _RepeatPenalty:
+    """Make the distinct tokens of a sliding window less likely: positive logits divided, others multiplied (CTRL)."""
+
+    def __init__(self, sampling: Sampling, n_vocab: int, prompt: Sequence[int]) -> None:
+        self._penalty = np.float32(sampling.repeat_penalty)
+        size = sampling.repeat_last_n if sampling.repeat_penalty != 1.0 else 0
+        self._window: deque[int] = deque(prompt[max(len(prompt) - size, 0) :] if size else (), maxlen=size)
+        self._counts: dict[int, int] = {}
+        self._ids: I64 | None = None
+        for token_id in self._window:
+            if not 0 <= token_id < n_vocab:
+                raise InvalidRequestError(
+                    param="prompt", problem=f"token id {token_id} is outside the vocabulary of {n_vocab}"
+                )
+            self._counts[token_id] = self._counts.get(token_id, 0) + 1
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def accept(self, token_id: int) -> None:
+        window, counts = self._window, self._counts
+        if not window.maxlen:
+            return
+        if len(window) == window.maxlen:
+            oldest = window[0]
+            counts[oldest] -= 1
+            if not counts[oldest]:
+                del counts[oldest]
+                self._ids = None
+        window.append(token_id)
+        if token_id not in counts:
+            self._ids = None
+        counts[token_id] = counts.get(token_id, 0) + 1
+
+    def apply(self, logits: F32) -> None:
+        if self._ids is None:
+            self._ids = np.fromiter(self._counts, np.int64, len(self._counts))
+        values = logits[self._ids]
+        logits[self._ids] = np.where(values > 0, values / self._penalty, values * self._penalty)
+
+
+def _largest(logits: F32, k: int) -> I64:
+    """Give the ids of the k largest logits, largest first, the lower id first among equals; -inf is never one.
+
+    Sorts only what may be among them. The k-th largest of the groups' maxima bounds the k-th largest of all from
+    below, and a bound that close leaves little more than k.
+    """
+    n = len(logits)
+    n_rows = n // _N_GROUPS
+    if n_rows < 2 or 2 * k > _N_GROUPS:
+        floor = np.partition(logits, n - k)[n - k] if k < n else -np.inf
+        peak = _finite_max(logits)
+    else:
+        maxima = logits[: n_rows * _N_GROUPS].reshape(n_rows, _N_GROUPS).max(axis=0)
+        rest = logits[n_rows * _N_GROUPS :]
+        peak = float(maxima.max())
+        if len(rest):
+            peak = float(np.maximum(peak, rest.max()))
+        floor = np.partition(maxima, _N_GROUPS - k)[_N_GROUPS - k]
+    _check_max(peak)
+    ids = np.flatnonzero(logits >= floor if floor > -np.inf else logits > -np.inf)
+    return ids[np.argsort(-logits[ids], kind="stable")[:k]]
+
+
+def _pick(weights: F64, u: float) -> int:
+    """Give the index where the cumulative weight passes the share u, never one of weight 0."""
+    sums = weights.cumsum()
+    index = int(sums.searchsorted(u * sums[-1], side="right"))
+    # Rounding may carry u * total onto the total itself.
+    return index if index < len(sums) else int(weights.nonzero()[0][-1])
+
+
+def _finite_max(logits: F32) -> float:
+    return _check_max(float(logits.max()))
+
+
+def _check_max(value: float) -> float:
+    """Hand on a maximum; NumPy's is NaN if anything is."""
+    if not np.isfinite(value):
+        what = "no finite value" if value == -np.inf else "NaN or +inf"
+        raise BackendStepError(reason=f"the model's output holds {what}")
+    return value
