@@ -26,7 +26,7 @@ _LENGTH = struct.Struct("<I")
 _READ_BYTES = 256 * 1024
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load"):
     """Load a model; the first message a worker gets.
 
     path           "" for back ends without a file

@@ -26,10 +26,9 @@ from typing import Protocol
 
 from edge_rt.backends import registry
 from edge_rt.backends.base import Backend, LoadOptions, ModelFile, TokenSession
-from edge_rt.devices import cpu, memory
+from edge_rt.devices import memory
 from edge_rt.devices.base import Reading
-from edge_rt.devices.idle import IdleMeter
-from edge_rt.engine.threads import ThreadChoice, candidates
+from edge_rt.engine.start import prefer_big_cores, start_engine
 from edge_rt.engine.tokens import EngineSettings, Sink, TokenEngine
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError
 from edge_rt.types import Chunk, EngineStats, GenerateRequest
@@ -89,12 +88,8 @@ def load_session(
 
 
 def make_engine(load: Load, session: TokenSession) -> TokenEngine:
-    cpus = cpu.usable_cores()
-    counts = (load.n_threads,) if load.n_threads else candidates(len(cpus))
     settings = EngineSettings(max_stall_s=load.max_stall_s, stream_interval_s=load.stream_interval_s)
-    engine = TokenEngine(session, settings, ThreadChoice(counts), idle_cores=IdleMeter(cpus))
-    engine.warm_up()
-    return engine
+    return start_engine(session, settings, n_threads=load.n_threads)
 
 
 class _RequestSink:
@@ -261,6 +256,7 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="the connected socket to the front process")
     fd = parser.parse_args().fd
     isolate()
+    prefer_big_cores()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)

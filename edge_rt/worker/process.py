@@ -129,7 +129,10 @@ class Process:
         Raises the child's own error, BackendLoadError after load_timeout_s, or WorkerLostError when it dies in between;
         the child is gone by then.
         """
-        sock, handle = await launch()
+        try:
+            sock, handle = await launch()
+        except OSError as exc:
+            raise BackendLoadError(model=load.model, reason=f"its process cannot be started: {exc}") from exc
         self = cls(handle, load, step_timeout_s=step_timeout_s, on_stats=on_stats)
         await self._channel.connect(sock)
         try:

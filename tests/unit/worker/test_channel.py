@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_rt.errors import QueueFullError, from_wire
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, Message, Sampling, TokenLogprob
+from edge_rt.worker import channel
+from edge_rt.worker.channel import ChannelError, FrameReader, FromWorker, ParentChannel, ToWorker, WorkerChannel, encode
+from tests import virtual_time
+from tests.unit.worker.fake_child import INFO, LAST, LOAD
+
+TO_WORKER: list[ToWorker] = [
+    LOAD,
+    channel.Generate(
+        GenerateRequest(
+            id="r~1",
+            model="m",
+            messages=(Message(role="user", content="grüß 🎈"),),
+            stop=("\n",),
+            sampling=Sampling(temperature=0.5, seed=7, logit_bias={3: -1.5}),
+            top_logprobs=2,
+            deadline_s=1.5,
+        )
+    ),
+    channel.Cancel("r~1"),
+    channel.Tokenize("1", "text", special=True, add_bos=False),
+    channel.Detokenize("2", [1, 2, 3]),
+    channel.Shutdown(1.5),
+]
+FROM_WORKER: list[FromWorker] = [
+    channel.Ready(INFO),
+    channel.ChunkOut(
+        "r~1",
+        Chunk(
+            text="é",
+            token_ids=(1, 2),
+            logprobs=(TokenLogprob(token_id=1, raw=b"\xc3", logprob=-0.5, top=((1, b"\xc3", -0.5),)),),
+        ),
+    ),
+    channel.ChunkOut("r~1", LAST),
+    channel.Failed("r~1", *QueueFullError(waiting=1, limit=1, retry_after_s=2.0).to_wire()),
+    channel.TokensOut("1", [4, 5]),
+    channel.TextOut("2", "text"),
+    channel.Stats(EngineStats(running=1, step_rows=(1, 2))),
+]
+
+
+@pytest.mark.parametrize("message", TO_WORKER, ids=lambda m: type(m).__name__)
+def test_what_the_parent_sends_arrives_whole(message: ToWorker) -> None:
+    assert FrameReader[ToWorker](ToWorker).feed(encode(message)) == [message]
+
+
+@pytest.mark.parametrize("message", FROM_WORKER, ids=lambda m: type(m).__name__)
+def test_what_the_worker_sends_arrives_whole(message: FromWorker) -> None:
+    assert FrameReader[FromWorker](FromWorker).feed(encode(message)) == [message]
+
+
+def test_an_error_keeps_its_fields_on_the_way() -> None:
+    (message,) = FrameReader[FromWorker](FromWorker).feed(encode(FROM_WORKER[3]))
+    assert isinstance(message, channel.Failed)
+    error = from_wire(message.code, message.fields)
+    assert isinstance(error, QueueFullError)
+    assert (error.waiting, error.limit, error.retry_after_s) == (1, 1, 2.0)
+
+
+@given(st.lists(st.sampled_from(FROM_WORKER), max_size=8), st.data())
+def test_frames_survive_any_cut_of_the_stream(messages: list[FromWorker], data: st.DataObject) -> None:
+    stream = b"".join(encode(message) for message in messages)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
+    reader = FrameReader[FromWorker](FromWorker)
+    got: list[FromWorker] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        got += reader.feed(stream[start:end])
+    assert got == messages
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack("<I", channel.MAX_FRAME_BYTES + 1),
+        struct.pack("<I", 3) + b"\xc1\xc1\xc1",
+        struct.pack("<I", 0),
+        encode(channel.Cancel("x")),  # the wrong direction
+        b"".join((struct.pack("<I", 9), msgspec.msgpack.encode(["chunk", "id"]))),
+    ],
+    ids=["too long", "not msgpack", "empty", "wrong type", "too few fields"],
+)
+def test_a_broken_frame_is_refused(data: bytes) -> None:
+    with pytest.raises(ChannelError):
+        FrameReader[FromWorker](FromWorker).feed(data)
+
+
+def test_a_message_over_the_limit_is_refused_by_its_sender() -> None:
+    with pytest.raises(ChannelError, match="over the limit"):
+        encode(channel.TextOut("1", "x" * channel.MAX_FRAME_BYTES))
+
+
+def test_the_two_ends_talk_and_see_each_other_leave() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        got: asyncio.Queue[FromWorker | str] = asyncio.Queue()
+        parent = ParentChannel(got.put_nowait, got.put_nowait)
+        await parent.connect(ours)
+        worker = WorkerChannel(theirs)
+        parent.send(TO_WORKER[1])
+        assert await asyncio.to_thread(worker.receive) == [TO_WORKER[1]]
+        assert worker.receive(0.0) == []
+        for message in FROM_WORKER:
+            worker.send(message)
+        assert [await got.get() for _ in FROM_WORKER] == FROM_WORKER
+        parent.close()
+        assert await asyncio.to_thread(worker.receive) is None
+        assert await got.get() == "it closed its channel"
+        worker.flush()
+        theirs.close()
+
+    virtual_time.run(main())
+
+
+def test_what_is_queued_is_written_before_flush_returns() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = WorkerChannel(theirs)
+        big = channel.TextOut("1", "x" * 2_000_000)  # more than the socket's buffer
+        received: list[FromWorker] = []
+
+        def read() -> None:
+            reader = FrameReader[FromWorker](FromWorker)
+            while len(received) < 2:
+                received.extend(reader.feed(ours.recv(65536)))
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        worker.send(big)
+        worker.send(channel.TextOut("2", "end"))
+        worker.flush()
+        thread.join()
+        assert received == [big, channel.TextOut("2", "end")]
+
+
+def test_a_worker_that_talks_nonsense_is_cut_off() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        parent = ParentChannel(lambda message: None, lost.set_result)
+        await parent.connect(ours)
+        with theirs:
+            theirs.sendall(b"\xff\xff\xff\xff")
+            assert "over the limit" in await lost
+
+    virtual_time.run(main())

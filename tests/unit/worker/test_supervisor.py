@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import pytest
+
+from edge_rt import config
+from edge_rt.errors import BackendLoadError, EdgeRtError, ModelFormatError, ShuttingDownError, WorkerLostError
+from edge_rt.types import Chunk, EngineStats
+from edge_rt.worker import channel
+from edge_rt.worker.channel import Load, ToWorker
+from edge_rt.worker.supervisor import MAX_LOAD_DEATHS, STABLE_S, Worker, backoff_s
+from tests import virtual_time
+from tests.unit.worker.fake_child import (
+    LOAD,
+    FakeChild,
+    FakeLaunch,
+    answers,
+    dies_loading,
+    dies_on_request,
+    loads,
+    request,
+    silent,
+)
+
+
+@dataclass
+class Heard:
+    restarts: list[str] = field(default_factory=list)
+    downs: list[EdgeRtError] = field(default_factory=list)
+    figures: list[EngineStats] = field(default_factory=list)
+
+    def stats(self, stats: EngineStats) -> None:
+        self.figures.append(stats)
+
+    def restarting(self, reason: str) -> None:
+        self.restarts.append(reason)
+
+    def down(self, error: EdgeRtError) -> None:
+        self.downs.append(error)
+
+
+def supervised(launch: FakeLaunch, heard: Heard | None = None) -> Worker:
+    return Worker(LOAD, settings=config.Worker(), launch=launch, events=heard or Heard())
+
+
+async def answer(worker: Worker, request_id: str = "r") -> str:
+    return "".join([chunk.text async for chunk in worker.generate(request(request_id))])
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def gives_one_chunk(child: FakeChild, message: ToWorker) -> None:
+    loads(child, message)
+    if isinstance(message, channel.Generate):
+        child.send(channel.ChunkOut(message.request.id, Chunk(text="a")))
+
+
+def test_a_killed_worker_is_back_at_once() -> None:
+    async def main() -> None:
+        launch, heard = FakeLaunch(answers), Heard()
+        worker = supervised(launch, heard)
+        await worker.start()
+        launch.children[0].exit(-9)
+        assert await answer(worker) == "ab!"
+        assert launch.launched_at_s[1] == launch.launched_at_s[0]
+        assert heard.restarts == ["SIGKILL, perhaps out of memory"]
+        assert worker.pid == launch.children[1].pid
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_a_worker_restarts_without_being_asked() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(answers)
+        worker = supervised(launch)
+        await worker.start()
+        launch.children[0].exit(-9)
+        await asyncio.sleep(0.01)
+        assert len(launch.children) == 2
+        assert worker.pid == launch.children[1].pid
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_a_request_without_a_byte_yet_is_asked_once_more() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(dies_on_request, answers)
+        worker = supervised(launch)
+        await worker.start()
+        assert await answer(worker) == "ab!"
+        assert [len(child.requests()) for child in launch.children] == [1, 1]
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_a_request_that_kills_the_worker_twice_is_not_asked_again() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(dies_on_request, dies_on_request, answers)
+        worker = supervised(launch)
+        await worker.start()
+        with pytest.raises(WorkerLostError, match="poison"):
+            await answer(worker)
+        assert await answer(worker, "innocent") == "ab!"
+        assert len(launch.children[2].requests()) == 1
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_a_request_with_a_byte_out_is_not_asked_again() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(gives_one_chunk, answers)
+        worker = supervised(launch)
+        await worker.start()
+        async with aclosing(worker.generate(request())) as chunks:
+            assert (await anext(chunks)).text == "a"
+            launch.children[0].exit(-11)
+            with pytest.raises(WorkerLostError, match="SIGSEGV"):
+                await anext(chunks)
+        await settle()
+        assert launch.children[1].requests() == []
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_tokenize_is_asked_once_more() -> None:
+    def dies_on_tokenize(child: FakeChild, message: ToWorker) -> None:
+        loads(child, message)
+        if isinstance(message, channel.Tokenize):
+            child.exit(-9)
+
+    async def main() -> None:
+        worker = supervised(FakeLaunch(dies_on_tokenize, answers))
+        await worker.start()
+        assert await worker.tokenize("a", special=True, add_bos=True) == [97]
+        assert await worker.detokenize([98]) == "b"
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_repeated_deaths_are_answered_with_growing_pauses_until_a_stable_life() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        launch = FakeLaunch(answers)
+        worker = supervised(launch)
+        await worker.start()
+        pauses = []
+        for _ in range(4):
+            died_at_s = loop.time()
+            launch.children[-1].exit(-9)
+            await answer(worker)
+            pauses.append(loop.time() - died_at_s)
+        assert pauses == pytest.approx([0.0, 0.5, 1.0, 2.0])
+        await asyncio.sleep(STABLE_S)
+        died_at_s = loop.time()
+        launch.children[-1].exit(-9)
+        await answer(worker)
+        assert loop.time() == died_at_s
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_pauses_are_bounded() -> None:
+    assert [backoff_s(n) for n in (0, 1, 2, 3)] == [0.0, 0.0, 0.5, 1.0]
+    assert backoff_s(1000) == 15.0
+
+
+def test_a_worker_that_dies_loading_is_tried_a_few_times_and_then_given_up() -> None:
+    async def main() -> None:
+        launch, heard = FakeLaunch(dies_loading), Heard()
+        worker = supervised(launch, heard)
+        with pytest.raises(BackendLoadError, match="died 3 times while loading, at last by SIGSEGV"):
+            await worker.start()
+        assert len(launch.children) == MAX_LOAD_DEATHS
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_a_worker_that_dies_loading_once_still_loads() -> None:
+    async def main() -> None:
+        worker = supervised(FakeLaunch(dies_loading, answers))
+        await worker.start()
+        assert await answer(worker) == "ab!"
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_an_error_of_the_model_is_not_tried_again() -> None:
+    def bad_file(child: FakeChild, message: ToWorker) -> None:
+        child.send(channel.Failed("", *ModelFormatError(path="f", field="magic", problem="bad").to_wire()))
+
+    async def main() -> None:
+        launch = FakeLaunch(bad_file)
+        with pytest.raises(ModelFormatError, match="magic"):
+            await supervised(launch).start()
+        assert len(launch.children) == 1
+
+    virtual_time.run(main())
+
+
+def test_a_worker_that_cannot_be_restarted_tells_its_owner_and_its_requests() -> None:
+    async def main() -> None:
+        heard = Heard()
+        worker = supervised(FakeLaunch(dies_on_request, dies_loading), heard)
+        await worker.start()
+        with pytest.raises(BackendLoadError, match="while loading"):
+            await answer(worker)
+        await settle()
+        assert [type(error) for error in heard.downs] == [BackendLoadError]
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_stop_during_a_load_kills_the_child_and_tells_those_who_wait() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(silent)
+        worker = supervised(launch)
+        loading = asyncio.create_task(worker.start())
+        await settle()
+        await worker.stop(ShuttingDownError)
+        with pytest.raises(ShuttingDownError):
+            await loading
+        assert launch.children[0].is_dead
+
+    virtual_time.run(main())
+
+
+def test_stop_during_the_pause_before_a_restart_ends_it() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(loads)
+        worker = supervised(launch)
+        await worker.start()
+        for _ in range(2):
+            launch.children[-1].exit(-9)
+            await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(answer(worker))
+        await settle()
+        await worker.stop(ShuttingDownError)
+        with pytest.raises(ShuttingDownError):
+            await waiting
+        await asyncio.sleep(60)
+        assert len(launch.children) == 2
+
+    virtual_time.run(main())
+
+
+def test_a_stopped_worker_is_not_restarted() -> None:
+    async def main() -> None:
+        launch, heard = FakeLaunch(answers), Heard()
+        worker = supervised(launch, heard)
+        await worker.start()
+        await worker.stop(ShuttingDownError)
+        await asyncio.sleep(60)
+        assert len(launch.children) == 1
+        assert heard.restarts == []
+        with pytest.raises(ShuttingDownError):
+            await answer(worker)
+
+    virtual_time.run(main())
+
+
+def test_a_client_that_leaves_while_the_worker_restarts_is_not_asked_for() -> None:
+    def loads_late(child: FakeChild, message: ToWorker) -> None:
+        if isinstance(message, Load):
+            asyncio.get_running_loop().call_later(5.0, loads, child, message)
+        else:
+            loads(child, message)
+
+    async def main() -> None:
+        launch = FakeLaunch(dies_on_request, loads_late)
+        worker = supervised(launch)
+        await worker.start()
+        leaving = asyncio.create_task(answer(worker))
+        await asyncio.sleep(1.0)
+        leaving.cancel()
+        await asyncio.sleep(10.0)
+        assert leaving.cancelled()
+        assert launch.children[1].requests() == []
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_figures_reach_the_owner() -> None:
+    async def main() -> None:
+        launch, heard = FakeLaunch(loads), Heard()
+        worker = supervised(launch, heard)
+        await worker.start()
+        launch.children[0].send(channel.Stats(EngineStats(running=1)))
+        await settle()
+        assert heard.figures == [EngineStats(running=1)]
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
