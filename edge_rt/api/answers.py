@@ -203,18 +203,22 @@ def wire_timings(usage: Usage, timings: Timings) -> schemas.WireTimings:
 
     predicted_n counts all tokens; the rate is that of the steps after the first token, which came with the prefill.
     """
-    prefill_tps, tpot_s, decode_tps = timings.prefill_tps, timings.tpot_s, timings.decode_tps
+    prefill_ms, n_prefill, tpot_s = timings.prefill_s * 1e3, timings.prefill_tokens, timings.tpot_s
     return schemas.WireTimings(
         cache_n=usage.cached_tokens,
-        prompt_n=timings.prefill_tokens,
-        prompt_ms=timings.prefill_s * 1e3,
-        prompt_per_token_ms=timings.prefill_s * 1e3 / timings.prefill_tokens if timings.prefill_tokens else None,
-        prompt_per_second=prefill_tps,
+        prompt_n=n_prefill,
+        prompt_ms=round(prefill_ms, 3),
+        prompt_per_token_ms=_rounded(prefill_ms / n_prefill if n_prefill else None),
+        prompt_per_second=_rounded(timings.prefill_tps),
         predicted_n=usage.completion_tokens,
-        predicted_ms=timings.decode_s * 1e3,
-        predicted_per_token_ms=None if tpot_s is None else tpot_s * 1e3,
-        predicted_per_second=decode_tps,
+        predicted_ms=round(timings.decode_s * 1e3, 3),
+        predicted_per_token_ms=_rounded(None if tpot_s is None else tpot_s * 1e3),
+        predicted_per_second=_rounded(timings.decode_tps),
     )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def new_id(shape: Shape) -> str:

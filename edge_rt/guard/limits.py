@@ -73,7 +73,7 @@ def _check_stop(stop: Sequence[str], limits: Limits) -> None:
 
 
 def _check_sampling(sampling: Sampling, limits: Limits) -> None:
-    if sampling.temperature != 0:
+    if sampling.temperature != 0 or isinstance(sampling.temperature, bool):
         _number("temperature", sampling.temperature, *_TEMPERATURE, hint=" or 0 for greedy")
     _integer("top_k", sampling.top_k, 0, _MAX_INT)
     _number("top_p", sampling.top_p, 0.0, 1.0, open_low=True)

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from edge_rt import telemetry
+from edge_rt.telemetry import METRICS, STEP_ROWS_BOUNDS, Telemetry
+from edge_rt.types import EngineStats, Timings, Usage
+
+STATS = EngineStats(
+    cells_used=10,
+    cells_total=100,
+    n_threads=2,
+    steps_total=3,
+    rows_total=40,
+    prompt_tokens_total=38,
+    completion_tokens_total=2,
+    cached_tokens_total=4,
+    rss_bytes=1000,
+    step_rows=(1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0),
+)
+
+
+def samples(metrics: Telemetry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def value(metrics: Telemetry, name: str, **labels: str) -> float:
+    return samples(metrics)[name, tuple(sorted(labels.items()))]
+
+
+def test_every_metric_of_the_table_is_exposed_with_its_type() -> None:
+    metrics = Telemetry()
+    metrics.engine_stats("m", STATS)
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", metrics.exposition().decode(), re.MULTILINE))
+    for metric in METRICS:
+        name = f"{metric.name}_total" if metric.kind == "counter" else metric.name
+        assert types[name] == metric.kind
+
+
+def test_names_follow_prometheus() -> None:
+    for metric in METRICS:
+        assert metric.name.startswith("edge_rt_")
+        assert not metric.name.endswith(("_total", "_count", "_sum", "_ms", "_s"))
+        assert metric.kind == "histogram" or not metric.buckets
+        assert list(metric.buckets) == sorted(metric.buckets)
+
+
+def test_a_request_is_counted_by_route_status_and_outcome() -> None:
+    metrics = Telemetry()
+    metrics.request_finished("/v1/models", status=200, outcome="ok", duration_s=0.003)
+    metrics.request_finished("/v1/models", status=200, outcome="ok", duration_s=400.0)
+    assert value(metrics, "edge_rt_requests_total", route="/v1/models", status="200", outcome="ok") == 2
+    assert value(metrics, "edge_rt_request_duration_seconds_bucket", route="/v1/models", le="0.005") == 1
+    assert value(metrics, "edge_rt_request_duration_seconds_count", route="/v1/models") == 2
+
+
+def test_an_answer_fills_the_histograms() -> None:
+    metrics = Telemetry()
+    usage = Usage(prompt_tokens=5, completion_tokens=3)
+    timings = Timings(queue_s=0.25, prefill_s=0.5, prefill_tokens=5, decode_s=0.5, decode_tokens=2, ttft_s=0.75)
+    metrics.answer_finished("m", usage=usage, timings=timings)
+    assert value(metrics, "edge_rt_ttft_seconds_sum", model="m") == 0.75
+    assert value(metrics, "edge_rt_queue_wait_seconds_sum", model="m") == 0.25
+    assert value(metrics, "edge_rt_tpot_seconds_sum", model="m") == 0.25
+
+
+def test_an_answer_of_one_token_has_no_tpot_and_an_empty_one_no_ttft() -> None:
+    metrics = Telemetry()
+    timings = Timings(queue_s=0.0, prefill_s=0.5, prefill_tokens=5, decode_s=0.0, decode_tokens=0, ttft_s=0.5)
+    metrics.answer_finished("m", usage=Usage(prompt_tokens=5, completion_tokens=1), timings=timings)
+    metrics.answer_finished("m", usage=Usage(prompt_tokens=5, completion_tokens=0), timings=timings)
+    assert value(metrics, "edge_rt_ttft_seconds_count", model="m") == 1
+    assert ("edge_rt_tpot_seconds_count", (("model", "m"),)) not in samples(metrics)
+
+
+def test_totals_of_an_engine_add_up_over_a_restart() -> None:
+    metrics = Telemetry()
+    metrics.engine_stats("m", STATS)
+    metrics.engine_stats("m", replace(STATS, steps_total=4, rows_total=41, completion_tokens_total=3))
+    restarted = EngineStats(steps_total=1, rows_total=2, prompt_tokens_total=2, step_rows=(0, 1, *[0] * 9))
+    metrics.engine_stats("m", restarted)
+    assert value(metrics, "edge_rt_steps_total", model="m") == 5
+    assert value(metrics, "edge_rt_prompt_tokens_total", model="m") == 40
+    assert value(metrics, "edge_rt_completion_tokens_total", model="m") == 3
+
+
+def test_step_rows_is_a_cumulative_histogram() -> None:
+    metrics = Telemetry()
+    metrics.engine_stats("m", STATS)
+    metrics.engine_stats("m", replace(STATS, steps_total=4, rows_total=41, step_rows=(2, *STATS.step_rows[1:])))
+    bucket = "edge_rt_step_rows_bucket"
+    assert [value(metrics, bucket, model="m", le=le) for le in ("1.0", "2.0", "32.0", "64.0", "+Inf")] == [
+        2,
+        3,
+        3,
+        4,
+        4,
+    ]
+    assert value(metrics, "edge_rt_step_rows_count", model="m") == 4
+    assert value(metrics, "edge_rt_step_rows_sum", model="m") == 41
+    assert len(STATS.step_rows) == len(STEP_ROWS_BOUNDS) + 1
+
+
+def test_an_unloaded_engine_leaves_totals_but_no_gauges() -> None:
+    metrics = Telemetry()
+    metrics.engine_stats("m", STATS)
+    assert value(metrics, "edge_rt_worker_resident_memory_bytes", model="m") == 1000
+    metrics.engine_gone("m")
+    metrics.engine_gone("m")
+    names = {name for name, _ in samples(metrics)}
+    assert "edge_rt_worker_resident_memory_bytes" not in names
+    assert "edge_rt_threads" not in names
+    assert value(metrics, "edge_rt_prompt_tokens_total", model="m") == 38
+
+
+def test_an_engine_that_is_loaded_again_starts_its_totals_at_nothing() -> None:
+    metrics = Telemetry()
+    metrics.engine_stats("m", STATS)
+    metrics.engine_gone("m")
+    metrics.engine_stats("m", STATS)
+    assert value(metrics, "edge_rt_prompt_tokens_total", model="m") == 76
+    assert value(metrics, "edge_rt_step_rows_sum", model="m") == 80
+
+
+def test_queue_and_restarts() -> None:
+    metrics = Telemetry()
+    metrics.queue_depth("m", running=2, waiting=3)
+    metrics.worker_restarted("m")
+    assert value(metrics, "edge_rt_requests_running", model="m") == 2
+    assert value(metrics, "edge_rt_requests_waiting", model="m") == 3
+    assert value(metrics, "edge_rt_worker_restarts_total", model="m") == 1
+
+
+def test_two_registries_do_not_clash() -> None:
+    first, second = Telemetry(), Telemetry()
+    first.worker_restarted("m")
+    assert ("edge_rt_worker_restarts_total", (("model", "m"),)) not in samples(second)
+
+
+@pytest.fixture
+def _root_logger() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("_root_logger")
+def test_text_log_is_one_line_with_its_extras() -> None:
+    stream = io.StringIO()
+    telemetry.configure_logging("info", "text", stream=stream)
+    logging.getLogger("x").info("two\nlines %d", 7, extra={"uid": 1000, "gid": None})
+    logging.getLogger("x").debug("not shown")
+    line = stream.getvalue()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d info x: two\\nlines 7 uid=1000\n", line)
+
+
+@pytest.mark.usefixtures("_root_logger")
+def test_json_log_carries_the_request_id_and_the_traceback() -> None:
+    stream = io.StringIO()
+    telemetry.configure_logging("debug", "json", stream=stream)
+    token = telemetry.request_id.set("abc")
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        logging.getLogger("x").exception("failed", extra={"path": STATS})
+    finally:
+        telemetry.request_id.reset(token)
+    entry = json.loads(stream.getvalue())
+    assert entry["request_id"] == "abc"
+    assert entry["level"] == "error"
+    assert "ValueError: boom" in entry["traceback"]
