@@ -1,0 +1,287 @@
+"""The checks of `edge_rt doctor`: each looks at one thing and says what to do about it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import httpx2
+
+from edge_rt import config
+from edge_rt.api.listen import socket_path
+from edge_rt.backends import registry
+from edge_rt.backends.base import LoadOptions, ModelFile
+from edge_rt.backends.llama_build import Broken, Build, inspect, missing
+from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.catalog.store import Store, pick_variant
+from edge_rt.devices import cpu, memory, thermal
+from edge_rt.devices.sysfs import SysfsRoot
+from edge_rt.errors import ConfigError, EdgeRtError
+
+Status = Literal["ok", "warn", "fail"]
+
+# Before edge_rt was written: a board without a clock battery that has not met a time server yet.
+_OLDEST_PLAUSIBLE_S = 1_767_225_600  # 2026-01-01
+_SLOW_CLOCKSOURCES = frozenset({"acpi_pm", "hpet", "jiffies"})
+_PULL_MARGIN_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One line: ok, warn (works, but worse than it could) or fail (does not work)."""
+
+    name: str
+    status: Status
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patient:
+    """What is examined; everything outside this process' memory can be replaced."""
+
+    config: config.Config = field(default_factory=config.Config)
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    root: SysfsRoot = field(default_factory=SysfsRoot)
+    inspect_build: Callable[[], Build | Broken] = inspect
+    wall_clock: Callable[[], float] = time.time
+    memlock_bytes: Callable[[], int] = lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+
+    def store(self) -> Store:
+        return Store.open(self.config.catalog, self.environ)
+
+    def default_model(self, store: Store) -> tuple[Manifest, Variant]:
+        manifest = store.get(self.config.catalog.default_model)
+        wanted = self.config.model(manifest.id).variant
+        return manifest, pick_variant(manifest, cpu.features(self.root), wanted)
+
+
+def ok(name: str, detail: str) -> Check:
+    return Check(name=name, status="ok", detail=detail)
+
+
+def warn(name: str, detail: str, remedy: str) -> Check:
+    return Check(name=name, status="warn", detail=detail, remedy=remedy)
+
+
+def fail(name: str, detail: str, remedy: str) -> Check:
+    return Check(name=name, status="fail", detail=detail, remedy=remedy)
+
+
+def python(_patient: Patient) -> Check:
+    version = f"Python {sys.version.split()[0]}"
+    if sys.maxsize < 2**32:
+        return warn("python", f"{version}, 32-bit", "use a 64-bit system: models over 2 GB cannot be mapped here")
+    return ok("python", f"{version}, 64-bit")
+
+
+def llama_build(patient: Patient) -> Check:
+    name, rebuild = "llama.cpp", "rebuild it on this machine: `make venv`, or pip with CMAKE_ARGS=-DGGML_NATIVE=on"
+    build = patient.inspect_build()
+    if isinstance(build, Broken):
+        remedy = rebuild if build.crashed else "install it: `make venv`, or pip install 'edge_rt[llama]'"
+        return fail(name, build.reason, remedy)
+    unused = missing(build, cpu.features(patient.root))
+    if unused:
+        return warn(name, f"{build.version} does not use this CPU's {', '.join(unused)}", rebuild)
+    return ok(name, f"{build.version}, built for this CPU: {' '.join(sorted(build.compiled))}")
+
+
+def store(patient: Patient) -> Check:
+    found = patient.store()
+    manifest, variant = patient.default_model(found)
+    pulled = found.path(manifest, variant) is not None
+    there = next(p for p in (found.root, *found.root.parents) if p.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        report = warn if pulled else fail
+        return report("store", f"{found.root}: no right to write", "pull as its owner, or set catalog.store_dir")
+    free = shutil.disk_usage(there).free
+    need = _PULL_MARGIN_BYTES + (0 if pulled else 2 * max(v.size_bytes or 0 for v in manifest.variants))
+    if free < need:
+        report = warn if pulled else fail
+        return report(
+            "store",
+            f"{found.root}: {free / 1e9:.2f} GB free",
+            f"free {need / 1e9:.2f} GB, or set catalog.store_dir to another disk",
+        )
+    return ok("store", f"{found.root}: writable, {free / 1e9:.1f} GB free")
+
+
+def model(patient: Patient) -> Check:
+    found = patient.store()
+    manifest, variant = patient.default_model(found)
+    full_name = f"{manifest.id}:{variant.id}"
+    if found.path(manifest, variant) is None:
+        return warn("model", f"{full_name} is not in the store", f"edge_rt models pull {manifest.id}")
+    found.verify(manifest.id, variant.id, progress=lambda _progress: None)
+    return ok("model", f"{full_name}: pulled, sha256 is right")
+
+
+def socket_directory(patient: Patient) -> Check:
+    path = socket_path(patient.config.server, patient.environ)
+    directory = path.parent
+    if not directory.exists():
+        parent = next(p for p in directory.parents if p.exists())
+        if os.access(parent, os.W_OK | os.X_OK):
+            return ok("socket", f"{directory} will be made by the daemon")
+        return fail(
+            "socket", f"{directory} does not exist and {parent} is not yours to write", "set server.socket_path"
+        )
+    mode = directory.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        return fail("socket", f"everybody may replace the socket in {directory}", f"chmod o-w {directory}")
+    if not os.access(directory, os.X_OK):
+        return fail("socket", f"{directory} may not be entered", "join the group that owns it")
+    return ok("socket", f"{path} in a directory of mode {stat.S_IMODE(mode):04o}")
+
+
+def daemon(patient: Patient) -> Check:
+    path = socket_path(patient.config.server, patient.environ)
+    try:
+        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), timeout=2.0) as client:
+            status = client.get("http://edge_rt/health/live").status_code
+    except httpx2.HTTPError as exc:
+        if path.exists() and not os.access(path, os.W_OK):
+            return fail("daemon", f"no right to use {path}", "join the socket's group: server.socket_group")
+        return warn("daemon", f"nobody answers on {path} ({exc})", "edge_rt serve")
+    if status != 200:
+        return fail("daemon", f"{path} answers /health/live with {status}", "see the daemon's log")
+    return ok("daemon", f"answers on {path}")
+
+
+def room(patient: Patient) -> Check:
+    found = patient.store()
+    manifest, variant = patient.default_model(found)
+    path = found.path(manifest, variant)
+    available = memory.available_bytes(patient.root)
+    if path is None or available.value is None:
+        return ok("memory", available.reason or f"{available.value or 0:_} bytes available; the model is not pulled")
+    engine, settings = patient.config.engine, patient.config.model(manifest.id)
+    options = LoadOptions(
+        n_ctx=settings.n_ctx or engine.n_ctx or manifest.n_ctx,
+        n_seq_max=settings.n_parallel or engine.n_parallel,
+        n_batch=engine.n_batch,
+        kv_type=engine.kv_type,
+    )
+    file = ModelFile(model=manifest.id, variant=variant.id, path=path, quant=variant.quant)
+    need = registry.get(engine.backend or registry.names()[0]).estimate(file, options).total_bytes
+    detail = f"{manifest.id} needs {need / 2**20:.0f} MiB, {available.value / 2**20:.0f} MiB are available"
+    if need + patient.config.worker.memory_margin_bytes > available.value:
+        return fail("memory", f"{detail} ({available.source})", "lower engine.n_ctx or n_parallel, or raise the limit")
+    return ok("memory", detail)
+
+
+def cgroup(patient: Patient) -> Check:
+    quota, limit = cpu.quota_cores(patient.root), memory.cgroup_limit(patient.root)
+    parts = [f"CPU quota {quota.value:g} cores"] if quota.value is not None else []
+    parts += [f"memory limit {limit.limit_bytes / 2**20:.0f} MiB"] if limit else []
+    detail = ", ".join(parts) or "no CPU or memory limit"
+    if quota.value is not None and quota.value < 1:
+        return warn("cgroup", f"{detail}: every token waits for the next period", f"raise {quota.source} to a core")
+    return ok("cgroup", detail)
+
+
+def swap(patient: Patient) -> Check:
+    lines = (patient.root.text("proc/swaps").value or "").splitlines()[1:]
+    areas = [line.split() for line in lines if len(line.split()) >= 4]
+    if not areas:
+        return ok("swap", "none")
+    cards = [area[0] for area in areas if "mmcblk" in area[0]]
+    used = sum(int(area[3]) for area in areas) * 1024
+    names = ", ".join(area[0] for area in areas)
+    if cards:
+        return warn("swap", f"{names}: on an SD card or eMMC, slow and wearing", "use zram, or swapoff")
+    if used > 2**28 and not all("zram" in area[0] for area in areas):
+        return warn("swap", f"{names}: {used / 1e9:.1f} GB in use", "free memory: swapped weights stop every token")
+    return ok("swap", f"{names}: {used / 1e6:.0f} MB in use")
+
+
+def governor(patient: Patient) -> Check:
+    found = cpu.governor(patient.root)
+    if found.value is None:
+        return ok("governor", found.reason)
+    drivers = [patient.root.text(p).value for p in patient.root.paths(f"{_POLICY}/scaling_driver")]
+    # intel_pstate and amd-pstate-epp call their normal, fully scaling mode powersave.
+    modern = all(driver and "pstate" in driver for driver in drivers) and bool(drivers)
+    if "powersave" in found.value and not modern:
+        return warn(
+            "governor", "powersave keeps the lowest clock", "choose schedutil: cpupower frequency-set -g schedutil"
+        )
+    return ok("governor", found.value)
+
+
+_POLICY = "sys/devices/system/cpu/cpufreq/policy*"
+
+
+def clock(patient: Patient) -> Check:
+    now = patient.wall_clock()
+    day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
+    if now < _OLDEST_PLAUSIBLE_S:
+        return fail("clock", f"it says {day}", "set the time (timedatectl set-ntp true): TLS refuses every certificate")
+    source = patient.root.text("sys/devices/system/clocksource/clocksource0/current_clocksource")
+    if source.value in _SLOW_CLOCKSOURCES:
+        return warn(
+            "clock", f"clock source {source.value} makes each look at the time slow", "see dmesg for why TSC is off"
+        )
+    return ok("clock", f"{day}, clock source {source.value or 'unknown'}")
+
+
+def throttling(patient: Patient) -> Check:
+    state = thermal.throttle(patient.root)
+    if state.value is None:
+        return ok("throttling", state.reason)
+    if state.value.active:
+        what = ", ".join(state.value.active)
+        return warn("throttling", f"right now: {what}", "a stronger power supply or better cooling")
+    return ok("throttling", "not now")
+
+
+def locked_memory(patient: Patient) -> Check:
+    limit = patient.memlock_bytes()
+    words = "no limit" if limit == resource.RLIM_INFINITY else f"limit {limit / 2**20:.0f} MiB"
+    areas = (patient.root.text("proc/swaps").value or "").splitlines()[1:]
+    if areas and limit != resource.RLIM_INFINITY:
+        return warn(
+            "locked memory",
+            f"{words}: repacked weights may be swapped out",
+            "LimitMEMLOCK=infinity, or do without swap",
+        )
+    return ok("locked memory", words)
+
+
+CHECKS: tuple[Callable[[Patient], Check], ...] = (
+    python,
+    llama_build,
+    store,
+    model,
+    socket_directory,
+    daemon,
+    room,
+    cgroup,
+    swap,
+    locked_memory,
+    governor,
+    throttling,
+    clock,
+)
+
+
+def examine(patient: Patient, checks: tuple[Callable[[Patient], Check], ...] = CHECKS) -> tuple[Check, ...]:
+    """Run every check; one that ends in an error of ours has failed with that error's own words."""
+    results: list[Check] = []
+    for check in checks:
+        try:
+            results.append(check(patient))
+        except EdgeRtError as exc:
+            remedy = "edge_rt config show" if isinstance(exc, ConfigError) else ""
+            results.append(fail(check.__name__.replace("_", " "), str(exc), remedy))
+        except OSError as exc:
+            results.append(fail(check.__name__.replace("_", " "), f"{exc.filename or ''}: {exc.strerror}", ""))
+    return tuple(results)
