@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 MODEL = "smollm2-135m-instruct"
-QUESTION = "Why is the sky blue?"
-RUN_QUESTION = "What is gravity?"
+QUESTION = "What is gravity?"
+RUN_QUESTION = "Explain in two sentences what photosynthesis is."
 MAX_TOKENS = 120
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 10.0
+METRICS_TIMEOUT_S = 3.0  # workers report their totals once a second
 METRICS = (
-    "edge_rt_prompt_tokens_total",
     "edge_rt_completion_tokens_total",
+    "edge_rt_prompt_tokens_total",
     "edge_rt_ttft_seconds_sum",
     "edge_rt_threads",
     "edge_rt_worker_resident_memory_bytes",
@@ -57,10 +58,10 @@ def main() -> None:
             show_command("curl --unix-socket edge_rt.sock http://localhost/health")
             print(curl(socket, "/health").strip())
             show_command("curl --unix-socket edge_rt.sock http://localhost/metrics | grep …")
-            print("\n".join(pick_metrics(curl(socket, "/metrics").splitlines())))
+            print("\n".join(metrics(socket)))
         print("The daemon has stopped cleanly.")
     title("The same model in one command")
-    call("run", MODEL, RUN_QUESTION, "--max-tokens", str(MAX_TOKENS))
+    call("run", MODEL, RUN_QUESTION, "--max-tokens", str(MAX_TOKENS), "--temperature", "0")
     print(f"\nDone in {time.monotonic() - began_s:.1f} s. Next: .venv/bin/edge_rt --help, README.md, make test")
 
 
@@ -134,6 +135,7 @@ def ask(socket: Path) -> None:
             "model": MODEL,
             "messages": [{"role": "user", "content": QUESTION}],
             "max_tokens": MAX_TOKENS,
+            "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -180,9 +182,16 @@ def summary(events: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join([f"{len(events)} events", tokens, *rates])
 
 
-def pick_metrics(lines: Iterable[str]) -> list[str]:
-    """Keep the chosen series, without the comments."""
-    return [line for line in lines if line.split("{")[0].split(" ")[0] in METRICS]
+def metrics(socket: Path) -> list[str]:
+    """Give the chosen series once the worker has reported the answer."""
+    deadline_s = time.monotonic() + METRICS_TIMEOUT_S
+    while True:
+        series = dict(line.rsplit(" ", 1) for line in curl(socket, "/metrics").splitlines() if not line.startswith("#"))
+        chosen = {name: value for name, value in series.items() if name.split("{")[0] in METRICS}
+        reported = any(name.startswith(METRICS[0]) and float(value) for name, value in chosen.items())
+        if reported or time.monotonic() > deadline_s:
+            return [f"{name} {value}" for name, value in chosen.items()]
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

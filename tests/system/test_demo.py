@@ -39,8 +39,8 @@ def test_the_demo_shows_answers_of_the_model(model_store: Path, tmp_path: Path) 
     ):
         assert shown in done.stdout
     answer = done.stdout.split("chat.completion.chunk")[1].split("answer tokens")[0]
-    assert "sky" in answer
-    assert "gravity" in done.stdout.split("What is gravity?")[-1].lower()
+    assert "force" in answer
+    assert "plants" in done.stdout.split("what photosynthesis is.")[-1]
     assert "Traceback" not in done.stderr
 
 
