@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from edge_rt.errors import DeadlineError, QueueFullError, ShuttingDownError
+from edge_rt.scheduler.queue import Admission, Queue
+from tests import virtual_time
+
+MAX_RUNNING, MAX_WAITING, MAX_PER_TENANT = 2, 5, 3
+TENANTS = ("a", "b", "c")
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Any mixture of arrivals and departures keeps the limits, the order and every request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.admission = Admission(
+            max_running=MAX_RUNNING, max_waiting=MAX_WAITING, max_waiting_per_tenant=MAX_PER_TENANT
+        )
+        self.n_tickets = 0
+        self.running: set[int] = set()
+        self.waiting: dict[str, deque[int]] = {tenant: deque() for tenant in TENANTS}
+        self.passed_over: dict[str, int] = dict.fromkeys(TENANTS, 0)
+
+    def n_waiting(self) -> int:
+        return sum(map(len, self.waiting.values()))
+
+    @rule(tenant=st.sampled_from(TENANTS))
+    def arrive(self, tenant: str) -> None:
+        ticket = self.n_tickets
+        self.n_tickets += 1
+        has_room = len(self.running) < MAX_RUNNING
+        is_full = self.n_waiting() >= MAX_WAITING or len(self.waiting[tenant]) >= MAX_PER_TENANT
+        if is_full and not has_room:
+            with pytest.raises(QueueFullError) as caught:
+                self.admission.arrive(ticket, tenant)
+            assert caught.value.waiting >= caught.value.limit
+            assert 1.0 <= caught.value.retry_after_s <= 60.0
+            return
+        assert self.admission.arrive(ticket, tenant) == has_room
+        if has_room:
+            self.running.add(ticket)
+        else:
+            self.waiting[tenant].append(ticket)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), service_s=st.none() | st.floats(0, 1e6))
+    def finish(self, data: st.DataObject, service_s: float | None) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.running)))
+        self.running.remove(ticket)
+        self.took_over(self.admission.leave(ticket, service_s))
+
+    @precondition(lambda self: self.n_waiting())
+    @rule(data=st.data())
+    def give_up_waiting(self, data: st.DataObject) -> None:
+        tenant = data.draw(st.sampled_from([t for t in TENANTS if self.waiting[t]]))
+        ticket = data.draw(st.sampled_from(list(self.waiting[tenant])))
+        self.waiting[tenant].remove(ticket)
+        assert self.admission.leave(ticket) == ()
+
+    @rule()
+    def leave_unknown(self) -> None:
+        assert self.admission.leave(-1) == ()
+
+    def took_over(self, admitted: tuple[int, ...]) -> None:
+        assert len(admitted) == min(1, self.n_waiting())
+        for ticket in admitted:
+            (tenant,) = [t for t in TENANTS if ticket in self.waiting[t]]  # a cancelled one is nowhere
+            assert self.waiting[tenant].popleft() == ticket  # within a tenant: in order of arrival
+            self.running.add(ticket)
+            self.passed_over[tenant] = 0
+            for other in TENANTS:
+                self.passed_over[other] += other != tenant and bool(self.waiting[other])
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.admission.n_running == len(self.running) <= MAX_RUNNING
+        assert self.admission.n_waiting == self.n_waiting() <= MAX_WAITING
+
+    @invariant()
+    def nobody_starves(self) -> None:
+        for tenant in TENANTS:
+            if not self.waiting[tenant]:
+                self.passed_over[tenant] = 0
+            assert self.passed_over[tenant] < len(TENANTS)
+
+    @invariant()
+    def no_place_is_left_empty(self) -> None:
+        assert len(self.running) == MAX_RUNNING or not self.n_waiting()
+
+    def teardown(self) -> None:
+        """Nothing is lost: all who wait run in the end."""
+        while self.running:
+            ticket = self.running.pop()
+            self.took_over(self.admission.leave(ticket))
+        assert not self.n_waiting()
+        assert self.admission.n_waiting == self.admission.n_running == 0
+
+
+AdmissionMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAdmission = AdmissionMachine.TestCase
+
+
+def test_retry_after_grows_with_the_queue_and_the_service_time() -> None:
+    def retry_after_s(n_waiting: int, service_s: float) -> float:
+        admission = Admission(max_running=1, max_waiting=n_waiting)
+        for _ in range(100):
+            admission.arrive(0, "t")
+            admission.leave(0, service_s)
+        for ticket in range(n_waiting + 1):
+            admission.arrive(ticket, "t")
+        with pytest.raises(QueueFullError) as caught:
+            admission.arrive(1000, "t")
+        return caught.value.retry_after_s
+
+    assert retry_after_s(0, 3.0) == pytest.approx(3.0)
+    assert retry_after_s(4, 3.0) == pytest.approx(15.0)
+    assert retry_after_s(4, 0.001) == 1.0
+    assert retry_after_s(4, 1000.0) == 60.0
+
+
+def make(*, max_running: int = 1, max_waiting: int = 4, depths: list[tuple[int, int]] | None = None) -> Queue:
+    heard = depths if depths is not None else []
+    return Queue(
+        Admission(max_running=max_running, max_waiting=max_waiting),
+        lambda running, waiting: heard.append((running, waiting)),
+    )
+
+
+async def hold(
+    queue: Queue, log: list[str], name: str, seconds: float, *, tenant: str = "", deadline_s: float = 99.0
+) -> None:
+    async with queue.place(tenant, deadline_s):
+        log.append(name)
+        await asyncio.sleep(seconds)
+
+
+def test_tenants_take_turns() -> None:
+    async def main() -> None:
+        queue, log = make(), list[str]()
+        names = ["a1", "a2", "a3", "b1", "c1"]
+        await asyncio.gather(*(hold(queue, log, name, 1.0, tenant=name[0]) for name in names))
+        assert log == ["a1", "a2", "b1", "c1", "a3"]
+        assert (queue.n_running, queue.n_waiting) == (0, 0)
+
+    virtual_time.run(main())
+
+
+def test_a_request_that_waits_too_long_is_refused_and_its_place_goes_on() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        queue, log = make(), list[str]()
+        began_at_s = loop.time()
+        long = asyncio.create_task(hold(queue, log, "long", 10.0))
+        await asyncio.sleep(0)
+        patient = asyncio.create_task(hold(queue, log, "patient", 1.0))
+        with pytest.raises(DeadlineError) as caught:
+            await hold(queue, log, "hasty", 1.0, deadline_s=2.0)
+        assert caught.value.deadline_s == 2.0
+        assert loop.time() - began_at_s == pytest.approx(2.0)
+        await asyncio.gather(long, patient)
+        assert log == ["long", "patient"]
+
+    virtual_time.run(main())
+
+
+def test_a_cancelled_request_is_never_admitted() -> None:
+    async def main() -> None:
+        queue, log = make(), list[str]()
+        first = asyncio.create_task(hold(queue, log, "first", 1.0))
+        await asyncio.sleep(0)
+        gone = asyncio.create_task(hold(queue, log, "gone", 1.0))
+        last = asyncio.create_task(hold(queue, log, "last", 1.0))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([first, gone, last])
+        assert log == ["first", "last"]
+        assert gone.cancelled()
+
+    virtual_time.run(main())
+
+
+def test_a_place_given_in_the_moment_of_cancellation_is_passed_on() -> None:
+    async def main() -> None:
+        queue, log = make(), list[str]()
+
+        async def first() -> None:
+            async with queue.place("", 99.0):
+                await asyncio.sleep(1.0)
+            assert queue.n_running == 1  # its place has gone to `gone`, which has not run yet
+            gone.cancel()
+
+        holder = asyncio.create_task(first())
+        await asyncio.sleep(0)
+        gone = asyncio.create_task(hold(queue, log, "gone", 1.0))
+        last = asyncio.create_task(hold(queue, log, "last", 1.0))
+        await holder
+        await asyncio.wait([gone, last])
+        assert log == ["last"]
+        assert (queue.n_running, queue.n_waiting) == (0, 0)
+
+    virtual_time.run(main())
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    async def main() -> None:
+        queue, log = make(max_waiting=0), list[str]()
+        running = asyncio.create_task(hold(queue, log, "runs", 1.0))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError):
+            await hold(queue, log, "refused", 1.0)
+        await running
+        assert log == ["runs"]
+
+    virtual_time.run(main())
+
+
+def test_close_refuses_those_who_wait_and_come_and_lets_those_who_run_finish() -> None:
+    async def main() -> None:
+        queue, log = make(), list[str]()
+        running = asyncio.create_task(hold(queue, log, "runs", 1.0))
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(hold(queue, log, "waits", 1.0)) for _ in range(2)]
+        await asyncio.sleep(0)
+        queue.close(ShuttingDownError)
+        for task in waiting:
+            with pytest.raises(ShuttingDownError):
+                await task
+        with pytest.raises(ShuttingDownError):
+            await hold(queue, log, "comes", 1.0)
+        await running
+        assert log == ["runs"]
+        assert (queue.n_running, queue.n_waiting) == (0, 0)
+
+    virtual_time.run(main())
+
+
+def test_an_error_inside_frees_the_place() -> None:
+    async def main() -> None:
+        queue = make()
+        with pytest.raises(ValueError, match="inside"):
+            async with queue.place("", 1.0):
+                raise ValueError("inside")
+        assert queue.n_running == 0
+
+    virtual_time.run(main())
+
+
+def test_every_change_of_depth_is_reported() -> None:
+    async def main() -> None:
+        depths: list[tuple[int, int]] = []
+        queue = make(depths=depths)
+        await asyncio.gather(*(hold(queue, [], name, 1.0) for name in "ab"))
+        assert depths == [(1, 0), (1, 1), (1, 0), (0, 0)]
+
+    virtual_time.run(main())

@@ -1,0 +1,527 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from edge_rt.errors import (
+    BackendLoadError,
+    EdgeRtError,
+    ModelFormatError,
+    ModelTooLargeError,
+    ShuttingDownError,
+    WorkerLostError,
+)
+from edge_rt.scheduler.residency import FAILED_PAUSE_S, Residency
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.worker.supervisor import WorkerEvents
+from tests import virtual_time
+from tests.unit.worker.fake_child import INFO
+
+LOAD_S = 1.0
+
+
+@dataclass
+class World:
+    """What all fake workers share: memory, a diary of loads and unloads, and the failures to come."""
+
+    memory_bytes: int = 1000
+    used_bytes: int = 0
+    need_bytes: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, list[Exception]] = field(default_factory=dict)
+    diary: list[str] = field(default_factory=list)
+    most_loaded: int = 0
+    workers: list[FakeWorker] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    restarts: list[str] = field(default_factory=list)
+
+    def n_loaded(self) -> int:
+        return sum(worker.holds_memory for worker in self.workers)
+
+    # ResidencyEvents
+
+    def engine_stats(self, model: str, stats: EngineStats) -> None: ...
+
+    def engine_gone(self, model: str) -> None:
+        self.gone.append(model)
+
+    def worker_restarted(self, model: str) -> None:
+        self.restarts.append(model)
+
+
+class FakeWorker:
+    pid = 1
+
+    def __init__(self, world: World, model: str, events: WorkerEvents, force: bool) -> None:
+        self.world, self.model, self.events, self.force = world, model, events, force
+        self.need_bytes = world.need_bytes.get(model, 1)
+        self.holds_memory = False
+        self.is_stopped = False
+        self.n_users = 0
+        world.workers.append(self)
+
+    async def start(self) -> ModelInfo:
+        have = self.world.memory_bytes - self.world.used_bytes
+        if have < self.need_bytes and not self.force:
+            raise ModelTooLargeError(model=self.model, need_bytes=self.need_bytes, have_bytes=have)
+        self.world.used_bytes += self.need_bytes
+        self.holds_memory = True
+        self.world.most_loaded = max(self.world.most_loaded, self.world.n_loaded())
+        await asyncio.sleep(LOAD_S)
+        if failures := self.world.failures.get(self.model):
+            self.holds_memory = False
+            self.world.used_bytes -= self.need_bytes
+            raise failures.pop(0)
+        self.world.diary.append(f"+{self.model}")
+        self.events.stats(EngineStats(rss_bytes=self.need_bytes))
+        return INFO
+
+    async def stop(self, error: Callable[[], EdgeRtError]) -> None:
+        assert not self.is_stopped
+        self.is_stopped = True
+        await asyncio.sleep(0.1)
+        if self.holds_memory:
+            self.holds_memory = False
+            self.world.used_bytes -= self.need_bytes
+            self.world.diary.append(f"-{self.model}")
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        raise NotImplementedError
+
+    async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        raise NotImplementedError
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        raise NotImplementedError
+
+
+def make(world: World, *models: str, max_loaded: int = 4, keep_alive_s: float = -1.0) -> Residency:
+    residency = Residency(max_loaded=max_loaded, events=world)
+    for model in models:
+
+        def make_worker(events: WorkerEvents, force: bool, model: str = model) -> FakeWorker:
+            return FakeWorker(world, model, events, force)
+
+        residency.add(model, make_worker, keep_alive_s=keep_alive_s)
+    return residency
+
+
+async def use(residency: Residency, model: str, seconds: float = 1.0) -> None:
+    async with residency.lease(model) as worker:
+        assert isinstance(worker, FakeWorker)
+        assert worker.model == model
+        await asyncio.sleep(seconds)
+        assert not worker.is_stopped, "a model was unloaded under a lease"
+
+
+def test_many_requests_share_one_load() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a")
+        await asyncio.gather(*(use(residency, "a") for _ in range(5)))
+        await use(residency, "a")
+        assert world.diary == ["+a"]
+        assert residency.slot("a").state == "ready"
+
+    virtual_time.run(main())
+
+
+def test_an_idle_model_is_unloaded_after_keep_alive_and_loaded_again_on_use() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a", keep_alive_s=300.0)
+        await use(residency, "a")
+        await asyncio.sleep(299.0)
+        await use(residency, "a")  # counts from the last use
+        await asyncio.sleep(299.0)
+        assert residency.slot("a").state == "ready"
+        await asyncio.sleep(1.5)
+        assert residency.slot("a").state == "unloaded"
+        assert world.used_bytes == 0
+        assert world.gone == ["a"]
+        await use(residency, "a")
+        assert world.diary == ["+a", "-a", "+a"]
+
+    virtual_time.run(main())
+
+
+def test_keep_alive_does_not_run_while_a_request_does() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a", keep_alive_s=10.0)
+        await asyncio.gather(use(residency, "a", 1.0), use(residency, "a", 50.0))
+        assert world.diary == ["+a"]
+        await asyncio.sleep(11.0)
+        assert world.diary == ["+a", "-a"]
+
+    virtual_time.run(main())
+
+
+def test_keep_alive_of_zero_unloads_at_once_and_below_zero_never() -> None:
+    async def main() -> None:
+        world = World()
+        at_once, never = make(world, "a", keep_alive_s=0.0), make(world, "b", keep_alive_s=-1.0)
+        await use(at_once, "a")
+        await use(never, "b")
+        await asyncio.sleep(1e6)
+        assert world.diary == ["+a", "-a", "+b"]
+
+    virtual_time.run(main())
+
+
+def test_a_load_nobody_waits_for_any_more_is_kept_alive_like_any_other() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a", keep_alive_s=10.0)
+        gone = asyncio.create_task(use(residency, "a"))
+        await asyncio.sleep(LOAD_S / 2)
+        gone.cancel()
+        await asyncio.sleep(LOAD_S)
+        assert residency.slot("a").state == "ready"
+        await asyncio.sleep(11.0)
+        assert residency.slot("a").state == "unloaded"
+
+    virtual_time.run(main())
+
+
+def test_the_least_recently_used_idle_model_makes_room() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a", "b", "c", max_loaded=2)
+        for model in ("a", "b", "a", "c"):
+            await use(residency, model)
+        assert world.diary == ["+a", "+b", "-b", "+c"]
+        assert world.most_loaded == 2
+
+    virtual_time.run(main())
+
+
+def test_a_busy_model_drains_before_it_is_swapped_out() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        world = World()
+        residency = make(world, "a", "b", max_loaded=1)
+        long = asyncio.create_task(use(residency, "a", 30.0))
+        await asyncio.sleep(LOAD_S + 1)
+        swap = asyncio.create_task(use(residency, "b"))
+        await asyncio.sleep(1)
+        assert residency.slot("a").state == "draining"
+        await long
+        ended_at_s = loop.time()
+        await swap
+        assert world.diary == ["+a", "-a", "+b"]
+        assert world.most_loaded == 1
+        assert loop.time() - ended_at_s == pytest.approx(0.1 + LOAD_S + 1.0)
+
+    virtual_time.run(main())
+
+
+def test_a_draining_model_takes_no_new_requests_so_the_other_gets_its_turn() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a", "b", max_loaded=1)
+        log: list[str] = []
+
+        async def stream_of_requests(n: int) -> None:
+            for i in range(n):
+                await use(residency, "a", 5.0)
+                log.append(f"a{i}")
+
+        # Two overlapping clients: without draining, a would never be idle.
+        first = asyncio.create_task(stream_of_requests(6))
+        await asyncio.sleep(2.5)
+        second = asyncio.create_task(stream_of_requests(6))
+        await asyncio.sleep(2.5)
+        await use(residency, "b")
+        log.append("b")
+        await asyncio.gather(first, second)
+        assert log.index("b") <= 3
+        assert world.diary == ["+a", "-a", "+b", "-b", "+a"]
+
+    virtual_time.run(main())
+
+
+def test_two_clients_of_two_models_take_turns() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a", "b", max_loaded=1)
+        log: list[str] = []
+
+        async def client(model: str) -> None:
+            for _ in range(5):
+                await use(residency, model)
+                log.append(model)
+
+        await asyncio.gather(client("a"), client("b"))
+        assert sorted(log) == ["a"] * 5 + ["b"] * 5
+        assert all(log[i : i + 3] not in (["a"] * 3, ["b"] * 3) for i in range(7)), log
+        # Every load served at least one request: no model is moved out before its turn.
+        assert sum(entry.startswith("+") for entry in world.diary) <= 10
+        assert world.most_loaded == 1
+
+    virtual_time.run(main())
+
+
+def test_loading_one_model_does_not_hold_up_another() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        world = World()
+        residency = make(world, "a", "b")
+        began_at_s = loop.time()
+        await asyncio.gather(use(residency, "a"), use(residency, "b"))
+        assert loop.time() - began_at_s == pytest.approx(LOAD_S + 1.0)
+
+    virtual_time.run(main())
+
+
+def test_a_client_that_leaves_before_there_is_room_moves_nobody_out() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a", "b", max_loaded=1)
+        long = asyncio.create_task(use(residency, "a", 30.0))
+        await asyncio.sleep(LOAD_S + 1)
+        gone = asyncio.create_task(use(residency, "b"))
+        await asyncio.sleep(1)
+        held_up = asyncio.create_task(use(residency, "a", 1.0))
+        await asyncio.sleep(1)
+        assert not held_up.done()
+        gone.cancel()
+        await held_up  # a is open again, although the long request still runs
+        assert not long.done()
+        await long
+        assert world.diary == ["+a"]
+        assert residency.slot("b").state == "unloaded"
+
+    virtual_time.run(main())
+
+
+def test_a_lease_given_in_the_moment_of_cancellation_is_returned() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a", keep_alive_s=5.0)
+        gone = asyncio.create_task(use(residency, "a"))
+
+        def cancel_as_it_is_granted() -> None:
+            if residency.slot("a").state == "ready":
+                gone.cancel()
+            else:
+                asyncio.get_running_loop().call_later(0.001, cancel_as_it_is_granted)
+
+        asyncio.get_running_loop().call_later(LOAD_S, cancel_as_it_is_granted)
+        await asyncio.wait([gone])
+        assert residency.slot("a").n_leases == 0
+        await asyncio.sleep(6.0)
+        assert residency.slot("a").state == "unloaded"
+
+    virtual_time.run(main())
+
+
+def test_a_failed_load_is_told_to_all_and_remembered_for_a_while() -> None:
+    async def main() -> None:
+        world = World(failures={"a": [ModelFormatError(path="f", field="magic", problem="bad")]})
+        residency = make(world, "a")
+        results = await asyncio.gather(*(use(residency, "a") for _ in range(3)), return_exceptions=True)
+        assert [type(result) for result in results] == [ModelFormatError] * 3
+        assert len({id(result) for result in results}) == 3
+        with pytest.raises(ModelFormatError):
+            await use(residency, "a")
+        assert len(world.workers) == 1
+        await asyncio.sleep(FAILED_PAUSE_S)
+        await use(residency, "a")
+        assert world.diary == ["+a"]
+        assert residency.slot("a").failure is None
+
+    virtual_time.run(main())
+
+
+def test_an_explicit_load_does_not_heed_an_earlier_failure() -> None:
+    async def main() -> None:
+        world = World(failures={"a": [BackendLoadError(model="a", reason="no")]})
+        residency = make(world, "a")
+        with pytest.raises(BackendLoadError):
+            await residency.load("a")
+        await residency.load("a")
+        assert world.diary == ["+a"]
+
+    virtual_time.run(main())
+
+
+def test_an_unforeseen_failure_of_a_load_is_typed_and_leaves_nobody_waiting() -> None:
+    async def main() -> None:
+        world = World(failures={"a": [RuntimeError("oops")]})
+        residency = make(world, "a")
+        with pytest.raises(BackendLoadError, match="RuntimeError: oops"):
+            await use(residency, "a")
+
+    virtual_time.run(main())
+
+
+def test_other_models_are_unloaded_when_memory_asks_for_it() -> None:
+    async def main() -> None:
+        world = World(memory_bytes=100, need_bytes={"a": 40, "b": 40, "c": 70})
+        residency = make(world, "a", "b", "c")
+        await use(residency, "a")
+        await use(residency, "b")
+        await use(residency, "c")
+        assert world.diary == ["+a", "+b", "-a", "-b", "+c"]
+
+    virtual_time.run(main())
+
+
+def test_memory_waits_for_a_busy_model_to_finish() -> None:
+    async def main() -> None:
+        world = World(memory_bytes=100, need_bytes={"a": 60, "b": 60})
+        residency = make(world, "a", "b")
+        long = asyncio.create_task(use(residency, "a", 30.0))
+        await asyncio.sleep(2 * LOAD_S)
+        await use(residency, "b")
+        assert long.done()
+        assert world.diary == ["+a", "-a", "+b"]
+
+    virtual_time.run(main())
+
+
+def test_a_model_that_could_never_fit_moves_nobody_out() -> None:
+    async def main() -> None:
+        world = World(memory_bytes=100, need_bytes={"a": 40, "giant": 200})
+        residency = make(world, "a", "giant")
+        await use(residency, "a")
+        with pytest.raises(ModelTooLargeError) as caught:
+            await use(residency, "giant")
+        assert (caught.value.need_bytes, caught.value.have_bytes) == (200, 60)
+        assert world.diary == ["+a"]
+        await residency.load("giant", force=True)
+        assert world.diary == ["+a", "+giant"]
+
+    virtual_time.run(main())
+
+
+def test_force_ends_with_the_load_it_was_given_for() -> None:
+    async def main() -> None:
+        world = World(memory_bytes=100, need_bytes={"giant": 200})
+        residency = make(world, "giant")
+        await residency.load("giant", force=True)
+        await residency.unload("giant")
+        with pytest.raises(ModelTooLargeError):
+            await residency.load("giant")
+
+    virtual_time.run(main())
+
+
+def test_unload_waits_for_running_requests_and_is_gone_on_return() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a")
+        running = asyncio.create_task(use(residency, "a", 10.0))
+        await asyncio.sleep(2 * LOAD_S)
+        await residency.unload("a")
+        assert running.done()
+        assert world.used_bytes == 0
+        await residency.unload("a")  # nothing to do
+        assert world.diary == ["+a", "-a"]
+
+    virtual_time.run(main())
+
+
+def test_requests_that_wait_out_an_unload_load_the_model_again() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a")
+        running = asyncio.create_task(use(residency, "a", 10.0))
+        await asyncio.sleep(2 * LOAD_S)
+        unloading = asyncio.create_task(residency.unload("a"))
+        await asyncio.sleep(1)
+        await use(residency, "a")
+        await asyncio.gather(running, unloading)
+        assert world.diary == ["+a", "-a", "+a"]
+
+    virtual_time.run(main())
+
+
+def test_a_worker_that_gave_up_is_replaced_by_the_next_request_after_a_pause() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a")
+        await use(residency, "a")
+        world.workers[0].events.down(WorkerLostError(model="a", reason="crash loop"))
+        assert residency.slot("a").state == "unloaded"
+        with pytest.raises(WorkerLostError, match="crash loop"):
+            await use(residency, "a")
+        await asyncio.sleep(FAILED_PAUSE_S)
+        await use(residency, "a")
+        assert len(world.workers) == 2
+        world.workers[0].events.down(WorkerLostError(model="a", reason="late news of the old one"))
+        assert residency.slot("a").state == "ready"
+
+    virtual_time.run(main())
+
+
+def test_a_lease_on_a_worker_that_gave_up_does_not_count_for_its_successor() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a", keep_alive_s=5.0)
+        async with residency.lease("a"):
+            world.workers[0].events.down(WorkerLostError(model="a", reason="gone"))
+            await asyncio.sleep(FAILED_PAUSE_S)
+            await use(residency, "a")
+        assert residency.slot("a").n_leases == 0
+        await asyncio.sleep(6.0)
+        assert residency.slot("a").state == "unloaded"
+
+    virtual_time.run(main())
+
+
+def test_restarts_are_reported() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a")
+        await use(residency, "a")
+        world.workers[0].events.restarting("SIGKILL")
+        assert world.restarts == ["a"]
+
+    virtual_time.run(main())
+
+
+def test_close_lets_running_requests_finish_and_frees_all_memory() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        world = World()
+        residency = make(world, "a", "b")
+        running = asyncio.create_task(use(residency, "a", 5.0))
+        await use(residency, "b")
+        began_at_s = loop.time()
+        await residency.close(60.0)
+        await running
+        assert loop.time() - began_at_s < 6.0
+        assert sorted(world.diary) == ["+a", "+b", "-a", "-b"]
+        assert world.used_bytes == 0
+        with pytest.raises(ShuttingDownError):
+            await use(residency, "a")
+
+    virtual_time.run(main())
+
+
+def test_close_cuts_off_what_runs_too_long_and_what_still_loads() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        world = World()
+        residency = make(world, "a", "b", "c", max_loaded=2)
+        cut_off = asyncio.create_task(hang(residency, "a"))
+        await asyncio.sleep(2 * LOAD_S)
+        waiting = [asyncio.create_task(use(residency, model)) for model in ("b", "c")]
+        await asyncio.sleep(LOAD_S / 2)
+        began_at_s = loop.time()
+        await residency.close(4.0)
+        assert loop.time() - began_at_s < 4.5
+        assert world.used_bytes == 0
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [ShuttingDownError] * 2
+        cut_off.cancel()
+
+    async def hang(residency: Residency, model: str) -> None:
+        async with residency.lease(model):
+            await asyncio.sleep(1e6)
+
+    virtual_time.run(main())
