@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -90,9 +90,6 @@ class Part:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._fd)
-        if isinstance(error, DiskFullError):
-            # A full disk harms everything else on the device; give the bytes back.
-            self.remove()
 
     @property
     def etag(self) -> str:
@@ -114,7 +111,7 @@ class Part:
         self.resumed = False
         self._hash = hashlib.sha256()
         self._origin = msgspec.structs.replace(self._origin, etag=etag)
-        with self._disk_full():
+        with self._writing():
             self._origin_path.write_bytes(msgspec.json.encode(self._origin))
 
     def write(self, chunk: bytes, phase: Phase = "fetch") -> None:
@@ -122,7 +119,7 @@ class Part:
         if self.n_bytes + len(chunk) > self.size_bytes:
             raise PullError(source=self._origin.source, problem=f"it is longer than {self.size_bytes} bytes")
         view = memoryview(chunk)
-        with self._disk_full():
+        with self._writing():
             while view:
                 written = os.write(self._fd, view)
                 self._take(view[:written])
@@ -130,7 +127,7 @@ class Part:
         self._report(phase, self.n_bytes, self.size_bytes)
 
     def sync(self) -> None:
-        with self._disk_full():
+        with self._writing():
             os.fsync(self._fd)
 
     def remove(self) -> None:
@@ -150,8 +147,15 @@ class Part:
         self._hash.update(chunk)
         self.n_bytes += len(chunk)
 
-    def _disk_full(self) -> AbstractContextManager[None]:
-        return disk_full(self.path.parent, self.size_bytes - self.n_bytes, self._free_bytes)
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with disk_full(self.path.parent, self.size_bytes - self.n_bytes, self._free_bytes):
+                yield
+        except DiskFullError:
+            # A full disk harms everything else on the device; give the bytes back.
+            self.remove()
+            raise
 
 
 @contextmanager

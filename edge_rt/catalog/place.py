@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ class Place:
             except FileNotFoundError:
                 continue
             freed += size
+        shutil.rmtree(self.beside("part.wheel"), ignore_errors=True)
         return freed
 
     @contextmanager

@@ -110,10 +110,8 @@ class Store:
         place = Place.of(self.root, manifest, variant)
         if record := place.record(manifest, variant):
             return "pulled", record.size_bytes
-        try:
-            return "partial", place.part.stat().st_size
-        except OSError:
-            return "absent", 0
+        n_bytes = place.part.stat().st_size if place.part.exists() else 0
+        return ("partial" if n_bytes else "absent"), n_bytes
 
     def pull(self, model_id: str, variant_id: str = "", *, progress: Progress, offline: bool, derive: Derive) -> Path:
         """Bring a variant into the store unless it is there, and before it the one it is derived from.

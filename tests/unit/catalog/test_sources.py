@@ -56,7 +56,7 @@ def test_sound_source(uri: str) -> None:
     ],
 )
 def test_bad_source(uri: str) -> None:
-    with pytest.raises(ValueError, match="is not|must not|names no|has none"):
+    with pytest.raises(ValueError, match=r"is not|must not|names no|has none"):
         parse_source(uri)
 
 
