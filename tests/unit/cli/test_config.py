@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from edge_rt.cli import main
+
+RUNNER = CliRunner(env={"EDGE_RT__ENGINE__N_THREADS": "3"})
+
+
+def test_show_names_value_and_origin(tmp_path: Path) -> None:
+    file = tmp_path / "edge_rt.toml"
+    file.write_text("[engine]\nn_ctx = 1024\n")
+    result = RUNNER.invoke(main, ["config", "show", "--config", str(file), "--json"])
+    assert result.exit_code == 0, result.output
+    found = {setting["key"]: (setting["value"], setting["origin"]) for setting in json.loads(result.stdout)}
+    assert found["engine.n_ctx"] == (1024, str(file))
+    assert found["engine.n_threads"] == (3, "env EDGE_RT__ENGINE__N_THREADS")
+    assert found["engine.n_batch"] == (512, "default")
+    assert found["catalog.manifest_dirs"] == ([], "default")
+
+
+def test_show_changed_leaves_out_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "empty.toml"
+    file.write_text("")
+    lines = RUNNER.invoke(main, ["config", "show", "--changed", "--config", str(file)]).stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[1].split()[:2] == ["engine.n_threads", "3"]
+
+
+def test_check_ignores_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "edge_rt.toml"
+    file.write_text("[engine]\nn_ctx = 1024\n")
+    result = CliRunner(env={"EDGE_RT__ENGINE__N_THREADS": "many"}).invoke(main, ["config", "check", str(file)])
+    assert result.exit_code == 0
+    assert result.stdout == f"{file}: ok, 1 key set\n"
+
+
+def test_check_names_the_wrong_key_and_exits_with_78(tmp_path: Path) -> None:
+    file = tmp_path / "edge_rt.toml"
+    file.write_text("[engine]\nn_batch = 5\n")
+    result = CliRunner().invoke(main, ["config", "check", str(file)])
+    assert result.exit_code == 78
+    assert "engine.n_batch" in result.stderr
+    assert str(file) in result.stderr
+    assert CliRunner().invoke(main, ["config", "check", str(tmp_path / "absent.toml")]).exit_code == 78

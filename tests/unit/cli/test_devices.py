@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner
+
+from edge_rt.backends import registry
+from edge_rt.backends.base import Absent, BackendProbe, Device
+from edge_rt.cli import main
+from edge_rt.cli.devices import Survey, survey, text
+from edge_rt.devices.sysfs import SysfsRoot
+from tests.device_trees import container, plant, raspberry_pi_5, rk3588, x86_hybrid, x86_server
+
+__all__ = ["container", "plant", "raspberry_pi_5", "rk3588", "x86_hybrid", "x86_server"]
+
+PROBES = (
+    BackendProbe(name="llama_cpu", devices=(Device(id="cpu", kind="cpu", detail="llama.cpp 1"),)),
+    BackendProbe(name="null", devices=(Device(id="null", kind="null", detail="for tests", simulated=True),)),
+    BackendProbe(name="npu", absent=Absent(reason="no driver", extra="npu-x")),
+)
+
+
+def _look(root: SysfsRoot) -> str:
+    return text(_survey(root))
+
+
+def _survey(root: SysfsRoot) -> Survey:
+    return survey(root, PROBES)
+
+
+def test_big_little(rk3588: SysfsRoot) -> None:
+    shown = _look(rk3588)
+    assert "cpu       4x Cortex-A55 + 4x Cortex-A76" in shown
+    assert "cpu 0-3: small, Cortex-A55, capacity 530, 1.80 GHz" in shown
+    assert "cpu 4-7: big, Cortex-A76, capacity 1024, 2.40 GHz" in shown
+    assert "features  dotprod fp16 neon" in shown
+    assert "throttling now: cpufreq-cpu4 at cooling state 2" in shown
+
+
+def test_server(x86_server: SysfsRoot) -> None:
+    shown = _look(x86_server)
+    assert "avx512_vnni" in shown
+    assert "hyper-thread" in shown
+    assert "energy    rapl package-0 + dram + package-1 + dram" in shown
+    assert "coretemp Package id 0 57.5 °C, slows down at 82 °C" in shown
+
+
+def test_hybrid(x86_hybrid: SysfsRoot) -> None:
+    shown = _look(x86_hybrid)
+    assert "big by /sys/devices/cpu_core/cpus" in shown
+    assert "swap 8.19 GB" in shown
+
+
+def test_pi(raspberry_pi_5: SysfsRoot) -> None:
+    shown = _look(raspberry_pi_5)
+    assert "board     Raspberry Pi 5 Model B Rev 1.0" in shown
+    assert "throttling now: under-voltage, throttled" in shown
+
+
+def test_what_a_container_hides_has_reasons(container: SysfsRoot) -> None:
+    shown = _look(container)
+    assert "big or small is unknown" in shown
+    assert "CPU quota 1.5 cores (/sys/fs/cgroup/cpu.max)" in shown
+    assert "control group limit 0.54 GB, 0.43 GB of it free" in shown
+    assert "governor  unknown: no cpufreq policy" in shown
+    assert "energy    unknown: no RAPL counter" in shown
+
+
+def test_back_ends_and_why_one_is_absent(container: SysfsRoot) -> None:
+    shown = _look(container)
+    assert "back end  llama_cpu: device cpu, llama.cpp 1" in shown
+    assert "null: device null (simulated), for tests" in shown
+    assert "npu: absent, no driver; pip install 'edge_rt[npu-x]'" in shown
+
+
+def test_the_command_prints_this_machine_as_json() -> None:
+    result = CliRunner().invoke(main, ["devices", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert len(found["usable"]["compute_cpus"]) >= 1
+    assert [probe["name"] for probe in found["backends"]] == list(registry.names())
+    assert set(found["energy_j"]) == {"value", "source", "reason"}
