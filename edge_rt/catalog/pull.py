@@ -13,10 +13,11 @@ from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.catalog.part import Derive, Origin, Part, Phase, Progress, PullProgress, disk_full, hash_file, sync_dir
 from edge_rt.catalog.place import Place, Record
 from edge_rt.catalog.sources import PypiSource, parse_source
-from edge_rt.errors import DiskFullError, ModelChecksumError, ModelFormatError, OfflineError
+from edge_rt.errors import BackendLoadError, DiskFullError, ModelChecksumError, ModelFormatError, OfflineError
 
 # Left free on the disk by a pull, so that the rest of the device can go on writing.
 SPACE_MARGIN_BYTES = 32 * 2**20
+_FULL_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,5 +140,10 @@ class Pull:
                 place.write_record(Record(sha256=sha256, size_bytes=size, parent_sha256=parent_sha256, tool=self.tool))
                 new.rename(place.file)
                 sync_dir(directory)
+        except BackendLoadError as exc:
+            # The quantiser does not say why a write failed.
+            if (have := self.free_bytes(directory)) < _FULL_BYTES:
+                raise DiskFullError(path=str(directory), need_bytes=parent.stat().st_size, have_bytes=have) from exc
+            raise
         finally:
             new.unlink(missing_ok=True)

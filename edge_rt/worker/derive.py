@@ -1,7 +1,8 @@
 """Make one quantisation of a model from another with llama.cpp's quantiser, in a process of its own.
 
 `python -m edge_rt.worker.derive SRC DST QUANT` is that process: the quantiser aborts on what it does not like, and
-it takes the whole file into memory. The child's stdout holds one JSON line, the error if there is one.
+it takes the whole file into memory. The child's stdout holds an error of ours as one JSON line; what llama.cpp
+says goes to stderr, of which the last lines are quoted when it fails.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edge_rt.catalog.gguf import read_header
 from edge_rt.errors import BackendLoadError, BackendUnavailableError, EdgeRtError, from_wire
 
 _EMBEDDING = "token_embd.weight"
-_N_LOG_LINES = 3
+_TELLING = ("failed", "error", "ASSERT")
 
 
 def derive(src: Path, dst: Path, quant: str) -> None:
@@ -45,10 +46,11 @@ def derive(src: Path, dst: Path, quant: str) -> None:
 
 def _last_words(log: bytes) -> str:
     lines = [line.strip() for line in log.decode(errors="replace").splitlines() if line.strip()]
-    return " | ".join(lines[-_N_LOG_LINES:]) or "it said nothing"
+    telling = [line for line in lines if any(word in line for word in _TELLING)]
+    return (telling or lines or ["it said nothing"])[-1]
 
 
-def _quantise(src: Path, dst: Path, quant: str) -> None:
+def _quantise(src: Path, dst: Path, quant: str) -> int:
     header = read_header(src)
     try:
         import llama_cpp
@@ -64,20 +66,17 @@ def _quantise(src: Path, dst: Path, quant: str) -> None:
     if (kept := next((t.type for t in header.tensors if t.name == _EMBEDDING), None)) is not None:
         params.token_embedding_type = next(number for number, kind in GGML_TYPES.items() if kind.name == kept)
     llama_cpp.llama_backend_init()
-    status = llama_cpp.llama_model_quantize(os.fsencode(src), os.fsencode(dst), params)
-    if status != 0:
-        raise BackendLoadError(model=src.name, reason=f"llama.cpp's quantiser failed with status {status}")
+    return int(llama_cpp.llama_model_quantize(os.fsencode(src), os.fsencode(dst), params))
 
 
 def main(argv: Sequence[str] = sys.argv[1:]) -> int:
     """Run as the child."""
     src, dst, quant = argv
     try:
-        _quantise(Path(src), Path(dst), quant)
+        return _quantise(Path(src), Path(dst), quant)
     except EdgeRtError as exc:
         sys.stdout.buffer.write(msgspec.json.encode(exc.to_wire()))
         return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -293,6 +293,17 @@ def test_no_room_to_derive(shop: Shop) -> None:
     assert shop.n_derived == 0
 
 
+def test_disk_that_fills_up_while_quantising(shop: Shop) -> None:
+    def fail(src: Path, dst: Path, quant: str) -> None:
+        dst.write_bytes(b"half")
+        shop.free = 4096
+        raise BackendLoadError(model=src.name, reason="iostream error")
+
+    with pytest.raises(DiskFullError):
+        shop.store.pull("tiny", "q4_0", progress=shop.steps.append, offline=False, derive=fail)
+    assert shop.files() == [".tiny.Q8_0.gguf.json", "tiny.Q8_0.gguf"]
+
+
 def test_nothing_is_written_through_a_planted_link(shop: Shop, tmp_path: Path) -> None:
     """Only files below the store change, whatever stands where the file should go."""
     outside = tmp_path / "outside"
