@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import socket
 import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import httpx2
@@ -29,7 +31,9 @@ Status = Literal["ok", "warn", "fail"]
 
 # Before edge_rt was written: a board without a clock battery that has not met a time server yet.
 _OLDEST_PLAUSIBLE_S = 1_767_225_600  # 2026-01-01
+_TIMEOUT_S = 2.0
 _SLOW_CLOCKSOURCES = frozenset({"acpi_pm", "hpet", "jiffies"})
+_POLICY = "sys/devices/system/cpu/cpufreq/policy*"
 _PULL_MARGIN_BYTES = 256 * 2**20
 
 
@@ -52,6 +56,7 @@ class Patient:
     root: SysfsRoot = field(default_factory=SysfsRoot)
     inspect_build: Callable[[], Build | Broken] = inspect
     wall_clock: Callable[[], float] = time.time
+    free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     memlock_bytes: Callable[[], int] = lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
 
     def store(self) -> Store:
@@ -102,7 +107,7 @@ def store(patient: Patient) -> Check:
     if not os.access(there, os.W_OK | os.X_OK):
         report = warn if pulled else fail
         return report("store", f"{found.root}: no right to write", "pull as its owner, or set catalog.store_dir")
-    free = shutil.disk_usage(there).free
+    free = patient.free_bytes(there)
     need = _PULL_MARGIN_BYTES + (0 if pulled else 2 * max(v.size_bytes or 0 for v in manifest.variants))
     if free < need:
         report = warn if pulled else fail
@@ -145,12 +150,18 @@ def socket_directory(patient: Patient) -> Check:
 def daemon(patient: Patient) -> Check:
     path = socket_path(patient.config.server, patient.environ)
     try:
-        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), timeout=2.0) as client:
+        # A bare connect first: httpx2 leaves its socket open when a connect fails.
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(_TIMEOUT_S)
+            probe.connect(str(path))
+        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), timeout=_TIMEOUT_S) as client:
             status = client.get("http://edge_rt/health/live").status_code
+    except PermissionError:
+        return fail("daemon", f"no right to use {path}", "join the socket's group: server.socket_group")
+    except OSError as exc:
+        return warn("daemon", f"nobody answers on {path}: {exc.strerror or exc}", "edge_rt serve")
     except httpx2.HTTPError as exc:
-        if path.exists() and not os.access(path, os.W_OK):
-            return fail("daemon", f"no right to use {path}", "join the socket's group: server.socket_group")
-        return warn("daemon", f"nobody answers on {path} ({exc})", "edge_rt serve")
+        return fail("daemon", f"{path} takes connections but does not answer: {exc}", "restart it; see its log")
     if status != 200:
         return fail("daemon", f"{path} answers /health/live with {status}", "see the daemon's log")
     return ok("daemon", f"answers on {path}")
@@ -215,9 +226,6 @@ def governor(patient: Patient) -> Check:
             "governor", "powersave keeps the lowest clock", "choose schedutil: cpupower frequency-set -g schedutil"
         )
     return ok("governor", found.value)
-
-
-_POLICY = "sys/devices/system/cpu/cpufreq/policy*"
 
 
 def clock(patient: Patient) -> Check:
