@@ -8,6 +8,7 @@ makes every cut exact and every answer repeatable.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,7 +27,10 @@ I64 = NDArray[np.int64]
 _N_GROUPS = 1536
 # The cumulative sum over the whole vocabulary is taken over blocks first.
 _BLOCK = 64
-_NUCLEUS_SIZES = (256, 4096)
+# How many tokens are tried as the whole nucleus of top_p before it is searched for.
+_FIRST_NUCLEUS = 256
+# A lower temperature leaves nothing but the largest logit and its equals, as this one does.
+_MIN_TEMPERATURE = 1e-9
 
 
 class Sampler:
@@ -48,13 +52,14 @@ class Sampler:
         entropy: Callable[[], int] = lambda: secrets.randbits(63),
     ) -> None:
         self._n_vocab = n_vocab
-        self._greedy = sampling.temperature == 0.0
-        self._temperature = sampling.temperature
+        self._temperature = max(sampling.temperature, _MIN_TEMPERATURE)
         self._top_k = sampling.top_k if 0 < sampling.top_k < n_vocab else 0
         self._top_p = sampling.top_p
         self._min_p = sampling.min_p
-        seed = entropy() if sampling.seed is None else sampling.seed
-        self._rng = None if self._greedy else np.random.Generator(np.random.PCG64(seed & (2**64 - 1)))
+        self._rng: np.random.Generator | None = None  # greedy
+        if sampling.temperature > 0.0:
+            seed = entropy() if sampling.seed is None else sampling.seed
+            self._rng = np.random.Generator(np.random.PCG64(seed & (2**64 - 1)))
         self._bias = _Offsets(n_vocab)
         for token_id, bias in sampling.logit_bias.items():
             if not 0 <= token_id < n_vocab:
@@ -89,29 +94,21 @@ class Sampler:
             token_id = int(adjusted.argmax())
             _check_max(float(adjusted[token_id]))
             return token_id
-        u = self._rng.random()
-        if self._top_k:
-            ids = _largest(adjusted, self._top_k)
-        elif self._top_p < 1.0:
-            ids = self._nucleus(adjusted)
-        elif self._min_p > 0.0:
-            ids = np.flatnonzero(adjusted >= _finite_max(adjusted) + np.log(self._min_p))
-        else:
-            return self._draw_any(adjusted, u)
-        return self._draw(ids, adjusted[ids].astype(np.float64), u)
+        if not self._top_k and self._top_p >= 1.0 and self._min_p <= 0.0:
+            return self._draw_any(adjusted, self._rng.random())
+        ids, weights = self._candidates(adjusted)
+        return int(ids[_pick(weights, self._rng.random())])
 
     def logprobs(self, logits: F32, token_id: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
         """Give natural-log probabilities under the softmax of the logits as they are, before any stage.
 
         returns the token's own, and the n_top most likely ids with theirs, most likely first; banned tokens are left
-        out of these.
+        out of these. Good to 1e-6: single precision exponentials, summed in double.
         """
-        values = logits.astype(np.float64)
-        peak = _check_max(float(values.max()))
-        values -= peak
-        log_total = float(np.log(np.exp(values).sum()))
+        peak = _finite_max(logits)
+        log_total = math.log(float(self._exponentials(logits, 1.0).sum(dtype=np.float64)))
         top = _largest(logits, n_top) if n_top else ()
-        return float(values[token_id]) - log_total, [(int(i), float(values[i]) - log_total) for i in top]
+        return float(logits[token_id]) - peak - log_total, [(int(i), float(logits[i]) - peak - log_total) for i in top]
 
     def _adjust(self, logits: F32) -> F32:
         """Apply bias and penalties, in a copy where there are any."""
@@ -126,35 +123,37 @@ class Sampler:
         self._answer.apply(adjusted)
         return adjusted
 
-    def _nucleus(self, logits: F32) -> I64:
-        """Find the tokens that top_p may keep, most likely first, without sorting the rest.
-
-        The whole vocabulary is needed for its sum only; how far down the order the nucleus reaches is tried in steps.
-        """
-        exps = self._exponentials(logits, 1.0)
-        wanted = self._top_p * float(exps.sum(dtype=np.float64))
-        for size in _NUCLEUS_SIZES:
-            if size < self._n_vocab:
-                ids = _largest(logits, size)
-                if float(exps[ids].sum(dtype=np.float64)) >= wanted:
-                    break
+    def _candidates(self, logits: F32) -> tuple[I64, F64]:
+        """Cut by top_k, top_p and min_p, one of which is on: the ids left, and their weights at the temperature."""
+        if self._top_k:
+            ids = _largest(logits, self._top_k)
+        elif self._top_p < 1.0:
+            ids = self._nucleus(logits)
         else:
-            ids = _largest(logits, self._n_vocab)
-        n_kept = int(np.searchsorted(np.cumsum(exps[ids], dtype=np.float64), wanted)) + 1
-        return ids[:n_kept]
-
-    def _draw(self, ids: I64, logits: F64, u: float) -> int:
-        """Cut candidates by top_p where top_k has ordered them, and by min_p; then draw one at the temperature."""
-        peak = _check_max(float(logits.max()))
+            floor = np.float32(_finite_max(logits) + math.log(self._min_p))
+            # Rounding may have moved the floor up past a logit that the exact comparison below keeps.
+            ids = np.flatnonzero(logits >= np.nextafter(floor, np.float32(-np.inf)))
+        values = logits[ids].astype(np.float64)
+        values -= values.max()
         if self._top_k and self._top_p < 1.0:
-            sums = np.exp(logits - peak).cumsum()
-            n_kept = int(np.searchsorted(sums, self._top_p * sums[-1])) + 1
-            ids, logits = ids[:n_kept], logits[:n_kept]
+            sums = np.exp(values).cumsum()
+            n_kept = int(sums.searchsorted(self._top_p * sums[-1])) + 1
+            ids, values = ids[:n_kept], values[:n_kept]
         if self._min_p > 0.0:
-            kept = logits >= peak + np.log(self._min_p)
-            ids, logits = ids[kept], logits[kept]
-        weights = np.exp((logits - peak) / self._temperature)
-        return int(ids[_pick(weights, u)])
+            kept = values >= math.log(self._min_p)
+            ids, values = ids[kept], values[kept]
+        return ids, np.exp(values / self._temperature)
+
+    def _nucleus(self, logits: F32) -> I64:
+        """Find the tokens that top_p keeps without sorting the vocabulary; only its sum needs all of it."""
+        exps = self._exponentials(logits, 1.0)[: self._n_vocab]
+        total = float(exps.sum(dtype=np.float64))
+        wanted = self._top_p * total
+        ids = _largest(logits, min(_FIRST_NUCLEUS, self._n_vocab))
+        sums = np.cumsum(exps[ids], dtype=np.float64)
+        if sums[-1] < wanted:
+            return _heaviest(exps, wanted, total)
+        return ids[: int(sums.searchsorted(wanted)) + 1]
 
     def _draw_any(self, logits: F32, u: float) -> int:
         """Draw from the whole vocabulary: first a block, then a token in it."""
@@ -274,6 +273,36 @@ def _largest(logits: F32, k: int) -> I64:
     return ids[np.argsort(-logits[ids], kind="stable")[:k]]
 
 
+def _heaviest(weights: F32, wanted: float, total: float) -> I64:
+    """Give the ids of the fewest weights that make the wanted sum, the largest first chosen, in no order.
+
+    Halves what is in question with each look, as a selection by rank does, so it takes time proportional to n.
+    """
+    kept: list[I64] = []
+    # All weights below this together are less than what may be left out. The factor makes room for rounding.
+    ids = np.flatnonzero(weights >= 0.999 * (total - wanted) / len(weights))
+    weights = weights[ids]
+    while len(ids) > _FIRST_NUCLEUS:
+        pivot = np.partition(weights, len(ids) // 2)[len(ids) // 2]
+        above, equal = weights > pivot, np.flatnonzero(weights == pivot)
+        sum_above = float(weights[above].sum(dtype=np.float64))
+        if sum_above >= wanted:
+            ids, weights = ids[above], weights[above]
+            continue
+        kept.append(ids[above])
+        wanted -= sum_above
+        if len(equal) * float(pivot) >= wanted:
+            kept.append(ids[equal[: math.ceil(wanted / float(pivot))]])
+            return np.concatenate(kept)
+        kept.append(ids[equal])
+        wanted -= len(equal) * float(pivot)
+        below = weights < pivot
+        ids, weights = ids[below], weights[below]
+    order = np.argsort(-weights, kind="stable")
+    n_kept = int(np.searchsorted(np.cumsum(weights[order], dtype=np.float64), wanted)) + 1
+    return np.concatenate([*kept, ids[order[:n_kept]]])
+
+
 def _pick(weights: F64, u: float) -> int:
     """Give the index where the cumulative weight passes the share u, never one of weight 0."""
     sums = weights.cumsum()
@@ -288,7 +317,7 @@ def _finite_max(logits: F32) -> float:
 
 def _check_max(value: float) -> float:
     """Hand on a maximum; NumPy's is NaN if anything is."""
-    if not np.isfinite(value):
-        what = "no finite value" if value == -np.inf else "NaN or +inf"
+    if not math.isfinite(value):
+        what = "no finite value" if value == -math.inf else "NaN or +inf"
         raise BackendStepError(reason=f"the model's output holds {what}")
     return value
