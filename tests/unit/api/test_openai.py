@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edge_rt.api.openai import chat_request, completion_request
+from edge_rt.api.schemas import ChatRequest, CompletionRequest, decode
+from edge_rt.errors import EdgeRtError, InvalidRequestError, UnsupportedFeatureError
+from edge_rt.types import GenerateRequest, Message, Sampling
+
+
+def chat(messages: Any = None, **fields: Any) -> GenerateRequest:
+    messages = [{"role": "user", "content": "x"}] if messages is None else messages
+    wire = decode(json.dumps({"messages": messages, **fields}).encode(), ChatRequest)
+    return chat_request(wire, request_id="r", model="m", tenant="uid:1")
+
+
+def complete(prompt: Any, **fields: Any) -> GenerateRequest:
+    wire = decode(json.dumps({"prompt": prompt, **fields}).encode(), CompletionRequest)
+    return completion_request(wire, request_id="r", model="m", tenant="uid:1")
+
+
+def test_defaults_are_llama_servers() -> None:
+    assert chat() == GenerateRequest(
+        id="r",
+        model="m",
+        messages=(Message(role="user", content="x"),),
+        stream=False,
+        sampling=Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
+        tenant="uid:1",
+    )
+
+
+def test_every_field_arrives() -> None:
+    asked = chat(
+        max_tokens=5,
+        stop=["a", "b"],
+        stream=True,
+        stream_options={"include_usage": True},
+        temperature=0,
+        top_k=1,
+        top_p=0.5,
+        min_p=0.1,
+        repeat_penalty=1.1,
+        repeat_last_n=9,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        seed=4,
+        logit_bias={"7": -100},
+        ignore_eos=True,
+        deadline_s=2,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    assert asked == GenerateRequest(
+        id="r",
+        model="m",
+        messages=(Message(role="user", content="x"),),
+        max_tokens=5,
+        stop=("a", "b"),
+        stream=True,
+        ignore_eos=True,
+        top_logprobs=3,
+        deadline_s=2,
+        tenant="uid:1",
+        sampling=Sampling(
+            temperature=0,
+            top_k=1,
+            top_p=0.5,
+            min_p=0.1,
+            repeat_penalty=1.1,
+            repeat_last_n=9,
+            presence_penalty=0.2,
+            frequency_penalty=0.3,
+            seed=4,
+            logit_bias={7: -100},
+        ),
+    )
+
+
+def test_nulls_mean_defaults() -> None:
+    names = [name for name in ChatRequest.__struct_fields__ if name != "messages"]
+    assert chat(**dict.fromkeys(names)) == chat()
+
+
+def test_max_tokens_has_two_names() -> None:
+    assert chat(max_completion_tokens=7).max_tokens == 7
+    assert chat(max_completion_tokens=7, max_tokens=7).max_tokens == 7
+    with pytest.raises(InvalidRequestError, match="differs from max_completion_tokens"):
+        chat(max_completion_tokens=7, max_tokens=8)
+
+
+def test_stop_may_be_one_string() -> None:
+    assert chat(stop="end").stop == ("end",)
+    assert chat(stop=None).stop == ()
+
+
+def test_logprobs_without_rivals() -> None:
+    assert chat(logprobs=True).top_logprobs == 0
+    assert chat(logprobs=False).top_logprobs is None
+
+
+def test_content_parts_are_joined_by_line_breaks() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat([{"role": "user", "content": parts}]).messages == (Message(role="user", content="a\nb"),)
+
+
+def test_an_answer_can_be_sent_back_as_it_came() -> None:
+    answer = {
+        "role": "assistant",
+        "content": "hi",
+        "refusal": None,
+        "tool_calls": None,
+        "annotations": [],
+        "audio": None,
+    }
+    assert chat([answer]).messages == (Message(role="assistant", content="hi"),)
+
+
+def test_developer_is_system() -> None:
+    assert chat([{"role": "developer", "content": "x"}]).messages == (Message(role="system", content="x"),)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "place"),
+    [
+        ({"role": "user", "content": None}, InvalidRequestError, "messages[0].content"),
+        ({"role": "user"}, InvalidRequestError, "messages[0].content"),
+        ({"role": "wizard", "content": "x"}, InvalidRequestError, "messages[0].role"),
+        ({"role": "tool", "content": "x"}, UnsupportedFeatureError, "messages[0].role"),
+        ({"role": "user", "content": "x", "name": "bob"}, UnsupportedFeatureError, "messages[0].name"),
+        (
+            {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]},
+            UnsupportedFeatureError,
+            "messages[0].tool_calls",
+        ),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+            UnsupportedFeatureError,
+            "messages[0].content[0].type",
+        ),
+        ({"role": "user", "content": [{"type": "text"}]}, InvalidRequestError, "messages[0].content[0].text"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "x", "file": {}}]},
+            UnsupportedFeatureError,
+            "messages[0].content[0].file",
+        ),
+    ],
+)
+def test_messages_that_cannot_be_answered(message: dict[str, Any], kind: type[EdgeRtError], place: str) -> None:
+    with pytest.raises(kind) as caught:
+        chat([message])
+    assert place in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"top_logprobs": 2}, "needs logprobs"),
+        ({"stream_options": {"include_usage": True}}, "needs stream"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ],
+)
+def test_fields_that_need_others(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(EdgeRtError, match=words):
+        chat(**fields)
+
+
+def test_prompts() -> None:
+    assert complete("x").prompt == "x"
+    assert complete(["x"]).prompt == "x"
+    assert complete([1, 2]).prompt_token_ids == (1, 2)
+    assert complete([[1, 2]]).prompt_token_ids == (1, 2)
+    assert complete([]).prompt_token_ids == ()
+    assert complete("x", logprobs=2).top_logprobs == 2
+    for several in (["x", "y"], [[1], [2]], ["x", 1]):
+        with pytest.raises(UnsupportedFeatureError, match="prompt"):
+            complete(several)
+
+
+@pytest.mark.parametrize("field", ["echo", "best_of", "suffix", "n"])
+def test_completion_extras_are_refused(field: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=field):
+        complete("x", **{field: 5})
