@@ -1,0 +1,460 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_rt import config
+from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.errors import (
+    BackendLoadError,
+    ConfigError,
+    DeadlineError,
+    EdgeRtError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    ModelNotPulledError,
+    QueueFullError,
+    ShuttingDownError,
+)
+from edge_rt.runtime import Runtime
+from edge_rt.scheduler.residency import ModelWorker
+from edge_rt.telemetry import Telemetry
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.worker.channel import Load
+from edge_rt.worker.supervisor import WorkerEvents
+from tests import virtual_time
+from tests.unit.worker.fake_child import INFO, LAST
+
+LOAD_S = 2.0
+
+MANIFEST = Manifest(
+    id="tiny",
+    name="Tiny",
+    license="Apache-2.0",
+    kind="text",
+    arch="llama",
+    n_ctx=2048,
+    n_ctx_train=4096,
+    n_params=1,
+    chat_template="{{ messages }}",
+    variants=(
+        Variant(id="q4_1", quant="Q4_1", file="t.Q4_1.gguf", source="https://x/t", size_bytes=1, sha256="0" * 64),
+        Variant(id="q4_0", quant="Q4_0", file="t.Q4_0.gguf", derived_from="q4_1"),
+    ),
+)
+
+
+class FakeStore:
+    def __init__(self, *pulled: str) -> None:
+        self.pulled = set(pulled)
+
+    def manifests(self) -> tuple[Manifest, ...]:
+        return (MANIFEST,)
+
+    def path(self, manifest: Manifest, variant: Variant) -> Path | None:
+        return Path("/store") / variant.file if variant.id in self.pulled else None
+
+
+class FakeWorker:
+    """Answers "a", "!" after service_s, or never."""
+
+    pid = 7
+
+    def __init__(self, load: Load, events: WorkerEvents, world: World) -> None:
+        self.load, self.events, self.world = load, events, world
+        self.requests: list[GenerateRequest] = []
+        self.n_open = 0
+        self.stopped: asyncio.Event = asyncio.Event()
+        self.stop_error: Callable[[], EdgeRtError] = ShuttingDownError
+
+    async def start(self) -> ModelInfo:
+        await asyncio.sleep(LOAD_S)
+        if self.load.model in self.world.broken:
+            raise BackendLoadError(model=self.load.model, reason="broken")
+        self.events.stats(EngineStats(n_threads=1))
+        return INFO
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        self.requests.append(request)
+        self.n_open += 1
+        try:
+            yield Chunk(text="a")
+            try:
+                async with asyncio.timeout(self.world.service_s):
+                    await self.stopped.wait()
+                raise self.stop_error()
+            except TimeoutError:
+                yield LAST
+        finally:
+            self.n_open -= 1
+
+    async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        return [len(text), int(special), int(add_bos)]
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        return f"{token_ids}"
+
+    async def stop(self, error: Callable[[], EdgeRtError]) -> None:
+        self.stop_error = error
+        self.stopped.set()
+
+
+@dataclass
+class World:
+    workers: list[FakeWorker] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    service_s: float = 1.0
+
+    def make(self, load: Load, settings: config.Worker, events: WorkerEvents) -> ModelWorker:
+        worker = FakeWorker(load, events, self)
+        self.workers.append(worker)
+        return worker
+
+
+def make(
+    world: World,
+    *pulled: str,
+    telemetry: Telemetry | None = None,
+    features: frozenset[str] = frozenset(),
+    **flags: Any,
+) -> Runtime:
+    settings = {"models.null.backend": "null"} | {name.replace("__", "."): value for name, value in flags.items()}
+    return Runtime(
+        config.load(environ={}, flags=settings, system_file=Path("/nonexistent")),
+        FakeStore(*pulled),
+        telemetry or Telemetry(),
+        make_worker=world.make,
+        features=lambda: features,
+    )
+
+
+def request(model: str = "null", **fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"id": "r", "model": model, "prompt": "x"} | fields)
+
+
+async def answer(runtime: Runtime, model: str = "null", **fields: Any) -> list[Chunk]:
+    return [chunk async for chunk in runtime.generate(request(model, **fields))]
+
+
+def test_an_answer_streams_and_its_timings_begin_with_the_call() -> None:
+    async def main() -> None:
+        telemetry = Telemetry()
+        runtime = make(World(), telemetry=telemetry)
+        first, last = await answer(runtime)
+        assert first == Chunk(text="a")
+        assert last.finish_reason == "stop"
+        assert last.timings is not None
+        assert last.timings.queue_s == pytest.approx(LOAD_S)
+        assert last.timings.ttft_s == pytest.approx(LOAD_S + 0.1)
+        assert last.timings.decode_s == 0.2
+        text = telemetry.exposition().decode()
+        assert 'edge_rt_queue_wait_seconds_sum{model="null"} 2.0' in text
+        assert 'edge_rt_ttft_seconds_count{model="null"} 1.0' in text
+        assert 'edge_rt_threads{model="null"} 1.0' in text
+        assert 'edge_rt_requests_running{model="null"} 0.0' in text
+
+    virtual_time.run(main())
+
+
+def test_the_limits_hold_before_anything_is_loaded() -> None:
+    async def main() -> None:
+        world = World()
+        runtime = make(world)
+        with pytest.raises(InvalidRequestError, match="top_p"):
+            await answer(runtime, sampling=type(request().sampling)(top_p=7.0))
+        with pytest.raises(InvalidRequestError):
+            await runtime.tokenize("null", "\ud800", special=False, add_bos=False)
+        with pytest.raises(InvalidRequestError):
+            await runtime.detokenize("null", [-1])
+        assert world.workers == []
+
+    virtual_time.run(main())
+
+
+def test_unknown_and_unpulled_models_are_told_apart() -> None:
+    async def main() -> None:
+        world = World()
+        runtime = make(world)
+        for call in (answer(runtime, "nope"), runtime.load("nope"), runtime.unload("nope")):
+            with pytest.raises(ModelNotFoundError, match="known models: tiny, null"):
+                await call
+        for call in (answer(runtime, "tiny"), runtime.load("tiny")):
+            with pytest.raises(ModelNotPulledError, match="edge_rt models pull tiny"):
+                await call
+        assert world.workers == []
+        assert not runtime.model("tiny").pulled
+
+    virtual_time.run(main())
+
+
+def test_a_model_pulled_later_is_found() -> None:
+    async def main() -> None:
+        world = World()
+        store = FakeStore()
+        runtime = Runtime(config.load(environ={}), store, Telemetry(), make_worker=world.make, features=frozenset)
+        with pytest.raises(ModelNotPulledError):
+            await answer(runtime, "tiny")
+        store.pulled.add("q4_1")
+        assert len(await answer(runtime, "tiny")) == 2
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(
+    ("pulled", "features", "wanted", "expected"),
+    [
+        (("q4_1", "q4_0"), {"avx2"}, "", "q4_0"),
+        (("q4_1", "q4_0"), set(), "", "q4_1"),
+        (("q4_1",), {"avx2"}, "", "q4_1"),  # the fastest form is not here
+        (("q4_1", "q4_0"), {"avx2"}, "q4_1", "q4_1"),
+        (("q4_1",), {"avx2"}, "q4_0", None),  # a form asked for by name has no substitute
+    ],
+)
+def test_the_fastest_form_that_is_here_runs(
+    pulled: tuple[str, ...], features: set[str], wanted: str, expected: str | None
+) -> None:
+    async def main() -> None:
+        world = World()
+        runtime = make(world, *pulled, features=frozenset(features), models__tiny__variant=wanted)
+        if expected is None:
+            with pytest.raises(ModelNotPulledError):
+                await runtime.load("tiny")
+            return
+        await runtime.load("tiny")
+        load = world.workers[0].load
+        variant = MANIFEST.variant(expected)
+        assert variant is not None
+        assert (load.variant, load.quant, load.path) == (expected, variant.quant, f"/store/{variant.file}")
+
+    virtual_time.run(main())
+
+
+def test_what_a_model_is_loaded_with_comes_from_its_table_then_the_engine_then_the_manifest() -> None:
+    async def main() -> None:
+        async def load(**flags: Any) -> Load:
+            world = World()
+            await make(world, "q4_1", **flags).load("tiny")
+            return world.workers[0].load
+
+        plain = await load()
+        assert (plain.backend, plain.n_ctx, plain.n_seq_max, plain.force) == ("llama_cpu", 2048, 8, False)
+        assert plain.chat_template == "{{ messages }}"
+        assert plain.memory_margin_bytes == config.Worker().memory_margin_bytes
+        engine = await load(engine__n_ctx=512, engine__n_parallel=2, engine__backend="other", worker__force=True)
+        assert (engine.backend, engine.n_ctx, engine.n_seq_max, engine.force) == ("other", 512, 2, True)
+        own = await load(
+            engine__n_ctx=512, models__tiny__n_ctx=256, models__tiny__n_parallel=3, models__tiny__backend="mine"
+        )
+        assert (own.backend, own.n_ctx, own.n_seq_max) == ("mine", 256, 3)
+
+    virtual_time.run(main())
+
+
+def test_force_reaches_the_worker() -> None:
+    async def main() -> None:
+        world = World()
+        await make(world).load("null", force=True)
+        assert world.workers[0].load.force
+
+    virtual_time.run(main())
+
+
+def test_the_null_back_end_needs_no_file() -> None:
+    async def main() -> None:
+        world = World()
+        runtime = make(world, models__tiny__backend="null", models__null__variant="step_s=0.05")
+        await runtime.load("null")
+        await runtime.load("tiny")
+        assert [(w.load.model, w.load.variant, w.load.path) for w in world.workers] == [
+            ("null", "step_s=0.05", ""),
+            ("tiny", "", ""),
+        ]
+        assert runtime.model("null").pulled
+
+    virtual_time.run(main())
+
+
+def test_a_table_for_a_model_that_is_not_there_stops_the_start() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(World(), models__typo__n_ctx=512)
+    assert caught.value.key == "models.typo"
+    assert "tiny" in caught.value.problem
+    assert caught.value.origin == "flag"
+
+
+def test_requests_over_n_parallel_wait_and_over_max_waiting_are_refused() -> None:
+    async def main() -> None:
+        world = World()
+        runtime = make(world, engine__n_parallel=2, scheduler__max_waiting=1)
+        tasks = [asyncio.create_task(answer(runtime)) for _ in range(4)]
+        await asyncio.sleep(LOAD_S + 0.5)
+        assert world.workers[0].n_open == 2
+        status = runtime.model("null")
+        assert (status.running, status.waiting) == (2, 1)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(result, QueueFullError) for result in results] == [False, False, False, True]
+        assert len(world.workers[0].requests) == 3
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("deadline_s", [0.5, 2.5], ids=["loading", "queued"])
+def test_a_deadline_holds_while_a_model_loads_and_while_others_run(deadline_s: float) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        runtime = make(World(service_s=9.0), engine__n_parallel=1)
+        other = asyncio.create_task(answer(runtime))
+        if deadline_s > 1:
+            await asyncio.sleep(LOAD_S)
+        began_at_s = loop.time()
+        with pytest.raises(DeadlineError) as caught:
+            await answer(runtime, deadline_s=deadline_s)
+        assert loop.time() - began_at_s == pytest.approx(deadline_s)
+        assert caught.value.deadline_s == deadline_s
+        assert len(await other) == 2
+
+    virtual_time.run(main())
+
+
+def test_the_queue_has_a_time_out_of_its_own_and_the_engine_gets_what_is_left() -> None:
+    async def main() -> None:
+        world = World()
+        runtime = make(world, scheduler__queue_timeout_s=1.0)
+        with pytest.raises(DeadlineError):
+            await answer(runtime)
+        await asyncio.sleep(LOAD_S)
+        await answer(runtime, deadline_s=30.0)
+        await answer(runtime)
+        assert [r.deadline_s for r in world.workers[0].requests] == [30.0, None]
+        late = World()
+        await answer(make(late), deadline_s=30.0)
+        assert late.workers[0].requests[0].deadline_s == pytest.approx(30.0 - LOAD_S)
+
+    virtual_time.run(main())
+
+
+def test_closing_the_iterator_frees_everything_at_once() -> None:
+    async def main() -> None:
+        world = World(service_s=99.0)
+        runtime = make(world)
+        async with aclosing(runtime.generate(request())) as chunks:
+            await anext(chunks)
+            assert (world.workers[0].n_open, runtime.model("null").running) == (1, 1)
+        assert (world.workers[0].n_open, runtime.model("null").running) == (0, 0)
+
+    virtual_time.run(main())
+
+
+def test_a_client_cancelled_while_it_waits_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        world = World(service_s=99.0)
+        runtime = make(world, engine__n_parallel=1)
+        running = asyncio.create_task(answer(runtime))
+        waiting = asyncio.create_task(answer(runtime))
+        await asyncio.sleep(LOAD_S + 1)
+        for task in (waiting, running):
+            task.cancel()
+            await asyncio.wait([task])
+        status = runtime.model("null")
+        assert (status.running, status.waiting, world.workers[0].n_open) == (0, 0, 0)
+        assert len(world.workers[0].requests) == 1
+
+    virtual_time.run(main())
+
+
+def test_a_status_tells_state_and_failure() -> None:
+    async def main() -> None:
+        world = World(broken={"null"})
+        runtime = make(world, "q4_1")
+        assert [status.id for status in runtime.models()] == ["tiny", "null"]
+        with pytest.raises(BackendLoadError):
+            await runtime.load("null")
+        status = runtime.model("null")
+        assert (status.state, status.info, status.error) == ("unloaded", None, "cannot load null: broken")
+        assert status.idle_s is None
+        await answer(runtime, "tiny")
+        await asyncio.sleep(3.0)
+        status = runtime.model("tiny")
+        assert (status.state, status.info, status.pid, status.error) == ("ready", INFO, 7, "")
+        assert status.idle_s == pytest.approx(3.0)
+        assert status.engine == EngineStats(n_threads=1)
+
+    virtual_time.run(main())
+
+
+def test_a_models_own_keep_alive_wins() -> None:
+    async def main() -> None:
+        runtime = make(World(), "q4_1", worker__keep_alive_s=100.0, models__tiny__keep_alive_s=5.0)
+        await runtime.load("tiny")
+        await runtime.load("null")
+        await asyncio.sleep(6.0)
+        assert [status.state for status in runtime.models()] == ["unloaded", "ready"]
+
+    virtual_time.run(main())
+
+
+def test_start_preloads_and_survives_a_model_that_fails() -> None:
+    async def main() -> None:
+        world = World(broken={"null"})
+        runtime = make(world, "q4_1", models__null__preload=True, models__tiny__preload=True)
+        assert not runtime.ready()
+        await runtime.start()
+        assert runtime.ready()
+        assert [status.state for status in runtime.models()] == ["ready", "unloaded"]
+
+    virtual_time.run(main())
+
+
+def test_preloading_a_model_that_is_not_pulled_is_survived_too() -> None:
+    async def main() -> None:
+        runtime = make(World(), models__tiny__preload=True)
+        await runtime.start()
+        assert runtime.ready()
+
+    virtual_time.run(main())
+
+
+def test_close_refuses_what_waits_finishes_what_runs_and_cuts_off_the_rest() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        world = World(service_s=3.0)
+        runtime = make(world, engine__n_parallel=1)
+        await runtime.start()
+        finishes = asyncio.create_task(answer(runtime))
+        waits = asyncio.create_task(answer(runtime))
+        await asyncio.sleep(LOAD_S + 1)
+        closing = asyncio.create_task(runtime.close(4.0))
+        await asyncio.sleep(0.1)
+        assert not runtime.ready()
+        with pytest.raises(ShuttingDownError):
+            await answer(runtime)
+        with pytest.raises(ShuttingDownError):
+            await waits
+        assert len(await finishes) == 2
+        await closing
+
+        runtime = make(World(service_s=99.0))
+        cut_off = asyncio.create_task(answer(runtime))
+        await asyncio.sleep(LOAD_S + 1)
+        began_at_s = loop.time()
+        await runtime.close(4.0)
+        with pytest.raises(ShuttingDownError):
+            await cut_off
+        assert loop.time() - began_at_s < 5.0
+
+    virtual_time.run(main())
+
+
+def test_tokenize_and_detokenize_load_the_model() -> None:
+    async def main() -> None:
+        runtime = make(World())
+        assert await runtime.tokenize("null", "abc", special=True, add_bos=False) == [3, 1, 0]
+        assert await runtime.detokenize("null", (1, 2)) == "[1, 2]"
+
+    virtual_time.run(main())
