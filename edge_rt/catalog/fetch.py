@@ -68,9 +68,9 @@ def fetch(source: Source, part: Part, settings: FetchSettings, report: Report, *
             check_url(settings.hub_endpoint)
         except ValueError as exc:
             raise ConfigError(key="catalog.hub_endpoint", problem=str(exc), origin="configuration") from exc
-        _download(source.url(settings.hub_endpoint), part, settings, uri, token=_token(settings.hub_token_file))
+        _download(source.url(settings.hub_endpoint), part, settings, report, uri, token=_token(settings.hub_token_file))
     elif isinstance(source, UrlSource):
-        _download(source.url, part, settings, uri, token="")
+        _download(source.url, part, settings, report, uri, token="")
 
 
 def _token(path: str) -> str:
@@ -88,7 +88,7 @@ def _token(path: str) -> str:
     return token
 
 
-def _download(url: str, part: Part, settings: FetchSettings, uri: str, *, token: str) -> None:
+def _download(url: str, part: Part, settings: FetchSettings, report: Report, uri: str, *, token: str) -> None:
     timeout = httpx2.Timeout(settings.read_timeout_s, connect=min(10.0, settings.read_timeout_s))
     with httpx2.Client(timeout=timeout, follow_redirects=False) as client:
         while not part.is_complete:
@@ -97,9 +97,10 @@ def _download(url: str, part: Part, settings: FetchSettings, uri: str, *, token:
                 for attempt in stamina.retry_context(
                     on=_backoff, attempts=settings.attempts, timeout=None, wait_initial=0.5, wait_max=10.0
                 ):
+                    if attempt.num > 1:
+                        report("retry", part.n_bytes, part.size_bytes)
                     with attempt:
-                        if not part.is_complete:
-                            _request(client, url, part, uri, token)
+                        _request(client, url, part, uri, token)
             except (_TransientError, httpx2.TransportError) as exc:
                 # A server that cuts every connection after some bytes still gets the file across in the end.
                 if part.n_bytes <= before:

@@ -156,11 +156,9 @@ def show(catalog: _Catalog, name: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**facts, "variants": variants}, indent=2))
         return
-    click.echo(tabulate(list(facts.items()), tablefmt="plain", disable_numparse=True))
-    for details in variants:
-        click.echo()
-        rows = [(key, value) for key, value in details.items() if value not in (None, "")]
-        click.echo(tabulate(rows, tablefmt="plain", disable_numparse=True))
+    for index, table in enumerate([facts, *variants]):
+        rows = [(key, value) for key, value in table.items() if value not in (None, "")]
+        click.echo(("\n" if index else "") + tabulate(rows, tablefmt="plain", disable_numparse=True))
 
 
 def _details(catalog: _Catalog, manifest: Manifest, variant: Variant) -> dict[str, Any]:
@@ -228,4 +226,4 @@ def remove(catalog: _Catalog, names: tuple[str, ...]) -> None:
     """
     for name, (manifest, variant) in [(name, catalog.find(name)) for name in names]:
         freed = catalog.store.remove(manifest.id, variant.id if variant else "")
-        click.echo(f"{name}: {size_text(freed)} freed" if freed else f"{name}: was not here", err=True)
+        click.echo(f"{name}: " + (f"{size_text(freed)} freed" if freed else "was not here"), err=True)

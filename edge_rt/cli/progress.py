@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ _WORDS: dict[Phase, str] = {
     "wait": "waiting for another process that pulls it",
     "check": "checking",
     "fetch": "fetching",
+    "retry": "the connection broke, trying again",
     "unpack": "unpacking",
     "derive": "quantising",
     "done": "ready",
@@ -26,6 +28,7 @@ def pull_progress(stream: TextIO | None = None) -> Iterator[Progress]:
     """Give the callback for Store.pull and Store.verify; stream defaults to stderr."""
     stream = sys.stderr if stream is None else stream
     bar = _bar(stream) if stream.isatty() else None
+    logging.getLogger("stamina").setLevel(logging.ERROR)  # its retries are shown here
     display: Lines | Bar = Bar(bar) if bar is not None else Lines(stream)
     try:
         yield display.show

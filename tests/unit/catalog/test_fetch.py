@@ -167,8 +167,10 @@ def test_refusal_is_not_tried_again(code: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
 def test_passing_trouble_is_tried_again(code: int, tmp_path: Path) -> None:
     with FileServer(CONTENT, status(code), status(code)) as server:
-        assert Fetch(tmp_path, f"{server.url}/m.gguf").run() == SHA256
+        pull = Fetch(tmp_path, f"{server.url}/m.gguf")
+        assert pull.run() == SHA256
         assert len(server.seen) == 3
+    assert [step for step in pull.steps if step[0] == "retry"] == [("retry", 0, len(CONTENT))] * 2
 
 
 def test_lasting_trouble_ends_after_the_last_try(tmp_path: Path) -> None:
