@@ -1,0 +1,219 @@
+"""A fake runtime, and calls into the ASGI app without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from edge_rt.api.app import build_app
+from edge_rt.api.callers import ApiKeys, Peer
+from edge_rt.config import Catalog, Config, Limits, Server
+from edge_rt.errors import InvalidRequestError, ModelNotFoundError
+from edge_rt.guard.limits import check_request
+from edge_rt.telemetry import Telemetry
+from edge_rt.types import Capabilities, Chunk, GenerateRequest, ModelInfo, Timings, Usage
+
+PEER = Peer(pid=4, uid=1000, gid=100)
+USAGE = Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2)
+TIMINGS = Timings(queue_s=0.0, prefill_s=0.5, prefill_tokens=5, decode_s=0.2, decode_tokens=2, ttft_s=0.5)
+INFO = ModelInfo(
+    model="loaded",
+    variant="q4_0",
+    backend="fake",
+    device="cpu",
+    arch="llama",
+    quant="Q4_0",
+    n_params=10,
+    size_bytes=20,
+    n_ctx_train=2048,
+    caps=Capabilities(n_ctx=64, n_seq_max=2, n_vocab=300, n_batch=8, can_trim=True, can_copy=True, can_save=False),
+    n_threads=1,
+    has_chat_template=True,
+)
+
+
+@dataclass
+class FakeStatus:
+    id: str
+    pulled: bool = True
+    info: ModelInfo | None = None
+
+
+@dataclass
+class FakeRuntime:
+    """Answers with its chunks, or raises what stands among them; checks requests as the real one does."""
+
+    chunks: Sequence[Chunk | BaseException] = ()
+    is_ready: bool = True
+    hold: asyncio.Event | None = None  # waited for before each chunk but the first
+    hold_first: bool = False
+    requests: list[GenerateRequest] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    n_closed: int = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+        check_request(request, Limits())
+        self.model(request.model)
+        self.requests.append(request)
+        self.arrived.set()
+        try:
+            for i, chunk in enumerate(self.chunks):
+                if self.hold is not None and (i or self.hold_first):
+                    await self.hold.wait()
+                if isinstance(chunk, BaseException):
+                    raise chunk
+                yield chunk
+        finally:
+            self.n_closed += 1
+
+    async def tokenize(self, model: str, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        self.model(model)
+        return [*([1] if add_bos else []), *text.encode(), *([2] if special else [])]
+
+    async def detokenize(self, model: str, token_ids: list[int]) -> str:
+        self.model(model)
+        if max(token_ids) > 255:
+            raise InvalidRequestError(param="tokens", problem="not in the vocabulary")
+        return bytes(token_ids).decode(errors="replace")
+
+    def models(self) -> list[FakeStatus]:
+        return [FakeStatus("default"), FakeStatus("loaded", info=INFO), FakeStatus("absent", pulled=False)]
+
+    def model(self, model_id: str) -> FakeStatus:
+        for status in self.models():
+            if status.id == model_id:
+                return status
+        raise ModelNotFoundError(model=model_id, known=("default", "loaded"))
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+
+def whole(*texts: str, finish_reason: Any = "stop") -> list[Chunk]:
+    """Give the chunks of an answer, one a text; the last also ends it."""
+    *first, last = texts
+    end = Chunk(text=last, finish_reason=finish_reason, usage=USAGE, timings=TIMINGS)
+    return [*(Chunk(text=text) for text in first), end]
+
+
+def app_of(runtime: FakeRuntime, *, api_keys: ApiKeys | None = None, telemetry: Telemetry | None = None) -> ASGIApp:
+    config = Config(server=Server(max_body_bytes=10_000), catalog=Catalog(default_model="default"))
+    return build_app(runtime, config, telemetry or Telemetry(), api_keys=api_keys)
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    parts: list[bytes]
+    whole: bool
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.parts)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.json["error"]
+        return error
+
+    @property
+    def events(self) -> list[Any]:
+        """The events of a stream, decoded; [DONE] as "DONE"."""
+        *events, rest = self.body.decode().split("\n\n")
+        assert rest == ""
+        assert all(event.startswith("data: ") and "\n" not in event for event in events)
+        return ["DONE" if event == "data: [DONE]" else json.loads(event[6:]) for event in events]
+
+
+class Call:
+    """One request into an ASGI app, step by step; hang_up disconnects it."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        method: str,
+        path: str,
+        body: bytes | Sequence[bytes] = b"",
+        *,
+        headers: dict[str, str] | None = None,
+        peer: Peer | None = PEER,
+        body_ends: bool = True,
+    ) -> None:
+        self._app = app
+        parts = [body] if isinstance(body, bytes) else list(body)
+        self._messages: list[Message] = [
+            {"type": "http.request", "body": part, "more_body": not body_ends or i < len(parts) - 1}
+            for i, part in enumerate(parts)
+        ]
+        self.n_received = 0
+        self.sent: list[Message] = []
+        self.answered = asyncio.Event()  # the response has started
+        self._gone = asyncio.Event()
+        self._scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
+            "client": None,
+            "server": None,
+            "state": {"peer": peer} if peer is not None else {},
+        }
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> Call:
+        self.task = asyncio.get_running_loop().create_task(self._app(self._scope, self._receive, self._send))  # type: ignore[arg-type]
+        return self
+
+    def hang_up(self) -> None:
+        self._gone.set()
+
+    async def reply(self) -> Reply:
+        if self.task is None:
+            self.start()
+        assert self.task is not None
+        await self.task
+        starts = [m for m in self.sent if m["type"] == "http.response.start"]
+        bodies = [m for m in self.sent if m["type"] == "http.response.body"]
+        assert len(starts) <= 1
+        assert all(m["more_body"] for m in bodies[:-1] if "more_body" in m)
+        headers = {n.decode(): v.decode() for n, v in starts[0]["headers"]} if starts else {}
+        is_whole = bool(bodies) and not bodies[-1].get("more_body", False)
+        return Reply(starts[0]["status"] if starts else 0, headers, [m["body"] for m in bodies], is_whole)
+
+    async def _receive(self) -> Message:
+        if self.n_received < len(self._messages):
+            self.n_received += 1
+            return self._messages[self.n_received - 1]
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        self.sent.append(message)
+        self.answered.set()
+
+
+def ask(
+    runtime: FakeRuntime, method: str, path: str, body: Any = b"", *, app: ASGIApp | None = None, **kw: Any
+) -> Reply:
+    """Send one request and wait for its whole answer."""
+    raw = body if isinstance(body, bytes | list) else json.dumps(body).encode()
+    return asyncio.run(Call(app or app_of(runtime), method, path, raw, **kw).reply())
+
+
+def chat_body(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}], **fields}
