@@ -28,8 +28,9 @@ from edge_rt.backends import registry
 from edge_rt.backends.base import Backend, LoadOptions, ModelFile, TokenSession
 from edge_rt.devices import memory
 from edge_rt.devices.base import Reading
+from edge_rt.engine.sequence import Sink
 from edge_rt.engine.start import prefer_big_cores, start_engine
-from edge_rt.engine.tokens import EngineSettings, Sink, TokenEngine
+from edge_rt.engine.tokens import EngineSettings, TokenEngine
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError
 from edge_rt.types import Chunk, EngineStats, GenerateRequest
 from edge_rt.worker import channel

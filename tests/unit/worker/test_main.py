@@ -12,7 +12,7 @@ import pytest
 from edge_rt.backends.base import Backend, LoadOptions, MemoryNeed, ModelFile, TokenSession
 from edge_rt.backends.null import NullBackend
 from edge_rt.devices.base import known
-from edge_rt.engine.tokens import Sink
+from edge_rt.engine.sequence import Sink
 from edge_rt.errors import BackendUnavailableError, InvalidRequestError, ModelTooLargeError
 from edge_rt.types import Chunk, EngineStats, GenerateRequest
 from edge_rt.worker import channel
