@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from types import BuiltinMethodType
 from typing import Any
 
@@ -234,14 +234,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.tick()
         return self.pay(value[start:stop:step])
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  # a keyword argument may be called self
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  # as Jinja's
         __self.tick()
         if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str:
             # These two can make much from little, so they pay before.
             if __obj.__name__ == "replace":
-                return __self._replace(__obj.__self__, *args, **kwargs)
-            if __obj.__name__ == "join" and len(args) == 1:
-                return __self.join(args[0], __obj.__self__)
+                return super().call(__context, partial(__self._replace, __obj.__self__), *args, **kwargs)
+            if __obj.__name__ == "join":
+                return super().call(__context, partial(__self.join, separator=__obj.__self__), *args, **kwargs)
         return __self.pay(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
