@@ -1,0 +1,131 @@
+"""A real daemon in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx2
+
+_READY_TIMEOUT_S = 30.0
+
+CONFIG = """
+[catalog]
+default_model = "null"
+store_dir = "{store_dir}"
+
+[models.null]
+backend = "null"
+
+[models.null-slow]
+backend = "null"
+variant = "step_s=0.02"
+"""
+
+
+class Daemon:
+    """`edge_rt serve` as a child process; use it in a `with`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        extra: str = "",
+        args: tuple[str, ...] = (),
+        environ: dict[str, str] | None = None,
+        inherit: socket.socket | None = None,
+    ) -> None:
+        self.socket = directory / "s"
+        config = directory / "config.toml"
+        config.write_text(CONFIG.format(store_dir=directory / "store") + extra)
+        command = [sys.executable, "-m", "edge_rt", "serve", "--config", str(config), "--log-format", "json", *args]
+        fds: tuple[int, ...] = ()
+        if inherit is None:
+            command += ["--socket", str(self.socket)]
+        else:  # as systemd does it: descriptor 3, and the pid it is meant for
+            fds = (inherit.fileno(),)
+            command = ["sh", "-c", f'LISTEN_FDS=1 LISTEN_PID=$$ exec "$@" 3<&{fds[0]}', "sh", *command]
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self.process = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=fds,
+            env={**{k: v for k, v in os.environ.items() if not k.startswith("EDGE_RT")}, **(environ or {})},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip())
+            if "edge_rt listens" in line:
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def __enter__(self) -> Self:
+        self._ready.wait(_READY_TIMEOUT_S)
+        assert "edge_rt listens" in self.log, self.log
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 20.0) -> int:
+        """Send a signal and wait for the end; gives the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            status = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        self._end()
+        return status
+
+    def wait(self) -> int:
+        """Wait for a daemon that is expected to end by itself."""
+        status = self.process.wait(_READY_TIMEOUT_S)
+        self._end()
+        return status
+
+    def _end(self) -> None:
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def client(self) -> httpx2.Client:
+        transport = httpx2.HTTPTransport(uds=str(self.socket))
+        return httpx2.Client(base_url="http://edge_rt", transport=transport, timeout=60.0)
+
+    def async_client(self) -> httpx2.AsyncClient:
+        limits = httpx2.Limits(max_connections=None)
+        transport = httpx2.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
+        return httpx2.AsyncClient(base_url="http://edge_rt", transport=transport, timeout=60.0)
+
+    def metric(self, line_start: str) -> float:
+        """Read one sample of /metrics by how its line starts."""
+        with self.client() as client:
+            lines = client.get("/metrics").text.splitlines()
+        return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(line_start)), 0.0)
+
+    @property
+    def rss_bytes(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))

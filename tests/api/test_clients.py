@@ -1,0 +1,292 @@
+"""Real clients on a real daemon: the openai package, curl, and edge_rt's own, over the Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from edge_rt.api.client import Client
+from edge_rt.errors import (
+    ContextLengthError,
+    DaemonUnreachableError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    UnsupportedFeatureError,
+)
+from edge_rt.types import Message
+from tests.api.daemon import Daemon
+
+TEXT = "grüße, 😀 and a line\nbreak"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with tempfile.TemporaryDirectory(prefix="ert-") as directory, Daemon(Path(directory)) as running:
+        yield running
+
+
+@pytest.fixture
+def sdk(daemon: Daemon) -> Iterator[openai.OpenAI]:
+    with (
+        daemon.client() as http,
+        openai.OpenAI(base_url="http://edge_rt/v1", api_key="none", http_client=http, max_retries=0) as client,
+    ):
+        yield client
+
+
+def user(text: str) -> Any:
+    return [{"role": "user", "content": text}]
+
+
+# The openai package
+
+
+def test_openai_chat(sdk: openai.OpenAI) -> None:
+    answer = sdk.chat.completions.create(model="null", messages=user(TEXT), temperature=0)
+    ChatCompletion.model_validate(answer.model_dump())
+    assert answer.choices[0].message.content == TEXT
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.model_extra is not None
+    assert answer.model_extra["timings"]["predicted_n"] == answer.usage.completion_tokens
+
+
+def test_openai_chat_stream(sdk: openai.OpenAI) -> None:
+    stream = sdk.chat.completions.create(
+        model="null", messages=user(TEXT), temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [ChatCompletionChunk.model_validate(chunk.model_dump()) for chunk in stream]
+    *answer, last = chunks
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == len(TEXT.encode()) + 1
+    assert [chunk.choices[0].finish_reason for chunk in answer] == [None] * (len(answer) - 1) + ["stop"]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in answer) == TEXT
+    assert answer[0].choices[0].delta.role == "assistant"
+
+
+def test_openai_completions(sdk: openai.OpenAI) -> None:
+    asked: Any = {"model": "null", "prompt": "once", "max_tokens": 12, "temperature": 0}
+    answer = sdk.completions.create(**asked, logprobs=2)
+    Completion.model_validate(answer.model_dump())
+    assert answer.choices[0].finish_reason == "length"
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == answer.choices[0].text
+    *pieces, last = list(sdk.completions.create(**asked, stream=True))
+    Completion.model_validate(last.model_dump())
+    assert [piece.choices[0].finish_reason for piece in pieces] == [None] * len(pieces)
+    assert "".join(piece.choices[0].text for piece in (*pieces, last)) == answer.choices[0].text
+    by_ids = sdk.completions.create(**{**asked, "prompt": list(b"once")})
+    assert by_ids.choices[0].text == answer.choices[0].text
+
+
+def test_openai_models(sdk: openai.OpenAI) -> None:
+    assert {"null", "null-slow"} <= {model.id for model in sdk.models.list()}
+    assert sdk.models.retrieve("null").object == "model"
+
+
+def test_openai_errors(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        sdk.chat.completions.create(model="nope", messages=user("x"))
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as unsupported:
+        sdk.chat.completions.create(model="null", messages=user("x"), n=2)
+    assert (unsupported.value.code, unsupported.value.param) == ("unsupported", "n")
+    with pytest.raises(openai.BadRequestError) as too_long:
+        sdk.chat.completions.create(model="null", messages=user("x" * 5000), stream=True)
+    assert too_long.value.code == "context_length_exceeded"
+    body: Any = too_long.value.body
+    assert body["details"]["n_ctx"] == 4096
+    assert body["details"]["prompt_tokens"] > 5000
+
+
+# curl
+
+
+def curl(daemon: Daemon, path: str, *args: str) -> str:
+    command = ["curl", "-sS", "--max-time", "60", "--unix-socket", str(daemon.socket), f"http://edge_rt{path}", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=90).stdout
+
+
+def test_curl(daemon: Daemon) -> None:
+    body = json.dumps({"messages": user(TEXT), "temperature": 0})
+    assert json.loads(curl(daemon, "/v1/chat/completions", "-d", body))["choices"][0]["message"]["content"] == TEXT
+    assert json.loads(curl(daemon, "/health")) == {"status": "ok"}
+    headers = curl(daemon, "/v1/models", "-D", "-", "-o", "/dev/null", "-H", "X-Request-Id: mine")
+    assert "x-request-id: mine" in headers
+    assert "date: " in headers
+
+
+def test_curl_stream(daemon: Daemon) -> None:
+    body = json.dumps({"messages": user(TEXT), "temperature": 0, "stream": True})
+    *events, done, rest = curl(daemon, "/v1/chat/completions", "-N", "-d", body).split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    deltas = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content", "") for delta in deltas) == TEXT
+
+
+def test_curl_sends_large_bodies_after_asking(daemon: Daemon) -> None:
+    """curl sends Expect: 100-continue before a body of more than a megabyte."""
+    body = json.dumps({"messages": user("😀" * 250_000)}, ensure_ascii=False)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
+        file.write(body)
+        file.flush()
+        error = json.loads(curl(daemon, "/v1/chat/completions", "-d", f"@{file.name}"))["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["details"]["prompt_tokens"] > 1_000_000
+
+
+def test_a_body_that_is_too_large_is_answered_before_it_is_sent(daemon: Daemon) -> None:
+    with tempfile.NamedTemporaryFile("wb") as file:
+        file.truncate(5 * 2**20)
+        written = curl(daemon, "/tokenize", "--data-binary", f"@{file.name}", "-w", "\n%{http_code} %{size_upload}")
+    assert written.splitlines()[-1] == "413 0"
+
+
+# edge_rt's own client
+
+
+def test_client(daemon: Daemon) -> None:
+    with Client(daemon.socket) as client:
+        pieces = list(client.chat([Message(role="user", content=TEXT)], temperature=0))
+        assert "".join(piece.text for piece in pieces) == TEXT
+        last = pieces[-1]
+        assert last.finish_reason == "stop"
+        assert last.usage is not None
+        assert last.usage.completion_tokens == len(TEXT.encode()) + 1
+        assert last.timings is not None
+        assert last.timings["predicted_n"] == last.usage.completion_tokens
+        token_ids = client.tokenize(TEXT)
+        assert client.detokenize(token_ids) == TEXT
+        assert "".join(piece.text for piece in client.complete(token_ids, max_tokens=3, temperature=0))
+        assert "null" in [card["id"] for card in client.models()]
+        assert client.is_ready()
+        assert "edge_rt_requests_total" in client.metrics_text()
+
+
+def test_client_raises_what_the_daemon_raised(daemon: Daemon) -> None:
+    message = Message(role="user", content="x")
+    with Client(daemon.socket) as client:
+        with pytest.raises(ModelNotFoundError) as missing:
+            list(client.chat([message], model="nope"))
+        assert missing.value.model == "nope"
+        with pytest.raises(UnsupportedFeatureError):
+            list(client.chat([message], n=3))
+        with pytest.raises(ContextLengthError) as too_long:
+            list(client.complete("x" * 9000))
+        assert too_long.value.n_ctx == 4096
+        with pytest.raises(InvalidRequestError):
+            client.detokenize([10**6])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_client_without_a_daemon(socket_dir: Path) -> None:
+    with Client(socket_dir / "nobody") as client, pytest.raises(DaemonUnreachableError, match="edge_rt serve"):
+        client.models()
+    gc.collect()  # httpcore2 leaves a socket that could not connect to the collector, which warns
+
+
+# Many at once
+
+
+async def stream_chat(
+    client: httpx2.AsyncClient, text: str, *, model: str = "null", cut_after: int | None = None
+) -> str:
+    """Stream one answer and give its text; hang up after cut_after events."""
+    body = {"model": model, "messages": user(text), "temperature": 0, "stream": True}
+    texts: list[str] = []
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                return "".join(texts)
+            if line:
+                event = json.loads(line.removeprefix("data: "))
+                texts.append(event["choices"][0]["delta"].get("content", ""))
+            if cut_after is not None and len(texts) > cut_after:
+                return "".join(texts)
+    raise AssertionError(f"the stream broke off after {texts}")
+
+
+def test_32_streams_each_get_their_own_answer(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        nonces = [f"nonce-{i:02}-{random.randbytes(12).hex()}" for i in range(32)]
+        async with daemon.async_client() as client:
+            answers = await asyncio.gather(*(stream_chat(client, f"my {nonce} end") for nonce in nonces))
+        assert answers == [f"my {nonce} end" for nonce in nonces]
+
+    asyncio.run(scenario())
+
+
+def test_hang_ups_at_random_disturb_nobody_and_leave_nothing(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        choices = random.Random(4)
+        texts = [f"{i} {choices.randbytes(20).hex()}" for i in range(40)]
+        cuts = [choices.choice([None, 0, 1, 3, 8]) for _ in texts]
+        async with daemon.async_client() as client:
+            answers = await asyncio.gather(
+                *(
+                    stream_chat(client, text, model="null-slow", cut_after=cut)
+                    for text, cut in zip(texts, cuts, strict=True)
+                )
+            )
+        for text, cut, answer in zip(texts, cuts, answers, strict=True):
+            assert answer == text if cut is None else text.startswith(answer)
+
+    asyncio.run(scenario())
+    # Each look takes a round trip, in which the daemon hears of the last hang-ups.
+    assert any(daemon.metric('edge_rt_requests_running{model="null-slow"}') == 0 for _ in range(500))
+    assert daemon.metric('edge_rt_requests_waiting{model="null-slow"}') == 0
+    assert daemon.metric('edge_rt_requests_total{outcome="hung_up"') > 0
+
+
+def test_health_answers_while_all_places_are_taken(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        async with daemon.async_client() as client:
+            streams = [asyncio.create_task(stream_chat(client, "x" * 50, model="null-slow")) for _ in range(12)]
+            while (await client.get("/metrics")).text.find('edge_rt_requests_waiting{model="null-slow"} 4.0') < 0:
+                pass
+            for path in ("/health", "/health/live", "/health/ready", "/v1/models"):
+                assert (await client.get(path)).status_code == 200
+            assert not any(stream.done() for stream in streams)
+            await asyncio.gather(*streams)
+
+    asyncio.run(scenario())
+
+
+def test_500_requests_leave_the_front_process_as_small_as_it_was(daemon: Daemon) -> None:
+    async def some(client: httpx2.AsyncClient, n_requests: int) -> None:
+        for _ in range(n_requests // 10):
+            await asyncio.gather(*(stream_chat(client, "hello") for _ in range(10)))
+
+    async def scenario() -> None:
+        async with daemon.async_client() as client:
+            await some(client, 200)
+            before_bytes = daemon.rss_bytes
+            await some(client, 500)
+            assert daemon.rss_bytes - before_bytes < 2 * 2**20
+
+    asyncio.run(scenario())
+    assert daemon.rss_bytes < 60 * 2**20
+
+
+def test_nothing_unexpected_was_logged(daemon: Daemon) -> None:
+    assert "failed unexpectedly" not in daemon.log
+    assert "Traceback" not in daemon.log
+    assert "nonce-" not in daemon.log
