@@ -30,6 +30,14 @@ variant = "step_s=0.02"
 """
 
 
+_ACTIVATE = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ["LISTEN_FDS"], os.environ["LISTEN_PID"] = "1", str(os.getpid())
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
 class Daemon:
     """`edge_rt serve` as a child process; use it in a `with`."""
 
@@ -45,13 +53,13 @@ class Daemon:
         self.socket = directory / "s"
         config = directory / "config.toml"
         config.write_text(CONFIG.format(store_dir=directory / "store") + extra)
-        command = [sys.executable, "-m", "edge_rt", "serve", "--config", str(config), "--log-format", "json", *args]
+        command = [sys.executable, "-m", "edge_rt", "serve", "--config", str(config), "--log-format", "json"]
         fds: tuple[int, ...] = ()
         if inherit is None:
-            command += ["--socket", str(self.socket)]
+            command += ["--socket", str(self.socket), *args]
         else:  # as systemd does it: descriptor 3, and the pid it is meant for
             fds = (inherit.fileno(),)
-            command = ["sh", "-c", f'LISTEN_FDS=1 LISTEN_PID=$$ exec "$@" 3<&{fds[0]}', "sh", *command]
+            command = [sys.executable, "-c", _ACTIVATE, str(fds[0]), *command, *args]
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.process = subprocess.Popen(

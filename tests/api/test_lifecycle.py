@@ -1,0 +1,233 @@
+"""How a real daemon starts, is overloaded, listens and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from edge_rt.api import listen
+from tests.api.daemon import Daemon
+
+CROWDED = """
+[server]
+drain_s = 1.0
+
+[scheduler]
+max_waiting = 4
+
+[engine]
+n_parallel = 2
+"""
+
+
+async def outcome(client: httpx2.AsyncClient, text: str, *, stream: bool) -> tuple[int, str, dict[str, str]]:
+    """Ask once; gives the status, how it ended (done, error code or "cut") and the headers."""
+    body = {"model": "null-slow", "messages": [{"role": "user", "content": text}], "temperature": 0, "stream": stream}
+    try:
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            raw = (await response.aread()).decode()
+    except httpx2.HTTPError:
+        return 0, "cut", {}
+    headers = dict(response.headers)
+    last = raw.rstrip().rpartition("data: ")[2] if stream and response.status_code == 200 else raw
+    if last == "[DONE]":
+        return 200, "done", headers
+    answer = json.loads(last)
+    return response.status_code, answer["error"]["code"] if "error" in answer else "done", headers
+
+
+async def load(daemon: Daemon, texts: list[str], *, then: Any = None) -> list[tuple[int, str, dict[str, str]]]:
+    async with daemon.async_client() as client:
+        await outcome(client, "warm", stream=False)
+        asked = [asyncio.create_task(outcome(client, text, stream=i % 2 == 0)) for i, text in enumerate(texts)]
+        if then is not None:
+            await asyncio.to_thread(then)
+        return await asyncio.gather(*asked)
+
+
+def until_running(daemon: Daemon, *, waiting: int) -> None:
+    while daemon.metric('edge_rt_requests_waiting{model="null-slow"}') < waiting:
+        pass
+
+
+def test_overload_is_refused_with_a_time_to_come_back(socket_dir: Path) -> None:
+    with Daemon(socket_dir, extra=CROWDED) as daemon:
+        outcomes = asyncio.run(load(daemon, ["x" * 20] * 12))
+        assert daemon.metric('edge_rt_requests_total{outcome="queue_full"') == 6
+    refused = [headers for status, how, headers in outcomes if (status, how) == (429, "queue_full")]
+    assert len(refused) == 6
+    assert [(status, how) for status, how, _ in outcomes].count((200, "done")) == 6
+    assert all(1 <= int(headers["retry-after"]) <= 60 for headers in refused)
+
+
+def test_sigterm_under_load_ends_in_5_s_with_every_answer_finished_or_refused(socket_dir: Path) -> None:
+    with Daemon(socket_dir, extra=CROWDED) as daemon:
+
+        def terminate() -> None:
+            until_running(daemon, waiting=4)
+            assert daemon.stop(timeout_s=5.0) == 0
+
+        # Two run, of which the first would take far longer than drain_s; four wait.
+        outcomes = asyncio.run(load(daemon, ["x" * 3000, "x" * 25, *["x"] * 4], then=terminate))
+        assert not daemon.socket.exists()
+    assert {how for _, how, _ in outcomes} == {"done", "shutting_down"}
+    long, short, *waiting = [how for _, how, _ in outcomes]
+    assert (long, short) == ("shutting_down", "done")
+    assert waiting == ["shutting_down"] * 4
+    assert all(status == 503 and headers["retry-after"] for status, _, headers in outcomes[2:])
+    assert "Traceback" not in daemon.log
+
+
+def test_a_second_signal_does_not_wait(socket_dir: Path) -> None:
+    with Daemon(socket_dir, extra=CROWDED.replace("drain_s = 1.0", "drain_s = 600.0")) as daemon:
+
+        def terminate_twice() -> None:
+            until_running(daemon, waiting=1)
+            daemon.process.send_signal(signal.SIGINT)
+            while "finishing running answers" not in daemon.log:
+                pass
+            assert daemon.stop(signal.SIGINT, timeout_s=5.0) == 0
+
+        outcomes = asyncio.run(load(daemon, ["x" * 3000] * 3, then=terminate_twice))
+    assert {how for _, how, _ in outcomes} <= {"shutting_down", "cut"}
+    assert not daemon.socket.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_idle_daemon_ends_on_any_of_its_signals(socket_dir: Path, number: signal.Signals) -> None:
+    with Daemon(socket_dir) as daemon:
+        assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
+        with daemon.client() as client:  # an idle connection does not hold it up
+            assert client.get("/health").status_code == 200
+            assert daemon.stop(number, timeout_s=5.0) == 0
+    assert not daemon.socket.exists()
+
+
+def test_a_killed_daemons_socket_is_replaced_and_a_live_ones_is_not(socket_dir: Path) -> None:
+    with Daemon(socket_dir) as killed:
+        killed.stop(signal.SIGKILL)
+        assert killed.socket.exists()
+    with Daemon(socket_dir) as live:
+        second = Daemon(socket_dir)
+        assert second.wait() == 78
+        assert f"served by process {live.process.pid} already" in second.log
+        with live.client() as client:
+            assert client.get("/health").status_code == 200
+
+
+def test_preload_and_mode_from_a_flag_and_the_environment(socket_dir: Path) -> None:
+    with Daemon(socket_dir, args=("--model", "null"), environ={"EDGE_RT__SERVER__SOCKET_MODE": "0600"}) as daemon:
+        assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o600
+        with daemon.client() as client:
+            assert client.get("/v1/models/null").json()["status"] == "loaded"
+
+
+def test_systemd_activation_and_notification(socket_dir: Path) -> None:
+    path = socket_dir / "activated"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify, listen.bind_unix(path, mode=0o660) as inherited:
+        notify.bind(str(socket_dir / "notify"))
+        notify.settimeout(30)
+        environ = {"NOTIFY_SOCKET": str(socket_dir / "notify"), "WATCHDOG_USEC": "100000"}
+        with Daemon(socket_dir, inherit=inherited, environ=environ) as daemon:
+            inherited.close()
+            daemon.socket = path
+            with daemon.client() as client:
+                assert client.get("/health").status_code == 200
+            states = [notify.recv(200).decode() for _ in range(5)]
+            assert states.count("READY=1") == 1
+            assert states.count("WATCHDOG=1") >= 2
+            assert daemon.stop() == 0
+        states.clear()
+        while "STOPPING=1" not in states:
+            states.append(notify.recv(200).decode())
+        assert path.exists(), "the socket is systemd's to remove"
+        assert f"listens on unix:{path}" in daemon.log
+
+
+def test_tcp_asks_for_a_key(socket_dir: Path) -> None:
+    keys = socket_dir / "keys"
+    keys.write_text("the-right-key\n")
+    with Daemon(socket_dir, args=("--tcp", "127.0.0.1:0", "--api-keys-file", str(keys))) as daemon:
+        line = next(line for line in daemon.lines if "listens" in line)
+        with httpx2.Client(base_url=line.rpartition(" ")[2]) as client:
+            assert client.get("/health").status_code == 200
+            assert client.get("/v1/models").status_code == 401
+            assert client.get("/v1/models", headers={"authorization": "Bearer the-wrong-key"}).status_code == 401
+            assert client.get("/v1/models", headers={"authorization": "Bearer the-right-key"}).status_code == 200
+        daemon.stop()
+        entries = [json.loads(line) for line in daemon.lines if line.startswith("{")]
+        assert [e.get("tenant", "")[:4] for e in entries if e["logger"] == "edge_rt.access"] == ["", "", "", "key:"]
+        assert "the-right-key" not in daemon.log
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--tcp", "127.0.0.1:0"), "server.api_keys_file: is required with server.tcp_host"),
+        (("--model", "no-such-model"), "no such model"),
+        (("--api-keys-file", "/nowhere/keys"), "cannot be read"),
+        (("--socket", "/tmp/" + "x" * 103), "108 bytes long"),
+    ],
+)
+def test_a_bad_configuration_ends_with_78_and_leaves_no_socket(
+    socket_dir: Path, args: tuple[str, ...], words: str
+) -> None:
+    daemon = Daemon(socket_dir, args=args)
+    assert daemon.wait() == 78
+    assert words in daemon.log
+    assert "Traceback" not in daemon.log
+    assert not daemon.socket.exists()
+
+
+# What only shows on the wire
+
+
+def exchange(daemon: Daemon, sent: bytes) -> bytes:
+    """Send bytes and read until the daemon closes."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        client.connect(str(daemon.socket))
+        received = b""
+        with suppress(BrokenPipeError):
+            client.sendall(sent)
+        with suppress(ConnectionResetError):
+            while data := client.recv(65536):
+                received += data
+        return received
+
+
+def test_broken_http(socket_dir: Path) -> None:
+    with Daemon(socket_dir) as daemon:
+        assert exchange(daemon, b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+        assert exchange(daemon, b"GET / HTTP/1.1\r\nx: " + b"y" * 200_000) == b""
+        assert exchange(daemon, b"GET /" + b"y" * 200_000) == b""
+        body = b'{"content":"hello"}'
+        post = b"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+        assert b'"tokens":[104' in exchange(daemon, post % (len(body), body))
+        assert b"not valid JSON" in exchange(daemon, post % (5, body))
+        chunked = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        assert b'"tokens":[104' in exchange(daemon, chunked + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        endless = chunked + b"10000\r\n" + b"x" * 65536 + (b"\r\n10000\r\n" + b"x" * 65536) * 100
+        assert exchange(daemon, endless).startswith(b"HTTP/1.1 413 ")
+        assert daemon.metric("edge_rt_process_resident_memory_bytes") < 60 * 2**20
+        assert "Traceback" not in daemon.log
+
+
+def test_a_client_that_does_not_read_is_cut_off_when_the_daemon_ends(socket_dir: Path) -> None:
+    with Daemon(socket_dir, extra="[server]\ndrain_s = 0.5\n") as daemon, socket.socket(socket.AF_UNIX) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(str(daemon.socket))
+        body = b'{"prompt":"x","max_tokens":4000,"stream":true,"logprobs":20,"ignore_eos":true}'
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        assert client.recv(10).startswith(b"HTTP/1.1 2")
+        assert daemon.stop(timeout_s=5.0) == 0
+    assert "Traceback" not in daemon.log
