@@ -123,7 +123,7 @@ class Residency:
         self.events = events
         self._max_loaded = max_loaded
         self._slots: dict[str, Slot] = {}
-        self._room = asyncio.Lock()  # held while making room, so that models get it in the order they asked
+        self._loading = asyncio.Lock()  # models load in the order they were asked for
         self._watchers: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -266,23 +266,26 @@ class Residency:
         slot.task.add_done_callback(lambda task: self._load_ended(slot, task))
 
     async def _load(self, slot: Slot) -> None:
-        await self._make_room(slot)
-        while True:
-            loaded = Loaded(slot, self)
-            try:
-                loaded.info = await loaded.worker.start()
-                break
-            except ModelTooLargeError as exc:
-                if not self._could_free(slot, exc.need_bytes - exc.have_bytes):
+        # One at a time: two loads that look at the free memory together would both find room for one.
+        async with self._loading:
+            await self._make_room(slot)
+            while True:
+                slot.state = "loading"
+                loaded = Loaded(slot, self)
+                try:
+                    loaded.info = await loaded.worker.start()
+                    break
+                except ModelTooLargeError as exc:
+                    if not self._could_free(slot, exc.need_bytes - exc.have_bytes):
+                        raise
+                    slot.state = "waiting"
+                    await self._make_room(slot, evict=True)
+                except asyncio.CancelledError:
+                    await loaded.worker.stop(ShuttingDownError)
                     raise
-                slot.state = "waiting"
-                await self._make_room(slot, evict=True)
-            except asyncio.CancelledError:
-                await loaded.worker.stop(ShuttingDownError)
-                raise
-        loaded.loaded_at_s = asyncio.get_running_loop().time()
-        slot.loaded, slot.failure = loaded, None
-        self._grant(slot, loaded)
+            loaded.loaded_at_s = asyncio.get_running_loop().time()
+            slot.loaded, slot.failure = loaded, None
+            self._grant(slot, loaded)
 
     def _load_ended(self, slot: Slot, task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -308,30 +311,31 @@ class Residency:
     async def _make_room(self, slot: Slot, *, evict: bool = False) -> None:
         """Wait until one more model may be loaded, moving others out; evict: at least one of them."""
         others = [other for other in self._slots.values() if other is not slot]
-        async with self._room:
-            draining: Slot | None = None
-            try:
-                while evict or sum(o.state not in {"unloaded", "waiting"} for o in others) >= self._max_loaded:
-                    victim = pick_victim(others)
-                    if victim is not None and victim.n_leases == 0:
-                        _log.info("%s makes room for %s", victim.model, slot.model)
-                        await asyncio.wait([self._begin_unload(victim)])
-                        evict = False
-                        continue
-                    if victim is not None and victim.state == "ready":
-                        victim.state, draining = "draining", victim
-                    elif victim is None and evict and all(o.state in {"unloaded", "waiting"} for o in others):
-                        break
-                    await self._change()
-                slot.state = "loading"
-            finally:
-                if draining is not None and draining.state == "draining" and draining.loaded is not None:
-                    self._grant(draining, draining.loaded)  # its place is not wanted any more
+        draining: Slot | None = None
+        try:
+            while evict or sum(o.loaded is not None for o in others) >= self._max_loaded:
+                leaving = next((o for o in others if o.state == "unloading"), None)
+                victim = leaving or pick_victim(others)
+                if victim is None:
+                    return
+                if leaving is None and victim.n_leases == 0:
+                    _log.info("%s makes room for %s", victim.model, slot.model)
+                    self._begin_unload(victim)
+                if victim.state == "unloading" and victim.task is not None:
+                    await asyncio.wait([victim.task])
+                    evict = False
+                    continue
+                if victim.state == "ready":
+                    victim.state, draining = "draining", victim
+                await self._change()
+        finally:
+            if draining is not None and draining.state == "draining" and draining.loaded is not None:
+                self._grant(draining, draining.loaded)  # its place is not wanted any more
 
     def _could_free(self, slot: Slot, missing_bytes: int) -> bool:
         """Say whether unloading the other models might bring missing_bytes; RSS counts mapped weights too."""
-        others = [o.loaded for o in self._slots.values() if o is not slot and o.state in {"ready", "draining"}]
-        return bool(others) and sum(loaded.engine.rss_bytes for loaded in others if loaded) >= missing_bytes
+        others = [other.loaded for other in self._slots.values() if other is not slot and other.loaded is not None]
+        return bool(others) and sum(loaded.engine.rss_bytes for loaded in others) >= missing_bytes
 
     def _begin_unload(self, slot: Slot) -> asyncio.Task[None]:
         slot.state = "unloading"

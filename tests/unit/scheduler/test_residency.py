@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edge_rt.errors import (
     BackendLoadError,
@@ -264,14 +267,29 @@ def test_two_clients_of_two_models_take_turns() -> None:
     virtual_time.run(main())
 
 
-def test_loading_one_model_does_not_hold_up_another() -> None:
+def test_loading_one_model_does_not_hold_up_another_that_is_loaded() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         world = World()
         residency = make(world, "a", "b")
+        await use(residency, "a")
+        loading = asyncio.create_task(use(residency, "b"))
+        await asyncio.sleep(LOAD_S / 4)
         began_at_s = loop.time()
-        await asyncio.gather(use(residency, "a"), use(residency, "b"))
-        assert loop.time() - began_at_s == pytest.approx(LOAD_S + 1.0)
+        await use(residency, "a", LOAD_S / 4)
+        assert loop.time() - began_at_s == pytest.approx(LOAD_S / 4)
+        assert residency.slot("b").state == "loading"
+        await loading
+
+    virtual_time.run(main())
+
+
+def test_models_load_one_at_a_time_so_that_each_sees_the_memory_that_is_left() -> None:
+    async def main() -> None:
+        world = World(memory_bytes=100, need_bytes={"a": 60, "b": 60})
+        residency = make(world, "a", "b")
+        await asyncio.gather(use(residency, "a", 5.0), use(residency, "b"))
+        assert world.diary == ["+a", "-a", "+b"]
 
     virtual_time.run(main())
 
@@ -489,8 +507,9 @@ def test_close_lets_running_requests_finish_and_frees_all_memory() -> None:
         loop = asyncio.get_running_loop()
         world = World()
         residency = make(world, "a", "b")
-        running = asyncio.create_task(use(residency, "a", 5.0))
         await use(residency, "b")
+        running = asyncio.create_task(use(residency, "a", 5.0))
+        await asyncio.sleep(2 * LOAD_S)
         began_at_s = loop.time()
         await residency.close(60.0)
         await running
@@ -523,5 +542,76 @@ def test_close_cuts_off_what_runs_too_long_and_what_still_loads() -> None:
     async def hang(residency: Residency, model: str) -> None:
         async with residency.lease(model):
             await asyncio.sleep(1e6)
+
+    virtual_time.run(main())
+
+
+MODELS = ("a", "b", "c")
+SECONDS = st.floats(0.0, 8.0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    max_loaded=st.integers(1, 3),
+    keep_alive_s=st.sampled_from([-1.0, 0.0, 1.5]),
+    memory_bytes=st.sampled_from([60, 100, 1000]),
+    requests=st.lists(st.tuples(SECONDS, st.sampled_from(MODELS), SECONDS, st.none() | SECONDS), max_size=14),
+    failing=st.lists(st.sampled_from(MODELS), max_size=3),
+    unloads=st.lists(st.tuples(SECONDS, st.sampled_from(MODELS)), max_size=3),
+    gives_up_at_s=st.none() | SECONDS,
+)
+def test_no_request_is_lost_and_no_limit_broken_whatever_comes_together(
+    max_loaded: int,
+    keep_alive_s: float,
+    memory_bytes: int,
+    requests: list[tuple[float, str, float, float | None]],
+    failing: list[str],
+    unloads: list[tuple[float, str]],
+    gives_up_at_s: float | None,
+) -> None:
+    """requests: (when it comes, its model, how long it runs, when its client leaves)."""
+
+    async def main() -> None:
+        world = World(memory_bytes=memory_bytes, need_bytes=dict.fromkeys(MODELS, 50))
+        world.failures = {model: [BackendLoadError(model=model, reason="no")] for model in failing}
+        residency = make(world, *MODELS, max_loaded=max_loaded, keep_alive_s=keep_alive_s)
+
+        async def later(at_s: float, call: Callable[[], Awaitable[None]]) -> None:
+            await asyncio.sleep(at_s)
+            await call()
+
+        async def client(at_s: float, model: str, seconds: float, leaves_after_s: float | None) -> None:
+            await asyncio.sleep(at_s)
+            try:
+                async with asyncio.timeout(leaves_after_s):
+                    await use(residency, model, seconds)
+            except TimeoutError:
+                assert leaves_after_s is not None
+            except (BackendLoadError, WorkerLostError):
+                assert failing or gives_up_at_s is not None
+
+        async def give_up() -> None:
+            for slot in (residency.slot(model) for model in MODELS):
+                if slot.loaded is not None and isinstance(slot.loaded.worker, FakeWorker):
+                    worker = slot.loaded.worker
+                    if worker.holds_memory and slot.state in {"ready", "draining"}:
+                        worker.holds_memory = False
+                        world.used_bytes -= worker.need_bytes
+                    slot.loaded.down(WorkerLostError(model=slot.model, reason="crash loop"))
+
+        async with asyncio.timeout(500.0):
+            await asyncio.gather(
+                *(client(*row) for row in requests),
+                *(later(at_s, partial(residency.unload, model)) for at_s, model in unloads),
+                *([later(gives_up_at_s, give_up)] if gives_up_at_s is not None else []),
+            )
+        assert world.most_loaded <= max_loaded
+        assert world.used_bytes <= memory_bytes
+        assert all(residency.slot(model).n_leases == 0 for model in MODELS)
+        assert all(not residency.slot(model).waiters for model in MODELS)
+        async with asyncio.timeout(10.0):
+            await residency.close(0.0)
+        assert world.used_bytes == 0
+        assert {residency.slot(model).state for model in MODELS} == {"unloaded"}
 
     virtual_time.run(main())
