@@ -96,7 +96,10 @@ class SeqRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocab:
-    """Facts of a model's tokenizer. bos_id and eos_id are -1 where there is none."""
+    """Facts of a model's tokenizer. bos_id and eos_id are -1 where there is none.
+
+    control_texts  how the control tokens are written: text that tokenize parses only with special
+    """
 
     n_vocab: int
     bos_id: int
@@ -106,10 +109,15 @@ class Vocab:
     chat_template: str | None
     bos_text: str = ""
     eos_text: str = ""
+    control_texts: frozenset[str] = frozenset()
 
 
 class TokenSession(Protocol):
-    """One language model on one device. One thread calls it; close is idempotent and legal after any failure."""
+    """One language model on one device.
+
+    One thread calls it, except tokenize and piece, which any thread may call. close is idempotent and legal after any
+    failure.
+    """
 
     caps: Capabilities
     info: ModelInfo

@@ -18,6 +18,7 @@ from edge_rt.errors import InvalidRequestError, ModelFormatError, UnsupportedFea
 from edge_rt.types import Message
 
 _FIELD = "tokenizer.chat_template"
+_TOKENS_FIELD = "tokenizer.ggml.tokens"
 # Plane 16 is for private use: no tokenizer has a token for these and templates never look for them.
 _FIRST_MARK, _LAST_MARK = 0x100000, 0x10FFFD
 _MARK = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}]")
@@ -45,6 +46,7 @@ class TemplateLimits:
     max_output_per_char: int = 4
     max_work_chars: int = 8_388_608
     max_work_per_char: int = 64
+    max_control_chars: int = 262_144
 
 
 class ChatTemplate:
@@ -56,7 +58,7 @@ class ChatTemplate:
     clock          seconds of CPU time of the calling thread
     now            what strftime_now shows
 
-    Raises ModelFormatError for a template that does not compile or is too large.
+    Raises ModelFormatError for a template or control tokens that do not compile or are too large.
 
     A control token written in a message is text that the user typed, so it may not act as one: it comes back in a
     segment of its own with special off. While the template runs, a private-use character that occurs nowhere else
@@ -80,8 +82,8 @@ class ChatTemplate:
         self._origin = origin
         self._bos_text = bos_text
         self._eos_text = eos_text
-        self._control = _any_of(control_texts)
         self._limits = limits
+        self._control = self._compile_control(control_texts)
         self._clock = clock
         self._lock = Lock()
         self._sandbox = TemplateSandbox(self._meter(0), now=now)
@@ -115,6 +117,17 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
             )
         return _split(prompt, {mark: text for text, mark in marks.items()})
+
+    def _compile_control(self, texts: Collection[str]) -> re.Pattern[str] | None:
+        n_chars = sum(map(len, texts))
+        if n_chars > self._limits.max_control_chars:
+            problem = f"control tokens of {n_chars} characters, the limit is {self._limits.max_control_chars}"
+            raise ModelFormatError(path=self._origin, field=_TOKENS_FIELD, problem=problem)
+        try:
+            return _any_of(texts)
+        except RecursionError as exc:
+            problem = "control tokens that are beginnings of each other, hundreds deep"
+            raise ModelFormatError(path=self._origin, field=_TOKENS_FIELD, problem=problem) from exc
 
     def _compile(self, source: str) -> Template:
         if len(source) > self._limits.max_source_chars:
@@ -157,6 +170,8 @@ class ChatTemplate:
         except Exception as exc:
             # A template is code: whatever it raises is its author's mistake, told as such.
             raise self._bad(f"{type(exc).__name__}: {exc}") from exc
+        finally:
+            self._sandbox.use(self._meter(0))  # the spent one holds on to the conversation
         return "".join(parts)
 
     def _meter(self, n_chars: int) -> Meter:

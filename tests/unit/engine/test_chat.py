@@ -489,6 +489,22 @@ def test_no_control_text_is_overlooked(texts: set[str], content: str) -> None:
     assert not any(text in s.text for s in segments if s.special for text in texts)
 
 
+def test_thousands_of_control_tokens_cost_little_where_a_user_types_only_their_beginning() -> None:
+    control = tuple(f"<|reserved_special_token_{i}|>" for i in range(5000))
+    content = "<|reserved_special_token_" * 2000
+    assert len(hostile("{{ messages[0].content }}", ("user", content), control=control)) == 1
+    assert hostile("{{ messages[0].content }}", ("user", "<|reserved_special_token_4321|>"), control=control) == (
+        Segment("<|reserved_special_token_4321|>", special=False),
+    )
+
+
+@pytest.mark.parametrize("control", [("x" * 300_000,), tuple("x" * n for n in range(1, 700))])
+def test_control_tokens_made_to_exhaust_the_search_are_refused(control: tuple[str, ...]) -> None:
+    with pytest.raises(ModelFormatError, match="control tokens") as caught:
+        template(CHATML, control_texts=control)
+    assert caught.value.field == "tokenizer.ggml.tokens"
+
+
 # -- the real model
 
 

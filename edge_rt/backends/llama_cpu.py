@@ -1,0 +1,330 @@
+"""llama.cpp on the CPU, through llama-cpp-python's low-level API.
+
+The packaged high-level class and server serialise requests, so only the C functions are used here. One thread
+owns a session: llama.cpp contexts are not thread safe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import struct
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_rt.backends.base import (
+    Absent,
+    Device,
+    LoadOptions,
+    MemoryNeed,
+    ModelFile,
+    NoCellsError,
+    SeqRows,
+    Vocab,
+)
+from edge_rt.catalog.gguf import GgufHeader, read_header
+from edge_rt.devices import cpu
+from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, InvalidRequestError
+from edge_rt.types import Capabilities, ModelInfo
+
+_KV_TYPES = {"f16": (1, 2.0), "q8_0": (8, 34 / 32)}  # ggml_type, bytes per element
+_STATE_MAGIC = b"ERTS"
+
+
+class _Log:
+    """Keeps llama.cpp's last warnings and errors for our error texts and keeps its chatter off the terminal."""
+
+    def __init__(self, lib: Any) -> None:
+        self.lines: deque[str] = deque(maxlen=8)
+        self._callback = lib.llama_log_callback(self._take)  # llama.cpp holds the bare pointer: keep it alive
+        lib.llama_log_set(self._callback, ctypes.c_void_p(0))
+
+    def _take(self, level: int, text: bytes, _data: object) -> None:
+        if level >= 3:  # GGML_LOG_LEVEL_WARN, ERROR and CONT of them
+            line = text.decode("utf-8", "replace").strip(" .\n")
+            if line:
+                self.lines.append(line)
+
+    def reason(self) -> str:
+        return "; ".join(self.lines) or "llama.cpp gave no reason"
+
+
+_lib: Any = None
+_log: _Log | None = None
+
+
+def _load_library() -> tuple[Any, _Log]:
+    """Import llama.cpp once per process. Raises BackendUnavailableError."""
+    global _lib, _log  # noqa: PLW0603 - a shared library is per process, whoever asks
+    if _lib is None or _log is None:
+        try:
+            from llama_cpp import llama_cpp as lib
+        except ImportError as exc:
+            raise BackendUnavailableError(
+                backend="llama_cpu", reason=f"llama-cpp-python cannot be imported ({exc})", extra="llama"
+            ) from exc
+        _log = _Log(lib)
+        lib.llama_backend_init()
+        _lib = lib
+    return _lib, _log
+
+
+def system_info() -> str:
+    """Give the instruction sets llama.cpp was compiled for, as it prints them."""
+    lib, _ = _load_library()
+    return str(lib.llama_print_system_info().decode())
+
+
+def version() -> str:
+    return importlib.metadata.version("llama-cpp-python")
+
+
+class LlamaCpuBackend:
+    """Loads GGUF models on the CPU with llama.cpp."""
+
+    name: ClassVar[str] = "llama_cpu"
+
+    def probe(self) -> tuple[Device, ...] | Absent:
+        try:
+            _load_library()
+        except BackendUnavailableError as exc:
+            return Absent(reason=exc.reason, extra=exc.extra)
+        flags = [f.split("=")[0].strip() for f in system_info().split("|") if f.strip().endswith("= 1")]
+        built = " ".join(f.removeprefix("CPU :").strip() for f in flags)
+        return (Device(id="cpu", kind="cpu", detail=f"llama.cpp from llama-cpp-python {version()}, built for {built}"),)
+
+    def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed:
+        """Estimate from the header alone; weights count twice where llama.cpp repacks them for this CPU."""
+        return _estimate(read_header(file.path), options)
+
+    def load(self, file: ModelFile, options: LoadOptions) -> LlamaCpuSession:
+        header = read_header(file.path)  # llama.cpp aborts on crafted files: ours looks first
+        lib, log = _load_library()
+        log.lines.clear()
+        return LlamaCpuSession(lib, log, file, header, options)
+
+
+def _estimate(header: GgufHeader, options: LoadOptions) -> MemoryNeed:
+    _, kv_element_bytes = _KV_TYPES[options.kv_type]
+    weights = sum(t.size_bytes for t in header.tensors)
+    n_rows = min(options.n_batch, options.n_ubatch)
+    return MemoryNeed(
+        weights_bytes=weights,
+        kv_bytes=int(header.kv_elements_per_token * options.n_ctx * kv_element_bytes),
+        # activations of one micro-batch, attention scores, and the logits of every sequence
+        scratch_bytes=n_rows * header.embedding_length * 4 * 12 + options.n_seq_max * header.n_vocab * 4 + 64 * 2**20,
+    )
+
+
+class LlamaCpuSession:
+    """A llama.cpp model and context. KV cells are one unified pool of n_ctx for all sequences."""
+
+    def __init__(self, lib: Any, log: _Log, file: ModelFile, header: GgufHeader, options: LoadOptions) -> None:
+        self._lib, self._log = lib, log
+        self._model = self._ctx = None
+        model_params = lib.llama_model_default_params()
+        model_params.n_gpu_layers = 0
+        self._model = lib.llama_model_load_from_file(str(file.path).encode(), model_params)
+        if not self._model:
+            raise BackendLoadError(model=file.model, reason=log.reason())
+        self._vocab = lib.llama_model_get_vocab(self._model)
+        n_vocab = lib.llama_vocab_n_tokens(self._vocab)
+        n_threads = options.n_threads or len(cpu.usable_cores())
+        self._ctx = lib.llama_init_from_model(self._model, _context_params(lib, options, n_threads))
+        if not self._ctx:
+            self.close()
+            raise BackendLoadError(model=file.model, reason=log.reason())
+        self._memory = lib.llama_get_memory(self._ctx)
+        self._batch = _Batch(lib, options.n_batch)
+        self._logits_type = ctypes.c_float * n_vocab
+        self._pieces: dict[int, bytes] = {}
+        self._state_key = struct.pack("<4sQQI", _STATE_MAGIC, header.file_bytes, header.n_params, options.n_ctx)
+        self.caps = Capabilities(
+            n_ctx=options.n_ctx,
+            n_seq_max=options.n_seq_max,
+            n_vocab=n_vocab,
+            n_batch=options.n_batch,
+            can_trim=not (lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model)),
+            can_copy=True,
+            can_save=True,
+        )
+        self.vocab = self._read_vocab(header, n_vocab)
+        self.info = ModelInfo(
+            model=file.model,
+            variant=file.variant,
+            backend=LlamaCpuBackend.name,
+            device=options.device,
+            arch=header.arch,
+            quant=file.quant or header.quant,
+            n_params=header.n_params,
+            size_bytes=header.file_bytes,
+            n_ctx_train=header.n_ctx_train,
+            caps=self.caps,
+            n_threads=n_threads,
+            has_chat_template=header.chat_template is not None,
+        )
+
+    def _read_vocab(self, header: GgufHeader, n_vocab: int) -> Vocab:
+        lib = self._lib
+        bos, eos = lib.llama_vocab_bos(self._vocab), lib.llama_vocab_eos(self._vocab)
+        return Vocab(
+            n_vocab=n_vocab,
+            bos_id=bos,
+            eos_id=eos,
+            eog_ids=frozenset(i for i in range(n_vocab) if lib.llama_vocab_is_eog(self._vocab, i)),
+            add_bos=bool(lib.llama_vocab_get_add_bos(self._vocab)),
+            chat_template=header.chat_template,
+            bos_text=self._text(bos),
+            eos_text=self._text(eos),
+            control_texts=frozenset(self._text(i) for i in range(n_vocab) if lib.llama_vocab_is_control(self._vocab, i))
+            - {""},
+        )
+
+    def _text(self, token_id: int) -> str:
+        return self.piece(token_id, special=True).decode("utf-8", "replace") if token_id >= 0 else ""
+
+    def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
+        raw = text.encode("utf-8")
+        add_special = add_bos and self.vocab.add_bos
+        n_max = len(raw) + 2
+        while True:
+            ids = (ctypes.c_int32 * n_max)()
+            n = self._lib.llama_tokenize(self._vocab, raw, len(raw), ids, n_max, add_special, special)
+            if n >= 0:
+                return list(ids[:n])
+            n_max = -n  # the size it needs
+
+    def piece(self, token_id: int, *, special: bool = False) -> bytes:
+        key = token_id * 2 + special
+        found = self._pieces.get(key)
+        if found is None:
+            if not 0 <= token_id < self.caps.n_vocab:
+                raise InvalidRequestError(
+                    param="token", problem=f"id {token_id} is outside the vocabulary of {self.caps.n_vocab}"
+                )
+            found = self._pieces[key] = self._read_piece(token_id, special)
+        return found
+
+    def _read_piece(self, token_id: int, special: bool) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = self._lib.llama_token_to_piece(self._vocab, token_id, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
+        outputs = self._batch.fill(batch)
+        status = self._lib.llama_decode(self._ctx, self._batch.struct)
+        if status == 1:
+            raise NoCellsError
+        if status != 0:
+            raise BackendStepError(reason=f"llama_decode returned {status}: {self._log.reason()}")
+        return [
+            self._logits(rows) if isinstance(rows, int) else np.stack([self._logits(i) for i in rows])
+            for rows in outputs
+        ]
+
+    def _logits(self, row: int) -> NDArray[np.float32]:
+        pointer = self._lib.llama_get_logits_ith(self._ctx, row)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        if address is None:
+            raise BackendStepError(reason=f"llama.cpp kept no logits for row {row}")
+        return np.frombuffer(self._logits_type.from_address(address), dtype=np.float32)
+
+    def seq_copy(self, src: int, dst: int, n_tokens: int) -> None:
+        self._lib.llama_memory_seq_cp(self._memory, src, dst, 0, n_tokens)
+
+    def seq_trim(self, seq_id: int, n_tokens: int) -> None:
+        if not self._lib.llama_memory_seq_rm(self._memory, seq_id, n_tokens, -1):
+            raise BackendStepError(reason=f"this model cannot forget the tail of a sequence at {n_tokens}")
+
+    def seq_save(self, seq_id: int) -> bytes:
+        size = self._lib.llama_state_seq_get_size(self._ctx, seq_id)
+        buffer = (ctypes.c_uint8 * size)()
+        written = self._lib.llama_state_seq_get_data(self._ctx, buffer, size, seq_id)
+        return self._state_key + bytes(buffer[:written])
+
+    def seq_load(self, seq_id: int, state: bytes) -> None:
+        head = len(self._state_key)
+        if state[:head] != self._state_key:
+            raise BackendStepError(reason="the saved sequence belongs to another model or context size")
+        body = (ctypes.c_uint8 * (len(state) - head)).from_buffer_copy(state, head)
+        if self._lib.llama_state_seq_set_data(self._ctx, body, len(body), seq_id) == 0:
+            self.seq_trim(seq_id, 0)
+            raise BackendStepError(reason=f"the saved sequence cannot be restored: {self._log.reason()}")
+
+    def set_threads(self, n_threads: int) -> None:
+        self._lib.llama_set_n_threads(self._ctx, n_threads, n_threads)
+
+    def close(self) -> None:
+        if self._ctx:
+            self._lib.llama_free(self._ctx)
+        if self._model:
+            self._lib.llama_model_free(self._model)
+        self._ctx = self._model = None
+
+
+def _context_params(lib: Any, options: LoadOptions, n_threads: int) -> Any:
+    params = lib.llama_context_default_params()
+    params.n_ctx = options.n_ctx
+    params.n_batch = options.n_batch
+    params.n_ubatch = min(options.n_batch, options.n_ubatch)
+    params.n_seq_max = options.n_seq_max
+    params.kv_unified = True  # sequences share the cells: one long request may use what idle ones do not
+    params.n_threads = params.n_threads_batch = n_threads
+    params.type_k = params.type_v = _KV_TYPES[options.kv_type][0]
+    params.no_perf = True
+    return params
+
+
+class _Batch:
+    """A llama_batch over numpy buffers, so that filling it costs a few slices instead of a call per row."""
+
+    def __init__(self, lib: Any, n_max: int) -> None:
+        self.n_max = n_max
+        self._token = np.zeros(n_max, np.int32)
+        self._pos = np.zeros(n_max, np.int32)
+        self._n_seq_id = np.ones(n_max, np.int32)
+        self._seq_id = np.zeros(n_max, np.int32)
+        self._logits = np.zeros(n_max, np.int8)
+        # llama_batch wants a pointer per row to that row's list of sequence ids; ours are lists of one
+        self._seq_pointer = self._seq_id.ctypes.data + 4 * np.arange(n_max, dtype=np.uint64)
+        self.struct = lib.llama_batch()
+        self.struct.embd = None
+        for name, array in (
+            ("token", self._token),
+            ("pos", self._pos),
+            ("n_seq_id", self._n_seq_id),
+            ("seq_id", self._seq_pointer),
+            ("logits", self._logits),
+        ):
+            field_type = dict(lib.llama_batch._fields_)[name]
+            setattr(self.struct, name, ctypes.cast(array.ctypes.data, field_type))
+
+    def fill(self, batch: Sequence[SeqRows]) -> list[int | range]:
+        """Write the rows; give the row numbers whose logits each asking SeqRows gets."""
+        n = 0
+        outputs: list[int | range] = []
+        n_rows = sum(len(rows.token_ids) for rows in batch)
+        if n_rows > self.n_max:
+            raise BackendStepError(reason=f"{n_rows} rows in one batch, the limit is {self.n_max}")
+        for rows in batch:
+            end = n + len(rows.token_ids)
+            self._token[n:end] = rows.token_ids
+            self._pos[n:end] = range(rows.start, rows.start + end - n)
+            self._seq_id[n:end] = rows.seq_id
+            self._logits[n:end] = rows.want_all
+            if rows.want_all:
+                outputs.append(range(n, end))
+            elif rows.want_logits:
+                self._logits[end - 1] = 1
+                outputs.append(end - 1)
+            n = end
+        self.struct.n_tokens = n
+        return outputs

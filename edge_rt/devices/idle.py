@@ -1,0 +1,55 @@
+"""How many cores do nothing, from the kernel's idle counters."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from edge_rt.devices.sysfs import SysfsRoot
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class IdleMeter:
+    """Calling it gives the cores idle on average since a while ago; None at first and where /proc/stat is missing.
+
+    The file is read at most every interval_s (a read costs tens of microseconds); in between the last figure is given.
+    """
+
+    def __init__(
+        self,
+        cpus: Iterable[int],
+        *,
+        root: SysfsRoot | None = None,
+        interval_s: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._names = frozenset(f"cpu{i}" for i in cpus)
+        self._root = root or SysfsRoot()
+        self._interval_s = interval_s
+        self._clock = clock
+        self._read_at_s: float | None = None
+        self._idle_s: float | None = None
+        self._cores: float | None = None
+
+    def __call__(self) -> float | None:
+        now_s = self._clock()
+        if self._read_at_s is None or now_s - self._read_at_s >= self._interval_s:
+            idle_s = self._total_idle_s()
+            if idle_s is None:
+                self._cores = None
+            elif self._idle_s is not None and self._read_at_s is not None:
+                self._cores = max(0.0, (idle_s - self._idle_s) / (now_s - self._read_at_s))
+            self._read_at_s, self._idle_s = now_s, idle_s
+        return self._cores
+
+    def _total_idle_s(self) -> float | None:
+        """Sum idle and iowait ticks of the CPUs: /proc/stat, columns 4 and 5 (proc_stat(5))."""
+        ticks, n_found = 0, 0
+        for line in (self._root.text("proc/stat").value or "").splitlines():
+            words = line.split()
+            if words and words[0] in self._names and len(words) > 5:
+                ticks += int(words[4]) + int(words[5])
+                n_found += 1
+        return ticks * _TICK_S if n_found else None

@@ -1,0 +1,64 @@
+"""From a request to the token ids of its prompt."""
+
+from __future__ import annotations
+
+from edge_rt.backends.base import TokenSession
+from edge_rt.engine.chat import ChatTemplate
+from edge_rt.errors import ContextLengthError, InvalidRequestError
+from edge_rt.types import GenerateRequest
+
+
+class PromptReader:
+    """Renders and tokenises prompts for one session; any thread may call it.
+
+    The template is compiled when the first chat asks for it.
+    """
+
+    def __init__(self, session: TokenSession) -> None:
+        self._session = session
+        self._template: ChatTemplate | None = None
+
+    def read(self, request: GenerateRequest) -> list[int]:
+        """Give the prompt's token ids: at least one, and fewer than the context holds.
+
+        Control tokens written in a plain prompt are parsed, those written in a chat message are not. Raises
+        RequestError, and ModelFormatError for a broken chat template.
+        """
+        token_ids = self._token_ids(request)
+        n_ctx = self._session.caps.n_ctx
+        if not token_ids:
+            raise InvalidRequestError(param="prompt", problem="is empty: there is no token to continue from")
+        if len(token_ids) >= n_ctx:
+            raise ContextLengthError(prompt_tokens=len(token_ids), n_ctx=n_ctx)
+        return token_ids
+
+    def _token_ids(self, request: GenerateRequest) -> list[int]:
+        session = self._session
+        if request.prompt_token_ids is not None:
+            n_vocab = session.caps.n_vocab
+            for token_id in request.prompt_token_ids:
+                if not 0 <= token_id < n_vocab:
+                    raise InvalidRequestError(
+                        param="prompt", problem=f"token id {token_id} is outside the vocabulary of {n_vocab}"
+                    )
+            return list(request.prompt_token_ids)
+        if request.messages is None:
+            return session.tokenize(request.prompt or "", special=True, add_bos=True)
+        ids: list[int] = []
+        for segment in self._chat_template().render(request.messages):
+            ids += session.tokenize(segment.text, special=segment.special)
+        if session.vocab.add_bos and ids[:1] != [session.vocab.bos_id]:
+            ids.insert(0, session.vocab.bos_id)
+        return ids
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            vocab = self._session.vocab
+            self._template = ChatTemplate(
+                vocab.chat_template,
+                origin=self._session.info.model,
+                bos_text=vocab.bos_text,
+                eos_text=vocab.eos_text,
+                control_texts=vocab.control_texts,
+            )
+        return self._template

@@ -1,0 +1,113 @@
+"""One request inside the engine, from submission to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edge_rt.engine.prefix import Slot
+from edge_rt.engine.sampling import Sampler
+from edge_rt.engine.text import TextStream
+from edge_rt.errors import EdgeRtError
+from edge_rt.types import Chunk, FinishReason, GenerateRequest, Timings, TokenLogprob, Usage
+
+
+class Sink(Protocol):
+    """Takes one request's answer; called on the engine's thread, so it must not block.
+
+    Nothing comes after a chunk with finish_reason or after failed; a cancelled request ends without either.
+    """
+
+    def chunk(self, chunk: Chunk) -> None: ...
+
+    def failed(self, error: EdgeRtError) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request's tokens, its place and what of its answer has not been sent.
+
+    token_ids  prompt and answer; the KV of slot, while it has one, holds the first n_computed of them
+    """
+
+    request: GenerateRequest
+    sink: Sink
+    token_ids: list[int]
+    sampler: Sampler
+    text: TextStream
+    submitted_s: float
+    n_prompt: int = 0
+    slot: Slot | None = None
+    started_s: float | None = None
+    first_s: float | None = None
+    sent_s: float | None = None
+    n_cached: int = 0
+    n_prefilled: int = 0
+    _text: list[str] = field(default_factory=list)
+    _ids: list[int] = field(default_factory=list)
+    _logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.n_prompt = len(self.token_ids)
+
+    @property
+    def n_computed(self) -> int:
+        return len(self.slot.token_ids) if self.slot is not None else 0
+
+    @property
+    def n_answer(self) -> int:
+        return len(self.token_ids) - self.n_prompt
+
+    def is_past_deadline(self, now_s: float) -> bool:
+        """Say whether the answer would come too late; a request that has begun to answer never is."""
+        deadline_s = self.request.deadline_s
+        return deadline_s is not None and self.first_s is None and now_s - self.submitted_s > deadline_s
+
+    def is_due(self, now_s: float, interval_s: float) -> bool:
+        """Say whether there is text to send by now: the first at once, then at most every interval_s."""
+        if not self.request.stream or not any(self._text):
+            return False
+        return self.sent_s is None or now_s - self.sent_s >= interval_s
+
+    def accept(self, token_id: int, logprob: TokenLogprob | None) -> None:
+        """Add a token to the answer that is sent."""
+        self.sampler.accept(token_id)
+        self._ids.append(token_id)
+        self._text.append(self.text.push(token_id))
+        if logprob is not None:
+            self._logprobs.append(logprob)
+
+    def send(self, now_s: float) -> None:
+        """Send what there is."""
+        self.sink.chunk(self._take())
+        self.sent_s = now_s
+
+    def finish(self, reason: FinishReason, now_s: float) -> None:
+        """Send the last chunk with the account of the whole request."""
+        self._text.append(self.text.flush())
+        started_s = self.submitted_s if self.started_s is None else self.started_s
+        first_s = now_s if self.first_s is None else self.first_s
+        usage = Usage(prompt_tokens=self.n_prompt, completion_tokens=self.n_answer, cached_tokens=self.n_cached)
+        timings = Timings(
+            queue_s=started_s - self.submitted_s,
+            prefill_s=first_s - started_s,
+            prefill_tokens=self.n_prefilled,
+            decode_s=now_s - first_s,
+            decode_tokens=self.n_answer - 1,
+            ttft_s=first_s - self.submitted_s,
+        )
+        self.sink.chunk(self._take(reason, usage, timings))
+
+    def _take(
+        self, reason: FinishReason | None = None, usage: Usage | None = None, timings: Timings | None = None
+    ) -> Chunk:
+        chunk = Chunk(
+            text="".join(self._text),
+            token_ids=tuple(self._ids),
+            logprobs=tuple(self._logprobs),
+            finish_reason=reason,
+            usage=usage,
+            timings=timings,
+        )
+        self._text, self._ids, self._logprobs = [], [], []
+        return chunk

@@ -1,0 +1,32 @@
+"""Put an engine on a loaded model, set up for this machine."""
+
+from __future__ import annotations
+
+import os
+
+from edge_rt.backends.base import TokenSession
+from edge_rt.devices import cpu
+from edge_rt.devices.idle import IdleMeter
+from edge_rt.engine.threads import ThreadChoice, candidates
+from edge_rt.engine.tokens import EngineSettings, TokenEngine
+
+
+def start_engine(session: TokenSession, settings: EngineSettings, *, n_threads: int = 0) -> TokenEngine:
+    """Make an engine and warm it up; the caller gives it a thread.
+
+    n_threads 0 lets the engine choose among the counts up to the cores worth a compute thread.
+    """
+    usable = cpu.usable()
+    counts = (n_threads,) if n_threads else candidates(len(usable.compute_cpus))
+    engine = TokenEngine(session, settings, ThreadChoice(counts), idle_cores=IdleMeter(usable.cpus))
+    engine.warm_up()
+    return engine
+
+
+def prefer_big_cores() -> None:
+    """Keep this process' future threads off the small cores: one there holds up all others at each barrier."""
+    usable = cpu.usable()
+    cores = {core.id: core for core in cpu.topology().cores}
+    big = {i for i in usable.cpus if i not in cores or cores[i].big is not False}
+    if big and len(big) < len(usable.cpus):
+        os.sched_setaffinity(0, big)

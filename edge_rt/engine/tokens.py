@@ -1,0 +1,408 @@
+"""The step loop: many requests, one decode call a step.
+
+Requests join and leave between steps. Each step carries one row of every decoding sequence and a part of the prompts
+that wait, sized so that running streams are not held up for long. Any thread may submit and cancel; one thread runs
+the loop, owns the session's KV and calls the sinks.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_rt.backends.base import NoCellsError, SeqRows, TokenSession
+from edge_rt.engine.batching import SeqView, Share, pick, prefill_rows
+from edge_rt.engine.prefix import Slot, choose
+from edge_rt.engine.prompt import PromptReader
+from edge_rt.engine.sampling import Sampler
+from edge_rt.engine.sequence import Sequence, Sink
+from edge_rt.engine.text import TextStream
+from edge_rt.engine.threads import ThreadChoice
+from edge_rt.errors import (
+    BackendStepError,
+    DeadlineError,
+    EdgeRtError,
+    ShuttingDownError,
+)
+from edge_rt.types import EngineStats, FinishReason, GenerateRequest, TokenLogprob
+
+_log = logging.getLogger(__name__)
+
+_GROWTH_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """max_stall_s bounds the prompt part of a step while streams run, max_step_s the step without them."""
+
+    max_stall_s: float = 0.15
+    max_step_s: float = 1.5
+    stream_interval_s: float = 0.02
+    reuse_prefix: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    drain_s: float
+
+
+@dataclass(slots=True)
+class _Totals:
+    steps: int = 0
+    rows: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    preempted: int = 0
+    cancelled: int = 0
+
+
+class TokenEngine:
+    """Runs one model for many requests."""
+
+    def __init__(
+        self,
+        session: TokenSession,
+        settings: EngineSettings,
+        threads: ThreadChoice,
+        *,
+        idle_cores: Callable[[], float | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        entropy: Callable[[], int] = lambda: secrets.randbits(63),
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._threads = threads
+        self._idle_cores = idle_cores
+        self._clock = clock
+        self._entropy = entropy
+        self._prompts = PromptReader(session)
+        self._inbox: SimpleQueue[Sequence | _Cancel | _Stop] = SimpleQueue()
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # in order of admission
+        self._slots = [Slot(seq_id) for seq_id in range(session.caps.n_seq_max)]
+        self._row_s = 0.0
+        self._n_threads = 0
+        self._totals = _Totals()
+        self._stop_at_s: float | None = None
+        self._accepting = True
+        self._lock = Lock()
+
+    # -- any thread ------------------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerateRequest, sink: Sink) -> None:
+        """Queue a request. Every error, of the request too, goes to sink.failed.
+
+        The prompt is rendered and tokenised on the calling thread, so that a long one does not hold up the loop.
+        """
+        try:
+            token_ids = self._prompts.read(request)
+            sequence = Sequence(
+                request=request,
+                sink=sink,
+                token_ids=token_ids,
+                sampler=Sampler(request.sampling, self._session.caps.n_vocab, token_ids, entropy=self._entropy),
+                text=TextStream(self._session.piece, request.stop),
+                submitted_s=self._clock(),
+            )
+            with self._lock:  # nothing may come behind the loop's last look into the inbox
+                if not self._accepting:
+                    raise ShuttingDownError
+                self._inbox.put(sequence)
+        except EdgeRtError as exc:
+            sink.failed(exc)
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request before the next step; its sink hears nothing more."""
+        self._inbox.put(_Cancel(request_id))
+
+    def stop(self, drain_s: float) -> None:
+        """End the loop: waiting requests are refused, running ones have drain_s to finish."""
+        self._inbox.put(_Stop(drain_s))
+
+    def stats(self) -> EngineStats:
+        totals = self._totals
+        return EngineStats(
+            waiting=len(self._waiting),
+            running=len(self._running),
+            cells_used=sum(len(slot.token_ids) for slot in self._slots if slot.busy),
+            cells_total=self._session.caps.n_ctx,
+            n_threads=self._n_threads,
+            steps_total=totals.steps,
+            rows_total=totals.rows,
+            prompt_tokens_total=totals.prompt_tokens,
+            completion_tokens_total=totals.completion_tokens,
+            cached_tokens_total=totals.cached_tokens,
+            preempted_total=totals.preempted,
+            cancelled_total=totals.cancelled,
+        )
+
+    def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        return self._session.tokenize(text, special=special, add_bos=add_bos)
+
+    def detokenize(self, token_ids: ListOf[int]) -> str:
+        """Join the tokens' bytes, control tokens written out; broken UTF-8 becomes U+FFFD."""
+        return b"".join(self._session.piece(i, special=True) for i in token_ids).decode("utf-8", "replace")
+
+    # -- the engine's thread ---------------------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Compute a few rows, so that the first request finds the weights read and a row's time known."""
+        n_rows = min(16, self._session.caps.n_batch, self._session.caps.n_ctx)
+        self._set_threads(self._threads.choose(n_rows, self._clock(), None))
+        for _ in range(2):  # the first one reads the file
+            begun_s = self._clock()
+            self._session.decode([SeqRows(0, 0, [0] * n_rows, want_logits=True)])
+            self._row_s = (self._clock() - begun_s) / n_rows
+            self._session.seq_trim(0, 0)
+
+    def run(self) -> None:
+        """Step until stop; then every request has been answered or refused."""
+        while self.step(wait=True):
+            pass
+
+    def step(self, *, wait: bool = False) -> bool:
+        """Take what came in and compute one step; False once stopped. With wait, sleep while there is nothing to do."""
+        is_idle = not (self._running or self._waiting)
+        self._take_inbox(wait=wait and is_idle and self._stop_at_s is None)
+        now_s = self._clock()
+        is_idle = not (self._running or self._waiting)
+        if self._stop_at_s is not None and (is_idle or now_s >= self._stop_at_s):
+            self._refuse_all()
+            return False
+        self._drop_late(now_s)
+        self._admit(now_s)
+        shares = self._pick()
+        if shares:
+            self._compute(shares)
+        return True
+
+    def _take_inbox(self, *, wait: bool) -> None:
+        try:
+            while True:
+                item = self._inbox.get(block=wait)
+                wait = False
+                if isinstance(item, _Stop):
+                    with self._lock:
+                        self._accepting = False
+                    self._stop_at_s = self._clock() + item.drain_s
+                    while self._waiting:
+                        self._waiting.popleft().sink.failed(ShuttingDownError())
+                elif isinstance(item, _Cancel):
+                    self._forget(item.request_id)
+                elif self._accepting:
+                    self._waiting.append(item)
+                else:
+                    item.sink.failed(ShuttingDownError())
+        except Empty:
+            return
+
+    def _forget(self, request_id: str) -> None:
+        for group in (self._waiting, self._running):
+            for sequence in [s for s in group if s.request.id == request_id]:
+                group.remove(sequence)
+                self._release(sequence)
+                self._totals.cancelled += 1
+
+    def _refuse_all(self) -> None:
+        for sequence in [*self._running, *self._waiting]:
+            self._fail(sequence, ShuttingDownError())
+        self._running.clear()
+        self._waiting.clear()
+
+    def _drop_late(self, now_s: float) -> None:
+        for sequence in [s for s in self._waiting if s.is_past_deadline(now_s)]:
+            self._waiting.remove(sequence)
+            self._fail(sequence, DeadlineError(deadline_s=sequence.request.deadline_s or 0.0))
+
+    def _admit(self, now_s: float) -> None:
+        """Give slots to waiting requests, first come first served, while slots and cells last."""
+        caps = self._session.caps
+        while self._waiting:
+            sequence = self._waiting[0]
+            # Room to grow for everybody, or the newcomer would be preempted and computed again and again.
+            n_reserved = sum(len(s.token_ids) + _GROWTH_TOKENS for s in self._running)
+            if self._running and n_reserved + len(sequence.token_ids) + _GROWTH_TOKENS > caps.n_ctx:
+                return
+            reuse = self._settings.reuse_prefix
+            placement = choose(
+                self._slots, sequence.token_ids, can_trim=caps.can_trim and reuse, can_copy=caps.can_copy and reuse
+            )
+            if placement is None:
+                return
+            self._waiting.popleft()
+            slot = placement.slot
+            if placement.source is not slot:
+                self._empty(slot)
+                self._session.seq_copy(placement.source.seq_id, slot.seq_id, placement.n_reused)
+                slot.token_ids = placement.source.token_ids[: placement.n_reused]
+            elif placement.n_reused < len(slot.token_ids):
+                self._session.seq_trim(slot.seq_id, placement.n_reused)
+                del slot.token_ids[placement.n_reused :]
+            slot.busy = True
+            sequence.slot = slot
+            if sequence.started_s is None:
+                sequence.started_s = now_s
+                sequence.n_cached = placement.n_reused
+                self._totals.prompt_tokens += sequence.n_prompt
+                self._totals.cached_tokens += placement.n_reused
+            self._running.append(sequence)
+
+    def _pick(self) -> tuple[Share, ...]:
+        views = [SeqView(i, len(s.token_ids), s.n_computed) for i, s in enumerate(self._running)]
+        n_batch = self._session.caps.n_batch
+        n_prefill = prefill_rows(
+            row_s=self._row_s,
+            n_decoding=sum(view.n_missing == 1 for view in views),
+            max_stall_s=self._settings.max_stall_s,
+            max_step_s=self._settings.max_step_s,
+            n_batch=n_batch,
+        )
+        return pick(views, n_batch=n_batch, n_prefill=n_prefill)
+
+    def _compute(self, shares: ListOf[Share]) -> None:
+        batch: list[tuple[Sequence, SeqRows]] = []
+        n_rows = 0
+        for share in shares:
+            sequence = self._running[share.key]
+            slot = sequence.slot
+            assert slot is not None
+            start, end = sequence.n_computed, sequence.n_computed + share.n_rows
+            rows = SeqRows(slot.seq_id, start, sequence.token_ids[start:end], end == len(sequence.token_ids))
+            batch.append((sequence, rows))
+            n_rows += share.n_rows
+        begun_s = self._clock()
+        self._set_threads(self._threads.choose(n_rows, begun_s, self._idle_cores()))
+        try:
+            logits = iter(self._session.decode([rows for _, rows in batch]))
+        except NoCellsError:
+            self._make_room()
+            return
+        except BackendStepError as exc:
+            self._fail_batch([sequence for sequence, _ in batch], exc)
+            return
+        ended_s = self._clock()
+        self._threads.observe(n_rows, self._n_threads, ended_s - begun_s, ended_s)
+        self._learn_row_s(n_rows, ended_s - begun_s)
+        self._totals.steps += 1
+        self._totals.rows += n_rows
+        for sequence, rows in batch:
+            assert sequence.slot is not None
+            sequence.slot.token_ids += rows.token_ids
+            if sequence.first_s is None:
+                sequence.n_prefilled += len(rows.token_ids)
+            if rows.want_logits:
+                self._advance(sequence, next(logits), ended_s)
+
+    def _set_threads(self, n_threads: int) -> None:
+        if n_threads != self._n_threads:
+            self._session.set_threads(n_threads)
+            self._n_threads = n_threads
+
+    def _learn_row_s(self, n_rows: int, seconds: float) -> None:
+        if n_rows >= 16:  # below, a step costs what reading the weights costs, whatever the rows
+            row_s = seconds / n_rows
+            self._row_s = row_s if self._row_s == 0 else self._row_s + 0.3 * (row_s - self._row_s)
+
+    def _advance(self, sequence: Sequence, logits: NDArray[np.float32], now_s: float) -> None:
+        """Choose a sequence's next token and send what can be sent."""
+        request = sequence.request
+        try:
+            token_id = sequence.sampler.sample(logits)
+        except EdgeRtError as exc:
+            self._running.remove(sequence)
+            self._fail(sequence, exc)
+            return
+        sequence.token_ids.append(token_id)
+        self._totals.completion_tokens += 1
+        if sequence.first_s is None:
+            sequence.first_s = now_s
+        finish: FinishReason | None = None
+        if token_id in self._session.vocab.eog_ids and not request.ignore_eos:
+            finish = "stop"
+        else:
+            sequence.accept(token_id, self._logprob(sequence, logits, token_id))
+            if sequence.text.stopped:
+                finish = "stop"
+            elif sequence.n_answer == request.max_tokens or len(sequence.token_ids) >= self._session.caps.n_ctx:
+                finish = "length"
+        if finish is not None:
+            self._running.remove(sequence)
+            self._release(sequence)
+            sequence.finish(finish, self._clock())
+        elif sequence.is_due(now_s, self._settings.stream_interval_s):
+            sequence.send(now_s)
+
+    def _logprob(self, sequence: Sequence, logits: NDArray[np.float32], token_id: int) -> TokenLogprob | None:
+        n_top = sequence.request.top_logprobs
+        if n_top is None:
+            return None
+        logprob, top = sequence.sampler.logprobs(logits, token_id, n_top)
+        piece = self._session.piece
+        return TokenLogprob(
+            token_id=token_id,
+            raw=piece(token_id, special=True),
+            logprob=logprob,
+            top=tuple((i, piece(i, special=True), value) for i, value in top),
+        )
+
+    # -- slots and trouble -----------------------------------------------------------------------------------------
+
+    def _release(self, sequence: Sequence) -> None:
+        """Free a sequence's slot; the KV stays for a prompt that begins the same."""
+        slot, sequence.slot = sequence.slot, None
+        if slot is not None:
+            slot.busy = False
+            slot.last_used_s = self._clock()
+
+    def _empty(self, slot: Slot) -> None:
+        if slot.token_ids:
+            self._session.seq_trim(slot.seq_id, 0)
+            slot.token_ids = []
+
+    def _make_room(self) -> None:
+        """Free KV cells: idle prefixes first, then the youngest sequence, which is computed again later."""
+        idle = [slot for slot in self._slots if not slot.busy and slot.token_ids]
+        if idle:
+            self._empty(min(idle, key=lambda slot: slot.last_used_s))
+            return
+        if len(self._running) == 1:
+            error = BackendStepError(reason="the KV cells do not suffice for one request")
+            self._fail_batch(list(self._running), error)
+            return
+        youngest = self._running.pop()
+        slot = youngest.slot
+        self._release(youngest)
+        if slot is not None:
+            self._empty(slot)
+        self._waiting.appendleft(youngest)
+        self._totals.preempted += 1
+
+    def _fail_batch(self, sequences: ListOf[Sequence], error: BackendStepError) -> None:
+        _log.error("a step of %d sequences failed: %s", len(sequences), error)
+        for sequence in sequences:
+            slot = sequence.slot
+            self._running.remove(sequence)
+            self._fail(sequence, error)
+            if slot is not None:  # its KV is undefined now
+                slot.token_ids = []
+                self._session.seq_trim(slot.seq_id, 0)
+
+    def _fail(self, sequence: Sequence, error: EdgeRtError) -> None:
+        self._release(sequence)
+        sequence.sink.failed(error)

@@ -1,0 +1,190 @@
+"""What every TokenSession promises; runs over each back end that is present."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_rt.backends import registry
+from edge_rt.backends.base import LoadOptions, ModelFile, NoCellsError, SeqRows, TokenSession
+from edge_rt.errors import BackendStepError, EdgeRtError, InvalidRequestError, ModelFormatError
+
+N_CTX = 256
+N_BATCH = 128
+TEXT = "The pressure in line 3 rose at 14:05, then fell – naïve 漢字 🙂."
+
+
+@pytest.fixture(
+    scope="module",
+    params=["null", pytest.param("llama_cpu", marks=pytest.mark.model)],
+)
+def session(request: pytest.FixtureRequest) -> Iterator[TokenSession]:
+    path = request.getfixturevalue("model_store") if request.param == "llama_cpu" else Path("none")
+    file = ModelFile(model="m", variant="", path=path, quant="")
+    loaded = registry.get(request.param).load(file, LoadOptions(n_ctx=N_CTX, n_seq_max=4, n_batch=N_BATCH, n_threads=1))
+    yield loaded
+    loaded.close()
+    loaded.close()
+
+
+@pytest.fixture(autouse=True)
+def _empty(session: TokenSession) -> None:
+    for seq_id in range(session.caps.n_seq_max):
+        session.seq_trim(seq_id, 0)
+
+
+def greedy(session: TokenSession, seq_id: int, prompt: list[int], n: int, *, chunk: int = 64) -> list[int]:
+    ids = list(prompt)
+    n_done = 0
+    while len(ids) - len(prompt) < n:
+        part = ids[n_done : n_done + chunk]
+        last = n_done + len(part) == len(ids)
+        logits = session.decode([SeqRows(seq_id, n_done, part, last)])
+        n_done += len(part)
+        if last:
+            ids.append(int(np.argmax(logits[0])))
+    return ids[len(prompt) :]
+
+
+def prompt(session: TokenSession, text: str = TEXT) -> list[int]:
+    return session.tokenize(text, special=False, add_bos=True)
+
+
+def test_says_what_it_is(session: TokenSession) -> None:
+    assert session.caps.n_ctx == N_CTX
+    assert session.caps.n_seq_max == 4
+    assert session.caps.n_vocab == session.vocab.n_vocab > 256
+    assert session.vocab.eog_ids
+    assert session.info.caps == session.caps
+
+
+def test_pieces_join_to_the_text(session: TokenSession) -> None:
+    ids = session.tokenize(TEXT, special=False)
+    assert b"".join(map(session.piece, ids)).decode() == TEXT
+
+
+def test_control_tokens_are_parsed_only_when_asked(session: TokenSession) -> None:
+    eos = session.vocab.eos_text
+    assert session.tokenize(eos, special=True) == [session.vocab.eos_id]
+    assert session.vocab.eos_id not in session.tokenize(eos, special=False)
+    assert session.piece(session.vocab.eos_id) == b""
+    assert session.piece(session.vocab.eos_id, special=True).decode() == eos
+
+
+@pytest.mark.parametrize("offset", [-1, 0])
+def test_piece_refuses_ids_outside_the_vocabulary(session: TokenSession, offset: int) -> None:
+    with pytest.raises(InvalidRequestError):
+        session.piece(-1 if offset else session.caps.n_vocab)
+
+
+def test_logits_come_only_where_asked_for(session: TokenSession) -> None:
+    ids = prompt(session)
+    assert session.decode([SeqRows(0, 0, ids[:4], want_logits=False)]) == []
+    outputs = session.decode([SeqRows(0, 4, ids[4:7], want_logits=True), SeqRows(1, 0, ids[:2], False, want_all=True)])
+    assert [o.shape for o in outputs] == [(session.caps.n_vocab,), (2, session.caps.n_vocab)]
+    assert all(o.dtype == np.float32 and np.isfinite(o).all() for o in outputs)
+
+
+def test_the_cut_of_a_prompt_into_steps_does_not_change_the_answer(session: TokenSession) -> None:
+    ids = prompt(session)
+    whole = greedy(session, 0, ids, 8)
+    assert greedy(session, 1, ids, 8, chunk=5) == whole
+
+
+def test_sequences_in_one_batch_do_not_see_each_other(session: TokenSession) -> None:
+    texts = [prompt(session, t) for t in (TEXT, "Count: 1, 2, 3,", "def f(x):")]
+    alone = [greedy(session, 3, ids, 6) for ids in texts if session.seq_trim(3, 0) is None]
+    together: list[list[int]] = [list(ids) for ids in texts]
+    done = [0, 0, 0]
+    for _ in range(6):
+        batch = [SeqRows(i, done[i], ids[done[i] :], True) for i, ids in enumerate(together)]
+        outputs = session.decode(batch)
+        for i, logits in enumerate(outputs):
+            done[i] = len(together[i])
+            together[i].append(int(np.argmax(logits)))
+    assert [ids[len(p) :] for ids, p in zip(together, texts, strict=True)] == alone
+
+
+def test_trimmed_sequence_goes_on_as_if_nothing_had_followed(session: TokenSession) -> None:
+    ids = prompt(session)
+    expected = greedy(session, 0, ids, 6)
+    session.decode([SeqRows(1, 0, ids, False)])
+    session.decode([SeqRows(1, len(ids), ids[:9], False)])
+    session.seq_trim(1, len(ids) - 1)
+    logits = session.decode([SeqRows(1, len(ids) - 1, ids[-1:], True)])
+    assert int(np.argmax(logits[0])) == expected[0]
+
+
+def test_copied_prefix_equals_a_computed_one(session: TokenSession) -> None:
+    ids = prompt(session)
+    expected = greedy(session, 0, ids, 6)
+    session.seq_copy(0, 1, len(ids) - 2)
+    session.seq_trim(0, 0)  # the copy must not depend on its source
+    logits = session.decode([SeqRows(1, len(ids) - 2, ids[-2:], True)])
+    assert int(np.argmax(logits[0])) == expected[0]
+
+
+def test_saved_sequence_continues_after_a_restore(session: TokenSession) -> None:
+    ids = prompt(session)
+    expected = greedy(session, 0, ids, 6)
+    session.seq_trim(0, len(ids) - 1)
+    state = session.seq_save(0)
+    session.seq_trim(0, 0)
+    session.seq_load(2, state)
+    logits = session.decode([SeqRows(2, len(ids) - 1, ids[-1:], True)])
+    assert int(np.argmax(logits[0])) == expected[0]
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"ERTS"], ids=["empty", "foreign", "head-only"])
+def test_foreign_state_is_refused(session: TokenSession, damage: bytes) -> None:
+    with pytest.raises(BackendStepError):
+        session.seq_load(0, damage)
+
+
+def test_cells_that_run_out_are_told_and_nothing_is_lost(session: TokenSession) -> None:
+    ids = prompt(session)
+    expected = greedy(session, 0, ids, 4)
+    session.seq_trim(0, len(ids) - 1)
+    filler = (ids * 40)[:64]
+    with pytest.raises(NoCellsError):
+        for n in range(N_CTX // 64 + 1):
+            session.decode([SeqRows(1, n * 64, filler, False)])
+    session.seq_trim(1, 0)
+    logits = session.decode([SeqRows(0, len(ids) - 1, ids[-1:], True)])
+    assert int(np.argmax(logits[0])) == expected[0]
+
+
+def test_too_many_rows_are_refused(session: TokenSession) -> None:
+    with pytest.raises(BackendStepError, match="129"):
+        session.decode([SeqRows(0, 0, [1] * (N_BATCH + 1), True)])
+
+
+def test_thread_count_does_not_change_the_choice(session: TokenSession) -> None:
+    ids = prompt(session)
+    expected = greedy(session, 0, ids, 4)
+    session.set_threads(2)
+    try:
+        assert greedy(session, 1, ids, 4) == expected
+    finally:
+        session.set_threads(1)
+
+
+@pytest.mark.parametrize("name", ["llama_cpu"])
+def test_a_file_that_is_no_model_is_refused_before_the_library_sees_it(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + b"\xff" * 100)
+    file = ModelFile(model="m", variant="", path=path, quant="")
+    with pytest.raises(ModelFormatError):
+        registry.get(name).load(file, LoadOptions(n_ctx=64))
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_probe_finds_devices_or_says_why_not(name: str) -> None:
+    try:
+        found = registry.get(name).probe()
+    except EdgeRtError as exc:
+        pytest.fail(f"probe raised {exc}")
+    assert found

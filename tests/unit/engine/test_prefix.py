@@ -1,0 +1,62 @@
+"""choose: which slot a prompt takes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_rt.engine.prefix import Slot, choose, common_prefix
+
+tokens = st.lists(st.integers(0, 3), max_size=30)
+
+
+@given(tokens, tokens)
+def test_common_prefix_equals_counting(a: list[int], b: list[int]) -> None:
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    assert common_prefix(a, b) == n
+
+
+@given(st.lists(st.tuples(tokens, st.booleans(), st.floats(0, 9)), min_size=1, max_size=6), tokens.filter(bool))
+def test_reused_rows_are_the_prompts_own_and_one_stays_to_compute(
+    contents: list[tuple[list[int], bool, float]], prompt: list[int]
+) -> None:
+    slots = [Slot(i, ids, busy, used) for i, (ids, busy, used) in enumerate(contents)]
+    placement = choose(slots, prompt, can_trim=True, can_copy=True)
+    if all(slot.busy for slot in slots):
+        assert placement is None
+        return
+    assert placement is not None
+    assert not placement.slot.busy
+    assert placement.n_reused < len(prompt)
+    assert placement.source.token_ids[: placement.n_reused] == prompt[: placement.n_reused]
+    best = max(min(common_prefix(slot.token_ids, prompt), len(prompt) - 1) for slot in slots)
+    assert placement.n_reused == best
+
+
+def test_a_prefix_in_a_busy_slot_is_copied() -> None:
+    busy, free = Slot(0, [1, 2, 3, 4], busy=True), Slot(1)
+    placement = choose([busy, free], [1, 2, 3, 9], can_trim=True, can_copy=True)
+    assert placement is not None
+    assert (placement.slot, placement.source, placement.n_reused) == (free, busy, 3)
+
+
+def test_a_long_idle_conversation_survives_a_short_common_prefix() -> None:
+    conversation, empty = Slot(0, list(range(100))), Slot(1)
+    placement = choose([conversation, empty], [0, 1, 2, 77], can_trim=True, can_copy=True)
+    assert placement is not None
+    assert (placement.slot, placement.source, placement.n_reused) == (empty, conversation, 3)
+
+
+def test_a_model_that_cannot_forget_starts_anew() -> None:
+    placement = choose([Slot(0, [1, 2, 3])], [1, 2, 3, 4], can_trim=False, can_copy=False)
+    assert placement is not None
+    assert placement.n_reused == 0
+
+
+def test_without_a_common_prefix_the_slot_unused_longest_goes() -> None:
+    slots = [Slot(0, [5], last_used_s=9.0), Slot(1, [6], last_used_s=3.0)]
+    placement = choose(slots, [7, 8], can_trim=True, can_copy=True)
+    assert placement is not None
+    assert placement.slot is slots[1]

@@ -1,0 +1,397 @@
+"""TokenEngine on the null back end: nobody is lost, nobody sees another's text, nothing leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows
+from edge_rt.backends.null import NullSession
+from edge_rt.engine.threads import ThreadChoice
+from edge_rt.engine.tokens import EngineSettings, TokenEngine
+from edge_rt.errors import (
+    BackendStepError,
+    ContextLengthError,
+    DeadlineError,
+    EdgeRtError,
+    InvalidRequestError,
+    ShuttingDownError,
+    UnsupportedFeatureError,
+)
+from edge_rt.types import Chunk, GenerateRequest, Message, Sampling
+from tests.fakes import FakeClock
+
+STEP_S, ROW_S = 0.01, 0.001
+
+
+class Answer:
+    """A sink that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.error: EdgeRtError | None = None
+
+    def chunk(self, chunk: Chunk) -> None:
+        assert not self.is_over
+        self.chunks.append(chunk)
+
+    def failed(self, error: EdgeRtError) -> None:
+        assert not self.is_over
+        self.error = error
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or bool(self.chunks and self.chunks[-1].finish_reason)
+
+    @property
+    def text(self) -> str:
+        return "".join(c.text for c in self.chunks)
+
+    @property
+    def last(self) -> Chunk:
+        return self.chunks[-1]
+
+
+class Recorder(NullSession):
+    """A null session that keeps the batches it was given."""
+
+    batches: list[list[SeqRows]]
+
+    def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
+        self.batches = [*getattr(self, "batches", []), list(batch)]
+        return super().decode(batch)
+
+
+class Bench:
+    """An engine over a null session, and a clock that its steps move."""
+
+    def __init__(self, *, n_ctx: int = 512, n_seq_max: int = 4, n_batch: int = 256, **settings: float | bool) -> None:
+        self.clock = FakeClock()
+        file = ModelFile(model="null", variant=f"step_s={STEP_S},row_s={ROW_S}", path=Path("-"), quant="")
+        options = LoadOptions(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
+        self.session = Recorder(file, options, sleep=self.clock.advance)
+        settings = {"stream_interval_s": 0.0, **settings}
+        self.engine = TokenEngine(
+            self.session, EngineSettings(**settings), ThreadChoice((1, 2)), clock=self.clock, entropy=lambda: 7
+        )
+
+    def ask(self, request: GenerateRequest) -> Answer:
+        answer = Answer()
+        self.engine.submit(request, answer)
+        return answer
+
+    def run(self, *answers: Answer, max_steps: int = 5000) -> None:
+        for _ in range(max_steps):
+            if all(a.is_over for a in answers):
+                return
+            self.engine.step()
+        pytest.fail("the engine did not finish")
+
+    def assert_idle(self) -> None:
+        stats = self.engine.stats()
+        assert (stats.waiting, stats.running, stats.cells_used) == (0, 0, 0)
+
+
+def chat(text: str, request_id: str = "r", **fields: object) -> GenerateRequest:
+    message = Message(role="user", content=text)
+    return GenerateRequest(id=request_id, model="null", messages=(message,), **fields)  # type: ignore[arg-type]
+
+
+def complete(text: str, request_id: str = "r", **fields: object) -> GenerateRequest:
+    return GenerateRequest(id=request_id, model="null", prompt=text, **fields)  # type: ignore[arg-type]
+
+
+def test_answers_and_accounts_for_every_token() -> None:
+    bench = Bench()
+    answer = bench.ask(chat("Grüße, 漢字 🙂"))
+    bench.run(answer)
+    assert answer.text == "Grüße, 漢字 🙂"
+    n_bytes = len(answer.text.encode())
+    usage, timings = answer.last.usage, answer.last.timings
+    assert usage is not None
+    assert timings is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (n_bytes + 2, n_bytes + 1)  # two roles, end of answer
+    assert sum(len(c.token_ids) for c in answer.chunks) == n_bytes
+    assert (timings.prefill_tokens, timings.decode_tokens) == (n_bytes + 2, n_bytes)
+    assert timings.prefill_s == pytest.approx(STEP_S + (n_bytes + 2) * ROW_S)
+    assert timings.decode_s == pytest.approx(n_bytes * (STEP_S + ROW_S))
+    assert timings.ttft_s == pytest.approx(timings.queue_s + timings.prefill_s)
+    assert all(c.finish_reason is None and c.usage is None for c in answer.chunks[:-1])
+    bench.assert_idle()
+
+
+def test_characters_are_never_split_and_unary_equals_the_stream() -> None:
+    bench = Bench()
+    text = "é漢🙂" * 5
+    streamed, unary = bench.ask(chat(text, "a")), bench.ask(chat(text, "b", stream=False))
+    bench.run(streamed, unary)
+    assert len(unary.chunks) == 1
+    assert streamed.text == unary.text == text
+    assert all("�" not in c.text for c in streamed.chunks)
+
+
+def test_requests_join_between_steps_and_share_them() -> None:
+    bench = Bench()
+    first = bench.ask(chat("a" * 40, "a"))
+    for _ in range(5):
+        bench.engine.step()
+    second = bench.ask(chat("b" * 40, "b"))
+    bench.run(first, second)
+    assert (first.text, second.text) == ("a" * 40, "b" * 40)
+    assert max(len(batch) for batch in bench.session.batches) == 2
+
+
+def test_a_long_prompt_does_not_stall_a_running_stream() -> None:
+    bench = Bench(n_ctx=2048, n_batch=1024, max_stall_s=0.1)
+    stream = bench.ask(complete("x", "a", max_tokens=60, ignore_eos=True))
+    warm = bench.ask(complete("warm" * 10, "w", max_tokens=1))
+    bench.run(warm)
+    long = bench.ask(complete("long prompt " * 100, "b", max_tokens=1))
+    bench.run(stream, long)
+    mixed = [batch for batch in bench.session.batches if len(batch) > 1 and any(len(r.token_ids) > 20 for r in batch)]
+    assert len(mixed) >= 10
+    assert all(sum(len(r.token_ids) for r in batch) * ROW_S <= 0.1 + STEP_S for batch in mixed)
+
+
+def test_max_tokens_and_a_full_context_end_with_length() -> None:
+    bench = Bench(n_ctx=64)
+    answer = bench.ask(chat("abcdef", max_tokens=3))
+    bench.run(answer)
+    assert (answer.text, answer.last.finish_reason) == ("abc", "length")
+    answer = bench.ask(complete("x" * 60, ignore_eos=True))
+    bench.run(answer)
+    assert answer.last.finish_reason == "length"
+    assert answer.last.usage is not None
+    assert answer.last.usage.total_tokens == 64
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers() -> None:
+    bench = Bench(n_ctx=64)
+    answer = bench.ask(complete("x" * 64))
+    assert isinstance(answer.error, ContextLengthError)
+    assert (answer.error.prompt_tokens, answer.error.n_ctx) == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (complete(""), InvalidRequestError),
+        (GenerateRequest(id="r", model="null", prompt_token_ids=(1, 99999)), InvalidRequestError),
+        (GenerateRequest(id="r", model="null", prompt_token_ids=()), InvalidRequestError),
+    ],
+    ids=["empty", "foreign-id", "no-ids"],
+)
+def test_bad_prompts_are_refused(request_: GenerateRequest, error: type[EdgeRtError]) -> None:
+    bench = Bench()
+    assert isinstance(bench.ask(request_).error, error)
+    bench.assert_idle()
+
+
+def test_a_model_without_a_template_says_so() -> None:
+    bench = Bench()
+    import dataclasses
+
+    bench.session.vocab = dataclasses.replace(bench.session.vocab, chat_template=None)
+    assert isinstance(bench.ask(chat("hello")).error, UnsupportedFeatureError)
+
+
+def test_stop_strings_end_the_answer_across_tokens() -> None:
+    bench = Bench()
+    answer = bench.ask(chat("one two STOP three", stop=("STOP",)))
+    bench.run(answer)
+    assert (answer.text, answer.last.finish_reason) == ("one two ", "stop")
+
+
+def test_cancel_stops_before_the_next_step() -> None:
+    bench = Bench()
+    answer = bench.ask(chat("a" * 50))
+    for _ in range(5):
+        bench.engine.step()
+    n_batches = len(bench.session.batches)
+    bench.engine.cancel("r")
+    bench.engine.step()
+    assert len(bench.session.batches) == n_batches
+    assert not answer.is_over
+    bench.assert_idle()
+    assert bench.engine.stats().cancelled_total == 1
+
+
+def test_a_waiting_request_can_be_cancelled_and_one_past_its_deadline_is_dropped() -> None:
+    bench = Bench(n_seq_max=1)
+    running = bench.ask(chat("a" * 30, "a"))
+    bench.engine.step()
+    late, gone = bench.ask(chat("b", "b", deadline_s=0.05)), bench.ask(chat("c", "c"))
+    bench.engine.cancel("c")
+    bench.run(running)
+    assert isinstance(late.error, DeadlineError)
+    assert gone.chunks == []
+    bench.assert_idle()
+
+
+def test_shared_prefix_is_computed_once_and_reported() -> None:
+    bench = Bench()
+    first = bench.ask(chat("a" * 100 + "1", "a"))
+    bench.run(first)
+    second = bench.ask(chat("a" * 100 + "2", "b"))
+    bench.run(second)
+    assert second.text == "a" * 100 + "2"
+    assert second.last.usage is not None
+    assert second.last.usage.cached_tokens == 101  # the role token and the common text
+
+
+def test_a_prefix_is_copied_from_a_running_sequence() -> None:
+    bench = Bench()
+    first = bench.ask(chat("a" * 100 + "1", "a"))
+    for _ in range(3):
+        bench.engine.step()
+    second = bench.ask(chat("a" * 100 + "2", "b"))
+    bench.run(first, second)
+    assert (first.text, second.text) == ("a" * 100 + "1", "a" * 100 + "2")
+    assert second.last.usage is not None
+    assert second.last.usage.cached_tokens == 101
+
+
+def test_when_cells_run_out_the_youngest_waits_and_is_computed_again() -> None:
+    bench = Bench(n_ctx=128, n_seq_max=4)
+    texts = [letter * 30 for letter in "abcd"]
+    answers = [bench.ask(chat(text, text)) for text in texts]
+    bench.run(*answers)
+    assert [a.text for a in answers] == texts
+    bench.assert_idle()
+
+
+def test_growth_beyond_the_cells_preempts_and_loses_nothing() -> None:
+    bench = Bench(n_ctx=200, n_seq_max=4)
+    answers = [bench.ask(complete(c * 10, c, max_tokens=80, ignore_eos=True)) for c in "abcd"]
+    bench.run(*answers)
+    assert bench.engine.stats().preempted_total > 0
+    for letter, answer in zip("abcd", answers, strict=True):
+        lone = Bench(n_ctx=200)
+        expected = lone.ask(complete(letter * 10, letter, max_tokens=80, ignore_eos=True))
+        lone.run(expected)
+        assert answer.text == expected.text
+
+
+def test_a_failed_step_fails_its_requests_and_the_engine_goes_on() -> None:
+    bench = Bench()
+    bad = bench.ask(complete("x<|fail|>", "bad"))
+    bench.run(bad)
+    assert isinstance(bad.error, BackendStepError)
+    good = bench.ask(chat("still here", "good"))
+    bench.run(good)
+    assert good.text == "still here"
+
+
+def test_stop_lets_running_answers_finish_and_refuses_the_rest() -> None:
+    bench = Bench(n_seq_max=1)
+    running = bench.ask(chat("finish me", "a"))
+    bench.engine.step()
+    waiting = bench.ask(chat("too late", "b"))
+    bench.engine.stop(drain_s=60.0)
+    bench.engine.run()
+    after = bench.ask(chat("much too late", "c"))
+    assert running.text == "finish me"
+    assert isinstance(waiting.error, ShuttingDownError)
+    assert isinstance(after.error, ShuttingDownError)
+
+
+def test_stop_ends_at_the_drain_time() -> None:
+    bench = Bench()
+    endless = bench.ask(complete("x", ignore_eos=True))
+    bench.engine.step()
+    begun_s = bench.clock()
+    bench.engine.stop(drain_s=1.0)
+    bench.engine.run()
+    assert isinstance(endless.error, ShuttingDownError)
+    assert bench.clock() - begun_s <= 1.0 + STEP_S + ROW_S
+    bench.assert_idle()
+
+
+def test_fast_tokens_share_a_chunk_and_the_first_never_waits() -> None:
+    bench = Bench(stream_interval_s=0.05)
+    answer = bench.ask(chat("a" * 40))
+    bench.run(answer)
+    assert answer.text == "a" * 40
+    assert len(answer.chunks[0].text) == 1
+    assert 5 <= len(answer.chunks) <= 12
+
+
+def test_logprobs_come_with_their_tokens_and_not_for_the_end() -> None:
+    bench = Bench()
+    answer = bench.ask(chat("abc", top_logprobs=2))
+    bench.run(answer)
+    logprobs = [p for c in answer.chunks for p in c.logprobs]
+    assert [p.raw for p in logprobs] == [b"a", b"b", b"c"]
+    assert all(len(p.top) == 2 and p.top[0][0] == p.token_id for p in logprobs)
+    assert all(-0.01 < p.logprob <= 0 for p in logprobs)
+
+
+def test_sampling_with_a_seed_does_not_depend_on_the_company() -> None:
+    sampling = Sampling(temperature=8.0, seed=3)
+    request = complete("abc", "s", max_tokens=30, ignore_eos=True, sampling=sampling)
+    lone, busy = Bench(), Bench()
+    alone = lone.ask(request)
+    lone.run(alone)
+    others = [busy.ask(complete(c, c, max_tokens=30, sampling=sampling)) for c in "xyz"]
+    together = busy.ask(request)
+    busy.run(together, *others)
+    ids = [i for c in alone.chunks for i in c.token_ids]
+    assert [i for c in together.chunks for i in c.token_ids] == ids
+    assert len(set(ids)) > 5
+
+
+def test_warm_up_leaves_no_trace() -> None:
+    bench = Bench()
+    bench.engine.warm_up()
+    assert bench.session.cells_used() == 0
+    answer = bench.ask(chat("hello"))
+    bench.run(answer)
+    assert answer.text == "hello"
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 90), st.integers(1, 40)),
+        st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
+        st.tuples(st.just("step"), st.integers(1, 12), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(actions, st.integers(96, 256), st.integers(1, 5), st.integers(32, 128))
+def test_whatever_happens_each_request_ends_once_with_its_own_answer(
+    plan: list[tuple[str, int, int]], n_ctx: int, n_seq_max: int, n_batch: int
+) -> None:
+    bench = Bench(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
+    asked: dict[str, tuple[str, int, Answer]] = {}
+    cancelled: set[str] = set()
+    for verb, number, size in plan:
+        if verb == "ask":
+            request_id = f"r{len(asked)}"
+            text = f"{request_id}:" + "ab"[number % 2] * min(number, n_ctx // 2 - 8)
+            asked[request_id] = (text, size, bench.ask(chat(text, request_id, max_tokens=size)))
+        elif verb == "cancel" and (request_id := f"r{number}") in asked:
+            bench.engine.cancel(request_id)
+            cancelled.add(request_id)
+        else:
+            for _ in range(number):
+                bench.engine.step()
+    rest = [answer for request_id, (_, _, answer) in asked.items() if request_id not in cancelled]
+    bench.engine.step()
+    bench.run(*rest)
+    for request_id, (text, size, answer) in asked.items():
+        if request_id not in cancelled:
+            assert answer.error is None
+            assert answer.text == text[:size]
+        else:
+            assert text.startswith(answer.text)
+    bench.assert_idle()
+    assert bench.session.cells_used() <= n_ctx
