@@ -206,15 +206,13 @@ def _any_of(texts: Collection[str]) -> re.Pattern[str] | None:
     Vocabularies have thousands of control tokens with a common beginning; a plain alternation would try each of them
     at every "<" that a user types. Branches that begin with different characters are told apart by one look.
     """
-    if not texts:
-        return None
     tree: dict[str, Any] = {}
     for text in filter(None, texts):
         branch = tree
         for char in text:
             branch = branch.setdefault(char, {})
         branch[""] = {}
-    return re.compile(_pattern(tree))
+    return re.compile(_pattern(tree)) if tree else None
 
 
 def _pattern(branch: dict[str, Any]) -> str:

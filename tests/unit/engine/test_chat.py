@@ -447,6 +447,10 @@ def test_a_template_cannot_be_made_to_repair_a_token() -> None:
     )
 
 
+def test_a_control_token_without_text_is_nowhere() -> None:
+    assert len(hostile(CHATML, ("user", "Hi"), control=("",))) == 1
+
+
 def test_the_longest_token_counts() -> None:
     assert hostile("{{ messages[0].content }}", ("user", "<a><ab>"), control=("<a", "<a>", "<ab>", "b")) == (
         Segment("<a><ab>", special=False),
