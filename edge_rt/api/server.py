@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
-from typing import Final
+from typing import ClassVar, Final
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,14 +20,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from edge_rt.api.callers import Peer
 
 MAX_HEAD_BYTES: Final = 64 * 1024
-_HEAD_TIMEOUT_S: Final = 30.0  # for a request's line and headers, counted from the connection or its first byte
 _KEEP_ALIVE_S: Final = 75
 _LAST_WORD_S: Final = 0.2
 
 
 class PeerProtocol(HttpToolsProtocol):
-    """One connection. Puts its Peer into every request's scope state."""
+    """One connection. Puts its Peer into every request's scope state.
 
+    head_timeout_s  for a request's line and headers, counted from the connection or from its first byte
+    """
+
+    head_timeout_s: ClassVar[float] = 30.0
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -66,7 +69,7 @@ class PeerProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
 
     def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(_HEAD_TIMEOUT_S, self._head_late)
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_late)
 
     def _head_late(self) -> None:
         self._head_timer = None
@@ -82,11 +85,11 @@ class PeerProtocol(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """Serve an app on sockets that are bound already, until stop is called. Signals are the daemon's."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, protocol: type[PeerProtocol] = PeerProtocol) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=PeerProtocol,
+                http=protocol,
                 ws="none",
                 loop="asyncio",
                 lifespan="off",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import traceback
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import click
 
@@ -36,9 +36,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        command = importlib.import_module(f"edge_rt.cli.{cmd_name}").command
-        assert isinstance(command, click.Command)
-        return command
+        return cast("click.Command", importlib.import_module(f"edge_rt.cli.{cmd_name}").command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from edge_rt.cli import EXIT_CONFIG, main
+
+
+@pytest.mark.parametrize("tcp", ["8970", "host:", ":8970", "host:port", "host"])
+def test_tcp_needs_host_and_port(tcp: str) -> None:
+    done = CliRunner().invoke(main, ["serve", "--tcp", tcp])
+    assert done.exit_code == 2
+    assert "HOST:PORT" in done.stderr
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_file_may_be_named_before_and_after_the_command(tmp_path: Path, before: bool) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text("[server]\nzzz = 1\n")
+    args = ["--config", str(file)]
+    done = CliRunner().invoke(main, [*args, "serve"] if before else ["serve", *args])
+    assert done.exit_code == EXIT_CONFIG
+    assert "server.zzz" in done.stderr
+
+
+def test_a_port_out_of_range_is_a_configuration_error(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["serve", "--tcp", "127.0.0.1:70000", "--socket", str(tmp_path / "s")])
+    assert done.exit_code == EXIT_CONFIG
+    assert "server.tcp_port" in done.stderr
