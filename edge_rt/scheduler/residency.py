@@ -221,9 +221,7 @@ class Residency:
 
     def _take(self, slot: Slot, loaded: Loaded) -> Loaded:
         loaded.n_leases += 1
-        if slot.expiry is not None:
-            slot.expiry.cancel()
-            slot.expiry = None
+        self._disarm(slot)
         return loaded
 
     def _release(self, slot: Slot, loaded: Loaded) -> None:
@@ -252,6 +250,11 @@ class Residency:
     def _idle(self, slot: Slot) -> None:
         if slot.n_leases == 0 and slot.state == "ready" and slot.keep_alive_s >= 0:
             slot.expiry = asyncio.get_running_loop().call_later(slot.keep_alive_s, self._expire, slot)
+
+    def _disarm(self, slot: Slot) -> None:
+        if slot.expiry is not None:
+            slot.expiry.cancel()
+            slot.expiry = None
 
     def _expire(self, slot: Slot) -> None:
         if slot.n_leases == 0 and slot.state == "ready":
@@ -353,9 +356,7 @@ class Residency:
 
     def _forget(self, slot: Slot) -> None:
         slot.loaded = None
-        if slot.expiry is not None:
-            slot.expiry.cancel()
-            slot.expiry = None
+        self._disarm(slot)
         self.events.engine_gone(slot.model)
 
     # Waiting for anything to change.

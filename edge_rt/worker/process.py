@@ -278,8 +278,6 @@ class Process:
             # Only a task stuck inside the kernel survives SIGKILL; nothing more can be done from here.
             _log.error("worker %d of %s survives SIGKILL", self.pid, self._load.model)
         reason = self._kill_reason or describe_exit(status, problem, self._handle.last_words())
-        if self._watchdog is not None:
-            self._watchdog.cancel()
         self.lost.set_result(reason)
         if not self._loaded.done():
             self._loaded.set_exception(WorkerLostError(model=self._load.model, reason=reason))

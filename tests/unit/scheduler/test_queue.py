@@ -209,6 +209,27 @@ def test_a_place_given_in_the_moment_of_cancellation_is_passed_on() -> None:
     virtual_time.run(main())
 
 
+def test_a_request_cancelled_just_before_a_place_is_free_does_not_take_it() -> None:
+    async def main() -> None:
+        queue, log = make(), list[str]()
+
+        async def first() -> None:
+            async with queue.place("", 99.0):
+                await asyncio.sleep(1.0)
+                gone.cancel()  # still in the queue when the place becomes free, in this very step
+
+        holder = asyncio.create_task(first())
+        await asyncio.sleep(0)
+        gone = asyncio.create_task(hold(queue, log, "gone", 1.0))
+        last = asyncio.create_task(hold(queue, log, "last", 1.0))
+        await asyncio.wait([holder, gone, last])
+        holder.result()
+        assert log == ["last"]
+        assert (queue.n_running, queue.n_waiting) == (0, 0)
+
+    virtual_time.run(main())
+
+
 def test_a_full_queue_refuses_at_once() -> None:
     async def main() -> None:
         queue, log = make(max_waiting=0), list[str]()

@@ -136,7 +136,7 @@ def test_an_idle_model_is_unloaded_after_keep_alive_and_loaded_again_on_use() ->
         world = World()
         residency = make(world, "a", keep_alive_s=300.0)
         await use(residency, "a")
-        await asyncio.sleep(299.0)
+        await asyncio.sleep(298.0)
         await use(residency, "a")  # counts from the last use
         await asyncio.sleep(299.0)
         assert residency.slot("a").state == "ready"
@@ -319,16 +319,18 @@ def test_a_lease_given_in_the_moment_of_cancellation_is_returned() -> None:
     async def main() -> None:
         world = World()
         residency = make(world, "a", keep_alive_s=5.0)
-        gone = asyncio.create_task(use(residency, "a"))
 
-        def cancel_as_it_is_granted() -> None:
-            if residency.slot("a").state == "ready":
+        async def first() -> None:
+            async with residency.lease("a"):
+                assert residency.slot("a").n_leases == 2  # the other has its lease, and has not run yet
                 gone.cancel()
-            else:
-                asyncio.get_running_loop().call_later(0.001, cancel_as_it_is_granted)
 
-        asyncio.get_running_loop().call_later(LOAD_S, cancel_as_it_is_granted)
-        await asyncio.wait([gone])
+        holder = asyncio.create_task(first())
+        await asyncio.sleep(0)
+        gone = asyncio.create_task(use(residency, "a"))
+        await asyncio.wait([holder, gone])
+        holder.result()
+        assert gone.cancelled()
         assert residency.slot("a").n_leases == 0
         await asyncio.sleep(6.0)
         assert residency.slot("a").state == "unloaded"
@@ -484,8 +486,12 @@ def test_a_lease_on_a_worker_that_gave_up_does_not_count_for_its_successor() -> 
             world.workers[0].events.down(WorkerLostError(model="a", reason="gone"))
             await asyncio.sleep(FAILED_PAUSE_S)
             await use(residency, "a")
+            assert residency.slot("a").n_leases == 0
+            used_at_s = residency.slot("a").used_at_s
+            await asyncio.sleep(1.0)
         assert residency.slot("a").n_leases == 0
-        await asyncio.sleep(6.0)
+        assert residency.slot("a").used_at_s == used_at_s
+        await asyncio.sleep(4.5)
         assert residency.slot("a").state == "unloaded"
 
     virtual_time.run(main())
