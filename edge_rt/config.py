@@ -55,7 +55,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_stop_bytes: Positive = 256
     max_logit_bias: Positive = 1024
     max_top_logprobs: Count = 20
-    max_json_depth: Positive = 16
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
