@@ -23,7 +23,6 @@ from typing import Protocol
 
 from edge_rt import config
 from edge_rt.catalog.manifest import Manifest, Variant
-from edge_rt.catalog.store import pick_variant
 from edge_rt.devices import cpu
 from edge_rt.errors import (
     ConfigError,
@@ -33,15 +32,13 @@ from edge_rt.errors import (
     ShuttingDownError,
 )
 from edge_rt.guard.limits import check_request, check_text, check_token_ids
+from edge_rt.scheduler.placement import Placement, load_message, place
 from edge_rt.scheduler.queue import Admission, Queue
 from edge_rt.scheduler.residency import ModelWorker, Residency, ResidencyEvents, State
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, Timings, Usage
 from edge_rt.worker.channel import Load
 from edge_rt.worker.spawn import spawn
 from edge_rt.worker.supervisor import Worker, WorkerEvents
-
-_DEFAULT_BACKEND = "llama_cpu"
-_NULL_N_CTX = 4096
 
 
 class ModelStore(Protocol):
@@ -181,16 +178,16 @@ class Runtime:
     def model(self, model: str) -> ModelStatus:
         """Describe one model. Raises ModelNotFoundError."""
         entry, slot = self._entry(model), self._residency.slot(model)
-        variant, path = self._variant(entry)
+        placement = self._placement(model)
         loaded = slot.loaded
         now = asyncio.get_running_loop().time()
         return ModelStatus(
             id=model,
             manifest=entry.manifest,
-            backend=self._backend(entry),
-            variant=loaded.info.variant if loaded and loaded.info else variant,
-            n_ctx=loaded.info.caps.n_ctx if loaded and loaded.info else self._n_ctx(entry),
-            pulled=path is not None,
+            backend=placement.backend,
+            variant=loaded.info.variant if loaded and loaded.info else placement.variant,
+            n_ctx=loaded.info.caps.n_ctx if loaded and loaded.info else placement.n_ctx,
+            pulled=placement.path is not None,
             state=slot.state,
             info=loaded.info if loaded else None,
             engine=loaded.engine if loaded else None,
@@ -256,11 +253,12 @@ class Runtime:
             ),
             lambda running, waiting: self._telemetry.queue_depth(model, running=running, waiting=waiting),
         )
-        self._entries[model] = entry = _Entry(manifest, settings, queue)
+        self._entries[model] = _Entry(manifest, settings, queue)
         keep_alive_s = self._config.worker.keep_alive_s if settings.keep_alive_s is None else settings.keep_alive_s
 
         def make(events: WorkerEvents, force: bool) -> ModelWorker:
-            return self._make_worker(self._load(model, entry, force=force), self._config.worker, events)
+            load = load_message(self._placement(model), self._config, force=force)
+            return self._make_worker(load, self._config.worker, events)
 
         self._residency.add(model, make, keep_alive_s=keep_alive_s)
 
@@ -272,55 +270,12 @@ class Runtime:
 
     def _check_pulled(self, model: str) -> None:
         """Raise ModelNotFoundError or ModelNotPulledError before any other model makes room for this one."""
+        self._entry(model)
+        if self._residency.slot(model).state == "unloaded" and self._placement(model).path is None:
+            raise ModelNotPulledError(model=model)
+
+    def _placement(self, model: str) -> Placement:
         entry = self._entry(model)
-        if self._residency.slot(model).state == "unloaded" and self._variant(entry)[1] is None:
-            raise ModelNotPulledError(model=model)
-
-    def _load(self, model: str, entry: _Entry, *, force: bool) -> Load:
-        engine = self._config.engine
-        variant, path = self._variant(entry)
-        if path is None:
-            raise ModelNotPulledError(model=model)
-        manifest = entry.manifest
-        chosen = manifest.variant(variant) if manifest is not None else None
-        return Load(
-            model=model,
-            variant=variant,
-            path=path,
-            quant=chosen.quant if chosen is not None else "none",
-            backend=self._backend(entry),
-            n_ctx=self._n_ctx(entry),
-            n_seq_max=entry.settings.n_parallel or engine.n_parallel,
-            n_batch=engine.n_batch,
-            n_threads=engine.n_threads,
-            kv_type=engine.kv_type,
-            chat_template=manifest.chat_template if manifest is not None else None,
-            max_stall_s=engine.max_stall_s,
-            stream_interval_s=engine.stream_interval_s,
-            memory_margin_bytes=self._config.worker.memory_margin_bytes,
-            force=force or self._config.worker.force,
+        return place(
+            model, entry.manifest, entry.settings, self._config, features=self._features(), find=self._store.path
         )
-
-    def _backend(self, entry: _Entry) -> str:
-        return entry.settings.backend or self._config.engine.backend or _DEFAULT_BACKEND
-
-    def _n_ctx(self, entry: _Entry) -> int:
-        return (
-            entry.settings.n_ctx
-            or self._config.engine.n_ctx
-            or (entry.manifest.n_ctx if entry.manifest is not None else _NULL_N_CTX)
-        )
-
-    def _variant(self, entry: _Entry) -> tuple[str, str | None]:
-        """Choose the form to run and its file; None if it is not pulled, "" if the back end needs none.
-
-        The fastest form for this CPU; if that is not here but another is, the first of those in the manifest's order.
-        """
-        manifest, wanted = entry.manifest, entry.settings.variant
-        if manifest is None or self._backend(entry) == "null":
-            return wanted, ""
-        best = pick_variant(manifest, self._features(), wanted)
-        for variant in (best, *(() if wanted else manifest.variants)):
-            if (path := self._store.path(manifest, variant)) is not None:
-                return variant.id, str(path)
-        return best.id, None

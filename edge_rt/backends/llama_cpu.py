@@ -32,6 +32,7 @@ from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailabl
 from edge_rt.types import Capabilities, ModelInfo
 
 _KV_TYPES = {"f16": (1, 2.0), "q8_0": (8, 34 / 32)}  # ggml_type, bytes per element
+_PARSED_ATTRS = 1 << 0 | 1 << 3  # LLAMA_TOKEN_ATTR_UNKNOWN and _CONTROL: what parse_special finds in a text
 _STATE_MAGIC = b"ERTS"
 
 

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from edge_rt.backends.base import TokenSession
 from edge_rt.devices import cpu
-from edge_rt.devices.idle import IdleMeter
 from edge_rt.engine.threads import ThreadChoice, candidates
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
 
 
-def start_engine(session: TokenSession, settings: EngineSettings, *, n_threads: int = 0) -> TokenEngine:
+def start_engine(
+    session: TokenSession,
+    settings: EngineSettings,
+    *,
+    n_threads: int = 0,
+    idle_cores: Callable[[], float | None] = lambda: None,
+) -> TokenEngine:
     """Make an engine and warm it up; the caller gives it a thread.
 
-    n_threads 0 lets the engine choose among the counts up to the cores worth a compute thread.
+    n_threads   0 lets the engine choose among the counts up to the cores worth a compute thread
+    idle_cores  how many cores did nothing lately. Called first before the load, it knows by now how many cores
+                the neighbours leave: the load itself keeps one busy.
     """
-    usable = cpu.usable()
-    counts = (n_threads,) if n_threads else candidates(len(usable.compute_cpus))
-    engine = TokenEngine(session, settings, ThreadChoice(counts), idle_cores=IdleMeter(usable.cpus))
+    counts = (n_threads,) if n_threads else candidates(len(cpu.usable_cores()))
+    idle = idle_cores()
+    start = None if idle is None else 1 + round(idle)
+    engine = TokenEngine(session, settings, ThreadChoice(counts, start=start), idle_cores=idle_cores)
     engine.warm_up()
     return engine
 

@@ -26,8 +26,9 @@ from typing import Protocol
 
 from edge_rt.backends import registry
 from edge_rt.backends.base import Backend, LoadOptions, ModelFile, TokenSession
-from edge_rt.devices import memory
+from edge_rt.devices import cpu, memory
 from edge_rt.devices.base import Reading
+from edge_rt.devices.idle import IdleMeter
 from edge_rt.engine.sequence import Sink
 from edge_rt.engine.start import prefer_big_cores, start_engine
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
@@ -88,9 +89,9 @@ def load_session(
     return session
 
 
-def make_engine(load: Load, session: TokenSession) -> TokenEngine:
+def make_engine(load: Load, session: TokenSession, idle_cores: Callable[[], float | None]) -> TokenEngine:
     settings = EngineSettings(max_stall_s=load.max_stall_s, stream_interval_s=load.stream_interval_s)
-    return start_engine(session, settings, n_threads=load.n_threads)
+    return start_engine(session, settings, n_threads=load.n_threads, idle_cores=idle_cores)
 
 
 class _RequestSink:
@@ -210,16 +211,19 @@ def serve(
     out: WorkerChannel,
     *,
     load_session: Callable[[Load], TokenSession] = load_session,
-    make_engine: Callable[[Load, TokenSession], Engine] = make_engine,
+    make_engine: Callable[[Load, TokenSession, Callable[[], float | None]], Engine] = make_engine,
 ) -> int:
     """Load the model that the first message names and serve it; give the exit status."""
     first = out.receive()
     if not first or not isinstance(first[0], Load):
         return 1
     load = first[0]
+    prefer_big_cores()
+    idle_cores = IdleMeter(cpu.usable().cpus)
+    idle_cores()  # it measures from here
     try:
         session = load_session(load)
-        engine = make_engine(load, session)
+        engine = make_engine(load, session, idle_cores)
     except EdgeRtError as exc:
         return _refuse(out, exc)
     except Exception as exc:  # noqa: BLE001 - whatever it is, the front process must hear of it

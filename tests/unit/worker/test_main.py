@@ -227,7 +227,7 @@ def serving(
 
 
 def test_serve_loads_reports_and_ends_with_zero() -> None:
-    with serving(NULL, make_engine=lambda load, session: FakeEngine()) as (parent, status):
+    with serving(NULL, make_engine=lambda load, session, idle_cores: FakeEngine()) as (parent, status):
         ready = parent.receive()
         assert isinstance(ready, channel.Ready)
         assert (ready.info.backend, ready.info.caps.n_ctx, ready.info.caps.n_seq_max) == ("null", 64, 2)
@@ -237,7 +237,7 @@ def test_serve_loads_reports_and_ends_with_zero() -> None:
 
 def test_serve_reports_why_a_load_failed() -> None:
     load = Load(model="m", variant="", path="", quant="", backend="abacus", n_ctx=8)
-    with serving(load, make_engine=lambda load, session: FakeEngine()) as (parent, status):
+    with serving(load, make_engine=lambda load, session, idle_cores: FakeEngine()) as (parent, status):
         answer = parent.receive()
         assert isinstance(answer, channel.Failed)
         assert (answer.id, answer.code, answer.fields["backend"]) == ("", BackendUnavailableError.code, "abacus")
@@ -248,7 +248,7 @@ def test_serve_reports_an_unforeseen_failure_of_a_load() -> None:
     def breaks(load: Load) -> TokenSession:
         raise ZeroDivisionError("oops")
 
-    with serving(NULL, load_session=breaks, make_engine=lambda load, session: FakeEngine()) as (parent, status):
+    with serving(NULL, load_session=breaks, make_engine=lambda load, session, idle_cores: FakeEngine()) as (parent, status):
         answer = parent.receive()
         assert isinstance(answer, channel.Failed)
         assert (answer.code, answer.fields["reason"]) == ("backend_load", "ZeroDivisionError: oops")

@@ -1,0 +1,100 @@
+"""How a model is run here: which form of it, on which back end, with how much context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.catalog.store import pick_variant
+from edge_rt.config import Config, ModelSettings
+from edge_rt.errors import ModelNotPulledError
+from edge_rt.worker.channel import Load
+
+_DEFAULT_BACKEND = "llama_cpu"
+_NULL_N_CTX = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A model's form, place and context.
+
+    variant  the form's id; for the null back end the latency it plays
+    path     the form's file: None if it is not in the store, "" if the back end needs none
+    """
+
+    model: str
+    backend: str
+    variant: str
+    quant: str
+    path: str | None
+    n_ctx: int
+    n_seq_max: int
+    chat_template: str | None
+
+
+def place(
+    model: str,
+    manifest: Manifest | None,
+    settings: ModelSettings,
+    config: Config,
+    *,
+    features: frozenset[str],
+    find: Callable[[Manifest, Variant], Path | None],
+) -> Placement:
+    """Decide how to run a model; manifest is None for one of the null back end.
+
+    The form is the one asked for, else the fastest on this CPU; if that is not in the store but another is, the first
+    of those in the manifest's order. Raises ModelNotFoundError for a form that the manifest does not have.
+    """
+    backend = settings.backend or config.engine.backend or _DEFAULT_BACKEND
+    path: str | None
+    if manifest is None or backend == "null":
+        variant, quant, path = settings.variant, "none", ""
+    else:
+        variant, quant, path = _form(manifest, settings.variant, features, find)
+    return Placement(
+        model=model,
+        backend=backend,
+        variant=variant,
+        quant=quant,
+        path=path,
+        n_ctx=settings.n_ctx or config.engine.n_ctx or (manifest.n_ctx if manifest is not None else _NULL_N_CTX),
+        n_seq_max=settings.n_parallel or config.engine.n_parallel,
+        chat_template=manifest.chat_template if manifest is not None else None,
+    )
+
+
+def _form(
+    manifest: Manifest, wanted: str, features: frozenset[str], find: Callable[[Manifest, Variant], Path | None]
+) -> tuple[str, str, str | None]:
+    best = pick_variant(manifest, features, wanted)
+    for variant in (best, *(() if wanted else manifest.variants)):
+        if (path := find(manifest, variant)) is not None:
+            return variant.id, variant.quant, str(path)
+    return best.id, best.quant, None
+
+
+def load_message(placement: Placement, config: Config, *, force: bool) -> Load:
+    """Write what a worker needs to know to load the model. Raises ModelNotPulledError."""
+    if placement.path is None:
+        raise ModelNotPulledError(model=placement.model)
+    engine = config.engine
+    return Load(
+        model=placement.model,
+        variant=placement.variant,
+        path=placement.path,
+        quant=placement.quant,
+        backend=placement.backend,
+        n_ctx=placement.n_ctx,
+        n_seq_max=placement.n_seq_max,
+        n_batch=engine.n_batch,
+        n_threads=engine.n_threads,
+        kv_type=engine.kv_type,
+        chat_template=placement.chat_template,
+        max_stall_s=engine.max_stall_s,
+        stream_interval_s=engine.stream_interval_s,
+        memory_margin_bytes=config.worker.memory_margin_bytes,
+        force=force or config.worker.force,
+    )
