@@ -218,7 +218,6 @@ def serve(
     if not first or not isinstance(first[0], Load):
         return 1
     load = first[0]
-    prefer_big_cores()
     idle_cores = IdleMeter(cpu.usable().cpus)
     idle_cores()  # it measures from here
     try:
