@@ -102,8 +102,14 @@ def background(block: Block, cwd: Path, environ: dict[str, str]) -> Iterator[Non
             process.wait()
 
 
+SLOW = {"bench.md": pytest.mark.slow}
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=SLOW.get(page.name, ()), id=page.name) for page in PAGES if commands(page)],
+)
 def test_the_pages_commands_work(page: Path, tmp_path: Path, environ: dict[str, str]) -> None:
     cwd = tmp_path / "work"
     cwd.mkdir()
