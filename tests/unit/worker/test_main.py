@@ -248,7 +248,10 @@ def test_serve_reports_an_unforeseen_failure_of_a_load() -> None:
     def breaks(load: Load) -> TokenSession:
         raise ZeroDivisionError("oops")
 
-    with serving(NULL, load_session=breaks, make_engine=lambda load, session, idle_cores: FakeEngine()) as (parent, status):
+    with serving(NULL, load_session=breaks, make_engine=lambda load, session, idle_cores: FakeEngine()) as (
+        parent,
+        status,
+    ):
         answer = parent.receive()
         assert isinstance(answer, channel.Failed)
         assert (answer.code, answer.fields["reason"]) == ("backend_load", "ZeroDivisionError: oops")
