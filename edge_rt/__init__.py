@@ -1,0 +1,34 @@
+"""edge_rt: a small runtime that serves INT4 models on edge devices.
+
+The names below are imported when they are first used, so that the daemon does not pay for the library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_rt.errors import EdgeRtError
+    from edge_rt.library import Generation, Model, load
+    from edge_rt.types import Message, Sampling
+
+__all__ = ["EdgeRtError", "Generation", "Message", "Model", "Sampling", "__version__", "load"]
+
+_HOME = {
+    "EdgeRtError": "edge_rt.errors",
+    "Generation": "edge_rt.library",
+    "Message": "edge_rt.types",
+    "Model": "edge_rt.library",
+    "Sampling": "edge_rt.types",
+    "load": "edge_rt.library",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("edge_rt")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'edge_rt' has no attribute {name!r}")

@@ -48,6 +48,11 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
 
+# What a request without sampling fields gets from the API, the library and the command line: llama-server's defaults.
+# A small INT4 model at temperature 1 over its whole vocabulary, which is OpenAI's default, writes nonsense.
+CHAT_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One generation. Exactly one of prompt, prompt_token_ids and messages is set.

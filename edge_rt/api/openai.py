@@ -14,7 +14,7 @@ from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.api.schemas import ChatRequest, CompletionRequest, WireMessage
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
-from edge_rt.types import GenerateRequest, Message, Sampling
+from edge_rt.types import CHAT_SAMPLING, GenerateRequest, Message, Sampling
 
 _ROLES: Final[dict[str, Literal["system", "user", "assistant"]]] = {
     "system": "system",
@@ -103,10 +103,10 @@ def _sampling(wire: ChatRequest | CompletionRequest) -> Sampling:
         return default if value is None else value
 
     return Sampling(
-        temperature=given(wire.temperature, 0.8),
-        top_k=40 if wire.top_k is None else wire.top_k,
-        top_p=given(wire.top_p, 0.95),
-        min_p=given(wire.min_p, 0.05),
+        temperature=given(wire.temperature, CHAT_SAMPLING.temperature),
+        top_k=CHAT_SAMPLING.top_k if wire.top_k is None else wire.top_k,
+        top_p=given(wire.top_p, CHAT_SAMPLING.top_p),
+        min_p=given(wire.min_p, CHAT_SAMPLING.min_p),
         repeat_penalty=given(wire.repeat_penalty, 1.0),
         repeat_last_n=64 if wire.repeat_last_n is None else wire.repeat_last_n,
         presence_penalty=given(wire.presence_penalty, 0.0),

@@ -22,7 +22,7 @@ class IdleMeter:
         cpus: Iterable[int],
         *,
         root: SysfsRoot | None = None,
-        interval_s: float = 0.5,
+        interval_s: float = 0.2,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._names = frozenset(f"cpu{i}" for i in cpus)

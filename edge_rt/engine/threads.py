@@ -17,6 +17,7 @@ _MAX_WAIT_S = 20.0
 _IDLE_CORES = 0.5  # so much idle time makes one more thread worth a try
 _BETTER = 0.95  # a trial must beat the current count by this to replace it
 _CHANGED = 1.3  # the step time moved by this factor: the machine is another one
+_STALLED = 4.0  # a step this much slower stood at a barrier: it counts double
 _N_TRIAL_STEPS = 6  # one short step is mostly noise; a prefill chunk is long enough to need only two
 _N_TRIAL_CHUNKS = 2
 _CHUNK_ROWS = 16
@@ -67,7 +68,7 @@ class ThreadChoice:
     def __init__(self, counts: Sequence[int], *, start: int | None = None) -> None:
         self._counts = tuple(counts)
         start = self._counts[-1] if start is None else start
-        self._start = max(i for i, n in enumerate(self._counts) if n <= max(start, self._counts[0]))
+        self._last = max(i for i, n in enumerate(self._counts) if n <= max(start, self._counts[0]))
         self._buckets: dict[int, _Bucket] = {}
 
     def choose(self, n_rows: int, now_s: float, idle_cores: float | None = None) -> int:
@@ -80,12 +81,14 @@ class ThreadChoice:
         key = bucket(n_rows)
         state = self._buckets.get(key)
         if state is None:
-            state = self._buckets[key] = _Bucket(index=self._start)
-            state.untried = [i for i in (self._start - 1, self._start + 1) if 0 <= i < len(self._counts)]
+            # What another kind of step has learnt of the neighbours is the best guess for a new kind.
+            state = self._buckets[key] = _Bucket(index=self._last)
+            state.untried = [i for i in (self._last - 1, self._last + 1) if 0 <= i < len(self._counts)]
         if state.postponed and idle_cores is not None and idle_cores >= _IDLE_CORES:
             state.postponed, state.upward, state.next_trial_s, state.wait_s = False, False, now_s, _FIRST_WAIT_S
         if state.trial is None and state.n_seen >= 4 and now_s >= state.next_trial_s:
             self._begin_trial(state, key, now_s, idle_cores)
+        self._last = state.index
         return self._counts[state.index if state.trial is None else state.trial.index]
 
     def observe(self, n_rows: int, n_threads: int, seconds: float, now_s: float) -> None:
@@ -145,9 +148,10 @@ class ThreadChoice:
             state.wait_s = _FIRST_WAIT_S
             onward = trial.index + step
             state.untried = [onward] if 0 <= onward < len(self._counts) else []
+            state.next_trial_s = now_s if state.untried else now_s + state.wait_s
         else:
             state.wait_s = min(state.wait_s * 2, _MAX_WAIT_S)
-        state.next_trial_s = now_s + max(state.wait_s, cost_s / _COST_SHARE)
+            state.next_trial_s = now_s + max(state.wait_s, cost_s / _COST_SHARE)
 
 
 def _observe_current(state: _Bucket, row_s: float, now_s: float) -> None:
@@ -158,7 +162,10 @@ def _observe_current(state: _Bucket, row_s: float, now_s: float) -> None:
         state.settled_s = state.mean_s
         return
     ratio = state.mean_s / state.settled_s if state.settled_s > 0 else 1.0
-    state.n_off = state.n_off + 1 if not 1 / _CHANGED < ratio < _CHANGED else 0
+    if 1 / _CHANGED < ratio < _CHANGED:
+        state.n_off = 0
+    else:
+        state.n_off += 2 if row_s > _STALLED * state.settled_s else 1
     if state.n_off >= 3:
         state.n_off = 0
         state.settled_s = state.mean_s

@@ -1,0 +1,205 @@
+"""Where `run` and `chat` get their answers: from a running daemon, or from a model loaded into this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import click
+
+from edge_rt import config
+from edge_rt.api.client import Client, Piece
+from edge_rt.api.listen import socket_path
+from edge_rt.cli.progress import pull_progress
+from edge_rt.errors import DaemonUnreachableError, UnsupportedFeatureError
+from edge_rt.types import FinishReason, Message, Usage
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What an answer took."""
+
+    finish_reason: FinishReason | None
+    usage: Usage
+    prefill_s: float
+    prefill_tokens: int
+    decode_s: float
+    decode_tokens: int
+
+    def line(self) -> str:
+        """Write it as one line for people."""
+        cached = f", {self.usage.cached_tokens} of them cached" if self.usage.cached_tokens else ""
+        parts = [
+            f"{self.usage.prompt_tokens} prompt tokens{cached}",
+            f"prefill {self.prefill_s:.2f} s{_rate(self.prefill_tokens, self.prefill_s)}",
+            f"{self.usage.completion_tokens} tokens",
+            f"decode {self.decode_s:.2f} s{_rate(self.decode_tokens, self.decode_s)}",
+        ]
+        return " · ".join(parts)
+
+    def record(self) -> dict[str, Any]:
+        """Give it as JSON keys."""
+        return {
+            "finish_reason": self.finish_reason,
+            **{f.name: getattr(self.usage, f.name) for f in fields(self.usage)},
+            "prefill_s": self.prefill_s,
+            "decode_s": self.decode_s,
+            "prefill_tps": self.prefill_tokens / self.prefill_s if self.prefill_s else None,
+            "decode_tps": self.decode_tokens / self.decode_s if self.decode_s else None,
+        }
+
+
+def _rate(n_tokens: int, seconds: float) -> str:
+    return f" ({n_tokens / seconds:.1f} t/s)" if seconds > 0 else ""
+
+
+class Talk(Protocol):
+    """One model to talk with.
+
+    place    where it runs, for people
+    account  what the last whole answer took, None before and while one comes
+    """
+
+    place: str
+    account: Account | None
+
+    def ask(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Iterator[str]:
+        """Stream an answer: to a conversation, or the continuation of a text. Closing the iterator stops it."""
+        ...
+
+
+class DaemonTalk:
+    """Asks the daemon."""
+
+    def __init__(self, client: Client, model: str) -> None:
+        self.place = f"the daemon on {client.address}"
+        self.account: Account | None = None
+        self._client = client
+        self._model = model
+
+    def ask(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Iterator[str]:
+        self.account = None
+        options = {"model": self._model, **options}
+        if isinstance(prompt, str):
+            pieces = self._client.complete(prompt, **options)
+        else:
+            pieces = self._client.chat(prompt, **options)
+        for piece in pieces:
+            if piece.usage is not None:
+                self.account = _daemon_account(piece)
+            if piece.text:
+                yield piece.text
+
+
+def _daemon_account(piece: Piece) -> Account | None:
+    if piece.usage is None or piece.timings is None:
+        return None
+    timings = {name: value or 0.0 for name, value in piece.timings.items()}
+    return Account(
+        finish_reason=piece.finish_reason,
+        usage=piece.usage,
+        prefill_s=timings["prompt_ms"] / 1e3,
+        prefill_tokens=int(timings["prompt_n"]),
+        decode_s=timings["predicted_ms"] / 1e3,
+        decode_tokens=max(0, int(timings["predicted_n"]) - 1),
+    )
+
+
+class LocalTalk:
+    """Asks a model in this process."""
+
+    def __init__(self, model: Any) -> None:
+        self.place = "this process"
+        self.account: Account | None = None
+        self._model = model
+
+    def ask(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Iterator[str]:
+        self.account = None
+        answer = self._model.generate(prompt, raw=isinstance(prompt, str), **options)
+        try:
+            yield from answer
+        finally:
+            answer.close()
+        self.account = Account(
+            finish_reason=answer.finish_reason,
+            usage=answer.usage,
+            prefill_s=answer.timings.prefill_s,
+            prefill_tokens=answer.timings.prefill_tokens,
+            decode_s=answer.timings.decode_s,
+            decode_tokens=answer.timings.decode_tokens,
+        )
+
+
+@contextmanager
+def open_talk(loaded: config.Loaded, model: str, *, socket: Path | None, local: bool, force: bool) -> Iterator[Talk]:
+    """Connect to a running daemon, else load the model here.
+
+    A daemon that answers on the configured socket is used, because it has the model in memory already, unless local
+    is set; a named socket must answer. A model that runs here is pulled if need be.
+    """
+    is_file = model.endswith(".gguf")
+    if socket is not None and is_file:
+        raise UnsupportedFeatureError(
+            feature="a file's path with --socket", remedy="the daemon serves the catalog only"
+        )
+    if not local and not is_file:
+        path = socket or socket_path(loaded.config.server, os.environ)
+        with Client(path) as client:
+            try:
+                client.is_ready()
+            except DaemonUnreachableError:
+                if socket is not None:
+                    raise
+            else:
+                yield DaemonTalk(client, model)
+                return
+    from edge_rt.library import load  # numpy and llama.cpp, which a call to the daemon does not need
+
+    with pull_progress() as progress:
+        loaded_model = load(model, settings=loaded, pull=True, progress=progress, force=force)
+    with loaded_model:
+        yield LocalTalk(loaded_model)
+
+
+def answer_options(command: F) -> F:
+    """Add the options of an answer, shared by run and chat; they arrive under the request's field names."""
+    options = [
+        click.option("-n", "--max-tokens", type=click.IntRange(min=1), help="Stop after so many tokens."),
+        click.option("--temperature", type=click.FloatRange(0, 100), help="0 is greedy. [default: 0.8]"),
+        click.option(
+            "--top-k", type=click.IntRange(min=0), help="Keep the K likeliest tokens; 0 is off. [default: 40]"
+        ),
+        click.option("--top-p", type=click.FloatRange(0, 1), help="Keep the likeliest up to this sum. [default: 0.95]"),
+        click.option(
+            "--min-p",
+            type=click.FloatRange(0, 1),
+            help="Drop what is less likely than this share of the best. [default: 0.05]",
+        ),
+        click.option(
+            "--repeat-penalty", type=click.FloatRange(0.01, 100), help="Over 1 avoids repetition. [default: 1]"
+        ),
+        click.option("--seed", type=int, help="The same seed gives the same answer."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated."),
+        click.option("--socket", type=click.Path(path_type=Path), help="Ask the daemon on this socket, nobody else."),
+        click.option("--local", is_flag=True, help="Load the model into this process even if a daemon runs."),
+        click.option("--force", is_flag=True, help="Load here even if memory seems too small."),
+        click.option("-v", "--verbose", is_flag=True, help="Show on stderr where it ran and how fast."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Keep the options that were given; the rest falls to the defaults of whoever answers."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in options.items()
+        if value not in (None, ())
+    }

@@ -1,0 +1,288 @@
+"""The library's front door: load a model into this process and stream its answers.
+
+    import edge_rt
+
+    with edge_rt.load("smollm2-135m-instruct") as model:
+        for text in model.generate("Why is the sky blue?", max_tokens=64):
+            print(text, end="", flush=True)
+
+Several threads may generate on one model at the same time: their requests share steps, as in the daemon.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from edge_rt import config
+from edge_rt.catalog.gguf import read_header
+from edge_rt.catalog.part import Progress
+from edge_rt.catalog.store import Store, pick_variant
+from edge_rt.devices import cpu
+from edge_rt.devices.idle import IdleMeter
+from edge_rt.engine.tokens import TokenEngine
+from edge_rt.errors import (
+    BackendStepError,
+    EdgeRtError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    ModelNotPulledError,
+    OfflineError,
+)
+from edge_rt.guard.limits import check_request
+from edge_rt.scheduler.placement import Placement, load_message, place
+from edge_rt.types import (
+    CHAT_SAMPLING,
+    Chunk,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    ModelInfo,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from edge_rt.worker.derive import derive
+from edge_rt.worker.main import load_session, make_engine
+
+_log = logging.getLogger(__name__)
+
+Conversation = str | Sequence[Message | Mapping[str, str]]
+
+_MAX_DEFAULT_N_CTX = 4096
+
+
+def load(
+    model: str | Path = "",
+    *,
+    settings: config.Loaded | None = None,
+    pull: bool = False,
+    progress: Progress = lambda _: None,
+    force: bool = False,
+) -> Model:
+    """Load a model.
+
+    model     MODEL[:VARIANT] of the catalog, or the path of a GGUF file; "" is the configured default model
+    settings  config.load()'s answer; None loads it
+    pull      fetch the model first if it is not in the store
+    force     load also where the memory looks too small
+
+    Raises ConfigError, ModelError (not in the catalog, not pulled, broken, too large) and BackendError.
+    """
+    loaded = settings or config.load()
+    placement = _placement(model, loaded.config, pull=pull, progress=progress)
+    message = load_message(placement, loaded.config, force=force)
+    idle_cores = IdleMeter(cpu.usable().cpus)
+    idle_cores()  # it measures from here
+    session = load_session(message)
+    try:
+        return Model(session.info, make_engine(message, session, idle_cores), loaded.config, session.close)
+    except BaseException:
+        session.close()
+        raise
+
+
+def _placement(model: str | Path, settings: config.Config, *, pull: bool, progress: Progress) -> Placement:
+    path = Path(model)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelNotFoundError(model=str(model))
+        return Placement(
+            model=path.stem,
+            backend=settings.engine.backend or "llama_cpu",
+            variant="",
+            quant="",
+            path=str(path),
+            n_ctx=settings.engine.n_ctx or min(_MAX_DEFAULT_N_CTX, read_header(path).n_ctx_train),
+            n_seq_max=settings.engine.n_parallel,
+            chat_template=None,
+        )
+    model_id, _, variant = (str(model) or settings.catalog.default_model).partition(":")
+    own = settings.model(model_id)
+    if variant:
+        own = msgspec.structs.replace(own, variant=variant)
+    if own.backend == "null":
+        return place(model_id, None, own, settings, features=frozenset(), find=lambda *_: None)
+    store = Store.open(settings.catalog, os.environ)
+    manifest, features = store.get(model_id), cpu.features()
+    placement = place(model_id, manifest, own, settings, features=features, find=store.path)
+    if placement.path is None and pull:
+        chosen = pick_variant(manifest, features, own.variant)
+        store.pull(model_id, chosen.id, progress=progress, offline=settings.catalog.offline, derive=derive)
+        placement = place(model_id, manifest, own, settings, features=features, find=store.path)
+    if placement.path is None:
+        raise OfflineError(model=model_id) if settings.catalog.offline else ModelNotPulledError(model=model_id)
+    return placement
+
+
+class Model:
+    """A loaded model with its engine on a thread of its own. Close it, or use it in a with statement."""
+
+    def __init__(
+        self, info: ModelInfo, engine: TokenEngine, settings: config.Config, close_session: Callable[[], None]
+    ) -> None:
+        self.info = info
+        self._engine = engine
+        self._limits = settings.limits
+        self._close_session = close_session
+        self._ids = count(1)
+        self._open: set[_Answer] = set()
+        self._failure: EdgeRtError | None = None
+        self._thread = threading.Thread(target=self._run, name=f"edge_rt-{info.model}", daemon=True)
+        self._thread.start()
+
+    def generate(
+        self,
+        prompt: Conversation,
+        *,
+        raw: bool = False,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        top_logprobs: int | None = None,
+        **sampling: Any,
+    ) -> Generation:
+        """Begin an answer and stream its text.
+
+        prompt    a question, or the whole conversation as messages with role and content
+        raw       continue the text as it stands, without the model's chat template
+        sampling  fields of edge_rt.Sampling; temperature=0 is greedy. The defaults are the daemon's
+
+        Raises InvalidRequestError at once; errors of the engine, such as ContextLengthError, come from the iterator.
+        """
+        try:
+            chosen = replace(CHAT_SAMPLING, **sampling)
+        except TypeError as exc:
+            raise InvalidRequestError(param="sampling", problem=str(exc).partition(") ")[2]) from exc
+        request = GenerateRequest(
+            id=str(next(self._ids)),
+            model=self.info.model,
+            prompt=prompt if raw and isinstance(prompt, str) else None,
+            messages=None if raw and isinstance(prompt, str) else _messages(prompt),
+            max_tokens=max_tokens,
+            stop=tuple(stop),
+            top_logprobs=top_logprobs,
+            sampling=chosen,
+        )
+        return Generation(self.stream(request))
+
+    def stream(self, request: GenerateRequest) -> Iterator[Chunk]:
+        """Submit a request as it is and give its chunks. Closing the iterator stops the engine within one token."""
+        check_request(request, self._limits)
+        answer = _Answer()
+        self._open.add(answer)
+        if self._failure is not None:
+            self._open.discard(answer)
+            raise self._failure
+        self._engine.submit(request, answer)
+        return self._chunks(request.id, answer)
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        return self._engine.tokenize(text, special=special, add_bos=add_bos)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        return self._engine.detokenize(token_ids)
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Stop the engine, giving running answers drain_s to finish, and free the model's memory."""
+        self._engine.stop(drain_s)
+        self._thread.join()
+        self._close_session()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            self._engine.run()
+        except Exception as exc:  # noqa: BLE001 - a defect must not leave readers waiting for ever
+            _log.exception("the engine of %s ended", self.info.model)
+            self._failure = BackendStepError(reason=f"the engine ended: {type(exc).__name__}: {exc}")
+            for answer in list(self._open):
+                answer.failed(self._failure)
+
+    def _chunks(self, request_id: str, answer: _Answer) -> Iterator[Chunk]:
+        is_over = False
+        try:
+            while not is_over:
+                item = answer.items.get()
+                is_over = isinstance(item, EdgeRtError) or item.finish_reason is not None
+                if isinstance(item, EdgeRtError):
+                    raise item
+                yield item
+        finally:
+            self._open.discard(answer)
+            if not is_over:
+                self._engine.cancel(request_id)
+
+
+class Generation(Iterator[str]):
+    """One answer's text as it comes. usage, timings and finish_reason are there once it is whole."""
+
+    def __init__(self, chunks: Iterator[Chunk]) -> None:
+        self._chunks = chunks
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: FinishReason | None = None
+        self.usage: Usage | None = None
+        self.timings: Timings | None = None
+
+    def __next__(self) -> str:
+        while True:
+            chunk = next(self._chunks)
+            self.logprobs += chunk.logprobs
+            self.finish_reason, self.usage, self.timings = chunk.finish_reason, chunk.usage, chunk.timings
+            if chunk.text:
+                return chunk.text
+
+    def text(self) -> str:
+        """Wait for the rest of the answer and give it as one string."""
+        return "".join(self)
+
+    def close(self) -> None:
+        """Stop the answer; the engine goes on with the others."""
+        if isinstance(self._chunks, Generator):
+            self._chunks.close()
+
+
+class _Answer:
+    """Carries one request's answer from the engine's thread to its reader."""
+
+    def __init__(self) -> None:
+        self.items: SimpleQueue[Chunk | EdgeRtError] = SimpleQueue()
+
+    def chunk(self, chunk: Chunk) -> None:
+        self.items.put(chunk)
+
+    def failed(self, error: EdgeRtError) -> None:
+        self.items.put(error)
+
+
+def _messages(prompt: Conversation) -> tuple[Message, ...]:
+    if isinstance(prompt, str):
+        return (Message(role="user", content=prompt),)
+    return tuple(m if isinstance(m, Message) else _message(i, m) for i, m in enumerate(prompt))
+
+
+def _message(number: int, fields: Mapping[str, str]) -> Message:
+    try:
+        return msgspec.convert(fields, Message, strict=True)
+    except msgspec.ValidationError as exc:
+        raise InvalidRequestError(param=f"messages[{number}]", problem=str(exc)) from exc

@@ -1,0 +1,133 @@
+"""The library's front door on the null back end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import edge_rt
+from edge_rt import config
+from edge_rt.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    ModelNotPulledError,
+    OfflineError,
+    ShuttingDownError,
+)
+
+
+def settings(**flags: object) -> config.Loaded:
+    return config.load(environ={}, flags={"models.null.backend": "null", "models.null.n_ctx": 256, **flags})
+
+
+@pytest.fixture
+def model() -> Iterator[edge_rt.Model]:
+    with edge_rt.load("null", settings=settings()) as loaded:
+        yield loaded
+
+
+def test_every_public_name_is_there() -> None:
+    for name in edge_rt.__all__:
+        assert getattr(edge_rt, name)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = edge_rt.no_such_name
+
+
+def test_streams_text_and_then_tells_what_it_took(model: edge_rt.Model) -> None:
+    answer = model.generate("hello 漢字")
+    assert answer.usage is None
+    assert "".join(answer) == "hello 漢字"
+    assert answer.finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len("hello 漢字".encode()) + 1
+    assert answer.timings is not None
+    assert answer.timings.ttft_s > 0
+
+
+def test_takes_a_conversation_as_messages_or_mappings(model: edge_rt.Model) -> None:
+    turns = [{"role": "user", "content": "first"}, edge_rt.Message(role="user", content="second")]
+    assert model.generate(turns).text() == "second"
+
+
+def test_raw_text_is_continued(model: edge_rt.Model) -> None:
+    assert len(model.generate("abc", raw=True, max_tokens=5, seed=1).text()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"no_such_field": 1}, "sampling"),
+        ({"stop": [""]}, "stop"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(model: edge_rt.Model, arguments: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        model.generate("x", **arguments)  # type: ignore[arg-type]
+    assert caught.value.param.startswith(param)
+
+
+def test_a_message_without_content_is_refused(model: edge_rt.Model) -> None:
+    with pytest.raises(InvalidRequestError, match="messages"):
+        model.generate([{"role": "user"}])
+
+
+def test_errors_of_the_engine_come_from_the_iterator(model: edge_rt.Model) -> None:
+    answer = model.generate("x" * 300)
+    with pytest.raises(ContextLengthError):
+        next(answer)
+
+
+def test_closing_an_answer_stops_the_engine_working_on_it(model: edge_rt.Model) -> None:
+    answer = model.generate("abc", raw=True, stop=["never"], temperature=1.0)
+    next(answer)
+    answer.close()
+    assert model.generate("still there").text() == "still there"
+    assert model.stats().running == 0
+
+
+def test_threads_share_one_model(model: edge_rt.Model) -> None:
+    answers: dict[str, str] = {}
+
+    def ask(text: str) -> None:
+        answers[text] = model.generate(text).text()
+
+    threads = [threading.Thread(target=ask, args=(f"thread {i} says {i * i}",)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 8
+    assert all(asked == answered for asked, answered in answers.items())
+
+
+def test_a_closed_model_refuses(model: edge_rt.Model) -> None:
+    model.close()
+    with pytest.raises(ShuttingDownError):
+        model.generate("x").text()
+
+
+def test_missing_models_are_told_apart(tmp_path: object) -> None:
+    with pytest.raises(ModelNotFoundError):
+        edge_rt.load("no-such-model", settings=settings())
+    with pytest.raises(ModelNotFoundError):
+        edge_rt.load("/no/such/file.gguf", settings=settings())
+    empty = {"catalog.store_dir": str(tmp_path)}
+    with pytest.raises(ModelNotPulledError):
+        edge_rt.load("", settings=settings(**empty))
+    with pytest.raises(OfflineError):
+        edge_rt.load("", settings=settings(**empty, **{"catalog.offline": True}), pull=True)
+
+
+@pytest.mark.model
+def test_the_real_model_answers_greedily_the_same_twice(model_store: object) -> None:
+    with edge_rt.load() as loaded:
+        first = loaded.generate("Why is the sky blue?", max_tokens=24, temperature=0).text()
+        assert loaded.generate("Why is the sky blue?", max_tokens=24, temperature=0).text() == first
+        assert len(first.split()) > 8
+    with edge_rt.load(str(model_store)) as by_path:
+        assert by_path.generate("Why is the sky blue?", max_tokens=24, temperature=0).text() == first
