@@ -32,7 +32,6 @@ class Machine:
     kernel: str
     governor: str | None
     edge_rt_version: str
-    backend_detail: str
 
 
 class Writer(Protocol):
@@ -66,7 +65,7 @@ def record(result: Result, machine: Machine) -> dict[str, Any]:
         "cpu_info": machine.cpu_info,
         "gpu_info": "",
         "backends": info.backend,
-        "model_filename": str(result.file.path),
+        "model_filename": str(result.target.file.path),
         "model_type": model_type(result),
         "model_size": info.size_bytes,
         "model_n_params": info.n_params,
@@ -107,10 +106,10 @@ def record(result: Result, machine: Machine) -> dict[str, Any]:
         **_reason("throttled", result.throttled),
         **_energy(result),
         "power_source": result.power_source,
-        "model_id": result.file.model,
-        "variant": result.file.variant,
+        "model_id": result.target.file.model,
+        "variant": result.target.file.variant,
         "device": info.device,
-        "backend_detail": machine.backend_detail,
+        "backend_detail": result.target.detail,
         "cpu_features": machine.cpu_features,
         "board": machine.board,
         "kernel": machine.kernel,
@@ -256,8 +255,8 @@ class _Markdown:
             if last[name] is None:
                 reasons.setdefault(last[f"{name}_reason"], []).append(name)
         notes = "".join(f"{', '.join(names)}: {reason}\n" for reason, names in reasons.items())
-        build = f"build: {last['build_commit']}, {self._machine.backend_detail}\n"
-        return f"\n{table}\n{notes}cpu: {self._machine.cpu_info}\n{build}"
+        builds = dict.fromkeys(f"build: {v['build_commit']}, {v['backend_detail']}\n" for _, v in self._records)
+        return f"\n{table}\n{notes}cpu: {self._machine.cpu_info}\n{''.join(builds)}"
 
     def _identity(self) -> dict[str, str]:
         """Name the columns, and their keys, that differ between rows besides the test."""

@@ -23,6 +23,15 @@ _SEQ = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A model on a back end; detail describes the back end's build."""
+
+    backend: Backend
+    detail: str
+    file: ModelFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
     """One timed pass. prompt_ns is None without a prompt; token_ns has one entry per decoded token."""
 
@@ -37,7 +46,7 @@ class Result:
     """A measured case, with the hottest, largest and throttled state seen around its repetitions."""
 
     case: Case
-    file: ModelFile
+    target: Target
     info: ModelInfo
     kv_type: str
     started_at: str
@@ -83,20 +92,22 @@ class Plan:
 
 
 class Runner:
-    """Runs cases on one back end. clock_ns and sleep are injectable; announce gets one line per step for people."""
+    """Runs cases on models.
+
+    admit     is called before each load and may refuse it with an error
+    announce  gets one line per step, for people
+    """
 
     def __init__(
         self,
-        backend: Backend,
         plan: Plan,
         *,
         sensors: Sensors | None = None,
-        admit: Callable[[ModelFile, LoadOptions], None] = lambda _file, _options: None,
+        admit: Callable[[Target, LoadOptions], None] = lambda _target, _options: None,
         announce: Callable[[str], None] = lambda _line: None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._backend = backend
         self._plan = plan
         self._sensors = sensors or Sensors()
         self._admit = admit
@@ -104,13 +115,13 @@ class Runner:
         self._clock_ns = clock_ns
         self._sleep = sleep
 
-    def run(self, files: Sequence[ModelFile], cases: Sequence[Case]) -> Iterator[Result]:
-        """Yield a result per file and case. Raises what loading and decoding raise.
+    def run(self, targets: Sequence[Target], cases: Sequence[Case]) -> Iterator[Result]:
+        """Yield a result per target and case. Raises what loading and decoding raise.
 
         Cases that follow each other with the same batch sizes share one loaded model with room for the longest.
         """
-        total, done = len(files) * len(cases), 0
-        for file in files:
+        total, done = len(targets) * len(cases), 0
+        for target in targets:
             for (n_batch, n_ubatch), group in itertools.groupby(cases, key=lambda c: (c.n_batch, c.n_ubatch)):
                 same = tuple(group)
                 options = LoadOptions(
@@ -121,17 +132,17 @@ class Runner:
                     n_threads=same[0].n_threads,
                     kv_type=self._plan.kv_type,
                 )
-                self._announce(f"benchmark {done + 1}/{total}: loading {file.model}")
-                self._admit(file, options)
-                session = self._backend.load(file, options)
+                self._announce(f"benchmark {done + 1}/{total}: loading {target.file.model}")
+                self._admit(target, options)
+                session = target.backend.load(target.file, options)
                 try:
                     for case in same:
                         done += 1
-                        yield self._measure(session, file, case, f"benchmark {done}/{total}: {case.name}")
+                        yield self._measure(session, target, case, f"benchmark {done}/{total}: {case.name}")
                 finally:
                     session.close()
 
-    def _measure(self, session: TokenSession, file: ModelFile, case: Case, title: str) -> Result:
+    def _measure(self, session: TokenSession, target: Target, case: Case, title: str) -> Result:
         session.set_threads(case.n_threads)
         pass_ = _Pass(session, case, self._clock_ns)
         if self._plan.delay_s:
@@ -158,7 +169,7 @@ class Runner:
             sizes.append(self._sensors.rss_bytes())
         return Result(
             case=case,
-            file=file,
+            target=target,
             info=session.info,
             kv_type=self._plan.kv_type,
             started_at=started_at,

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 import click
+import msgspec
 
 from edge_rt import config
 from edge_rt.backends import registry
-from edge_rt.backends.base import Absent, Backend, LoadOptions, ModelFile
+from edge_rt.backends.base import Absent, LoadOptions, ModelFile
 from edge_rt.bench.report import FORMATS, Format, Machine, Writer, writer
-from edge_rt.bench.runner import Plan, Runner
+from edge_rt.bench.runner import Plan, Runner, Target
 from edge_rt.bench.workload import cases
 from edge_rt.catalog.gguf import read_header
-from edge_rt.catalog.store import Store, pick_variant
+from edge_rt.catalog.store import Store
 from edge_rt.cli.bench_options import Counts, Pair, Progress, counts_option, flat
 from edge_rt.cli.bench_serve import command as serve
 from edge_rt.devices import cpu
 from edge_rt.devices import memory as machine_memory
+from edge_rt.engine.start import prefer_big_cores
 from edge_rt.errors import BackendUnavailableError, ModelNotPulledError
+from edge_rt.scheduler.placement import place
 from edge_rt.worker import memory
 
 
@@ -76,7 +81,7 @@ from edge_rt.worker import memory
     "--backend",
     default="",
     metavar="NAME",
-    help="Back end, as `edge_rt devices` lists them. [default: engine.backend, else the first]",
+    help="Back end, as `edge_rt devices` lists them. [default: the configured one]",
 )
 @click.option("--force", is_flag=True, help="Load even if memory seems too small.")
 @click.pass_context
@@ -122,25 +127,24 @@ def command(
     )
     if not tests:
         raise click.UsageError("nothing to measure: -p and -n are 0 and there is no -pg")
-    engine, detail = _backend(backend or settings.engine.backend or registry.names()[0])
-    files = [_file(name, engine.name, settings) for name in models or (settings.catalog.default_model,)]
+    targets = [_target(name, backend, settings) for name in models or (settings.catalog.default_model,)]
     line = Progress(progress)
     runner = Runner(
-        engine,
         Plan(repetitions=repetitions, warmup=not no_warmup, delay_s=delay, kv_type=settings.engine.kv_type),
-        admit=lambda file, options: None if force else _admit(engine, file, options, settings),
+        admit=lambda target, options: None if force else _admit(target, options, settings),
         announce=line.show,
     )
-    machine = _machine(detail)
+    machine = _machine()
     swept = [name for name, values in (("n_batch", batch_size), ("n_ubatch", ubatch_size)) if _given(ctx, name, values)]
     outputs = [(writer(output, machine, swept), False)]
     if output_err != "none":
         outputs.append((writer(_format(output_err), machine, swept), True))
     _write(outputs, lambda w: w.header())
     try:
-        for result in runner.run(files, tests):
-            line.clear()
-            _write(outputs, lambda w, result=result: w.row(result))  # type: ignore[misc]
+        with _big_cores(max(test.n_threads for test in tests)):
+            for result in runner.run(targets, tests):
+                line.clear()
+                _write(outputs, lambda w, result=result: w.row(result))  # type: ignore[misc]
     finally:
         line.clear()
         _write(outputs, lambda w: w.footer())
@@ -164,38 +168,55 @@ def _write(outputs: list[tuple[Writer, bool]], text: Callable[[Writer], str]) ->
         (sys.stderr if to_stderr else sys.stdout).flush()
 
 
-def _backend(name: str) -> tuple[Backend, str]:
-    """Find a back end that has a device here. Raises BackendUnavailableError."""
-    backend = registry.get(name)
-    devices = backend.probe()
-    if isinstance(devices, Absent):
-        raise BackendUnavailableError(backend=name, reason=devices.reason, extra=devices.extra)
-    return backend, devices[0].detail
-
-
-def _file(name: str, backend: str, settings: config.Config) -> ModelFile:
-    """Find a model: a path if it looks like one, else ID[:VARIANT] of the catalog. Its header is checked by now."""
-    model_id, _, variant_id = name.partition(":")
-    if backend == "null":
-        return ModelFile(model=model_id, variant=variant_id, path=Path(model_id), quant="none")
+def _target(name: str, backend: str, settings: config.Config) -> Target:
+    """Find a model, a path if it looks like one, else ID[:VARIANT] of the catalog, and what runs it."""
     if "/" in name or name.endswith(".gguf"):
         path = Path(name).expanduser()
-        return ModelFile(model=path.stem, variant="", path=path, quant=read_header(path).quant)
-    store = Store.open(settings.catalog)
-    manifest = store.get(model_id)
-    variant = pick_variant(manifest, cpu.features(), variant_id or settings.model(model_id).variant)
-    found = store.path(manifest, variant)
-    if found is None:
-        raise ModelNotPulledError(model=f"{manifest.id}:{variant.id}")
-    return ModelFile(model=manifest.id, variant=variant.id, path=found, quant=variant.quant)
+        file = ModelFile(model=path.stem, variant="", path=path, quant=read_header(path).quant)
+        return _on(backend or settings.engine.backend or registry.names()[0], file)
+    model_id, _, variant = name.partition(":")
+    own = settings.model(model_id)
+    own = msgspec.structs.replace(own, backend=backend or own.backend, variant=variant or own.variant)
+    if (own.backend or settings.engine.backend) == "null":
+        placement = place(model_id, None, own, settings, features=frozenset(), find=lambda *_: None)
+    else:
+        store = Store.open(settings.catalog)
+        placement = place(model_id, store.get(model_id), own, settings, features=cpu.features(), find=store.path)
+    if placement.path is None:
+        raise ModelNotPulledError(model=model_id)
+    file = ModelFile(
+        model=model_id, variant=placement.variant, path=Path(placement.path or model_id), quant=placement.quant
+    )
+    return _on(placement.backend, file)
 
 
-def _admit(backend: Backend, file: ModelFile, options: LoadOptions, settings: config.Config) -> None:
-    need = backend.estimate(file, options)
-    memory.check(file.model, need, machine_memory.available_bytes(), settings.worker.memory_margin_bytes)
+def _on(backend: str, file: ModelFile) -> Target:
+    """Raises BackendUnavailableError for a back end without a device here."""
+    found = registry.get(backend)
+    devices = found.probe()
+    if isinstance(devices, Absent):
+        raise BackendUnavailableError(backend=backend, reason=devices.reason, extra=devices.extra)
+    return Target(backend=found, detail=devices[0].detail, file=file)
 
 
-def _machine(backend_detail: str) -> Machine:
+def _admit(target: Target, options: LoadOptions, settings: config.Config) -> None:
+    need = target.backend.estimate(target.file, options)
+    memory.check(target.file.model, need, machine_memory.available_bytes(), settings.worker.memory_margin_bytes)
+
+
+@contextmanager
+def _big_cores(n_threads: int) -> Iterator[None]:
+    """Keep as many threads as there are big cores off the small ones, where one would hold up all the others."""
+    big, before = cpu.usable().big_cpus, os.sched_getaffinity(0)
+    if n_threads <= len(big):
+        prefer_big_cores()
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _machine() -> Machine:
     return Machine(
         cpu_info=cpu.model().value or platform.machine(),
         cpu_features=" ".join(sorted(cpu.features())),
@@ -203,7 +224,6 @@ def _machine(backend_detail: str) -> Machine:
         kernel=platform.release(),
         governor=cpu.governor().value,
         edge_rt_version=version("edge_rt"),
-        backend_detail=backend_detail,
     )
 
 

@@ -21,11 +21,11 @@ from edge_rt.api.listen import socket_path
 from edge_rt.backends import registry
 from edge_rt.backends.base import LoadOptions, ModelFile
 from edge_rt.backends.llama_build import Broken, Build, inspect, missing
-from edge_rt.catalog.manifest import Manifest, Variant
-from edge_rt.catalog.store import Store, pick_variant
+from edge_rt.catalog.store import Store
 from edge_rt.devices import cpu, memory, thermal
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import ConfigError, EdgeRtError
+from edge_rt.scheduler.placement import Placement, place
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -62,10 +62,18 @@ class Patient:
     def store(self) -> Store:
         return Store.open(self.config.catalog, self.environ)
 
-    def default_model(self, store: Store) -> tuple[Manifest, Variant]:
-        manifest = store.get(self.config.catalog.default_model)
-        wanted = self.config.model(manifest.id).variant
-        return manifest, pick_variant(manifest, cpu.features(self.root), wanted)
+    def default_model(self, store: Store) -> Placement:
+        """Decide how the default model would be run, as the daemon does."""
+        model, settings = self.config.catalog.default_model, self.config.model(self.config.catalog.default_model)
+        backend = settings.backend or self.config.engine.backend
+        return place(
+            model,
+            None if backend == "null" else store.get(model),
+            settings,
+            self.config,
+            features=cpu.features(self.root),
+            find=store.path,
+        )
 
 
 def ok(name: str, detail: str) -> Check:
@@ -101,16 +109,16 @@ def llama_build(patient: Patient) -> Check:
 
 def store(patient: Patient) -> Check:
     found = patient.store()
-    manifest, variant = patient.default_model(found)
-    pulled = found.path(manifest, variant) is not None
+    placement = patient.default_model(found)
+    is_there = placement.path is not None
+    report = warn if is_there else fail  # without its model edge_rt is of no use
     there = next(p for p in (found.root, *found.root.parents) if p.exists())
     if not os.access(there, os.W_OK | os.X_OK):
-        report = warn if pulled else fail
         return report("store", f"{found.root}: no right to write", "pull as its owner, or set catalog.store_dir")
-    free = patient.free_bytes(there)
-    need = _PULL_MARGIN_BYTES + (0 if pulled else 2 * max(v.size_bytes or 0 for v in manifest.variants))
+    # A derived form stands beside the one it was derived from.
+    largest = 0 if is_there else max(v.size_bytes or 0 for v in found.get(placement.model).variants)
+    free, need = patient.free_bytes(there), _PULL_MARGIN_BYTES + 2 * largest
     if free < need:
-        report = warn if pulled else fail
         return report(
             "store",
             f"{found.root}: {free / 1e9:.2f} GB free",
@@ -121,11 +129,13 @@ def store(patient: Patient) -> Check:
 
 def model(patient: Patient) -> Check:
     found = patient.store()
-    manifest, variant = patient.default_model(found)
-    full_name = f"{manifest.id}:{variant.id}"
-    if found.path(manifest, variant) is None:
-        return warn("model", f"{full_name} is not in the store", f"edge_rt models pull {manifest.id}")
-    found.verify(manifest.id, variant.id, progress=lambda _progress: None)
+    placement = patient.default_model(found)
+    full_name = f"{placement.model}:{placement.variant}"
+    if placement.path is None:
+        return warn("model", f"{full_name} is not in the store", f"edge_rt models pull {placement.model}")
+    if not placement.path:
+        return ok("model", f"{placement.model} needs no file")
+    found.verify(placement.model, placement.variant, progress=lambda _progress: None)
     return ok("model", f"{full_name}: pulled, sha256 is right")
 
 
@@ -168,22 +178,21 @@ def daemon(patient: Patient) -> Check:
 
 
 def room(patient: Patient) -> Check:
-    found = patient.store()
-    manifest, variant = patient.default_model(found)
-    path = found.path(manifest, variant)
+    placement = patient.default_model(patient.store())
     available = memory.available_bytes(patient.root)
-    if path is None or available.value is None:
-        return ok("memory", available.reason or f"{available.value or 0:_} bytes available; the model is not pulled")
-    engine, settings = patient.config.engine, patient.config.model(manifest.id)
+    if available.value is None:
+        return ok("memory", f"unknown: {available.reason}")
+    if placement.path is None:
+        return ok("memory", f"{available.value / 2**20:.0f} MiB are available; the default model is not pulled yet")
     options = LoadOptions(
-        n_ctx=settings.n_ctx or engine.n_ctx or manifest.n_ctx,
-        n_seq_max=settings.n_parallel or engine.n_parallel,
-        n_batch=engine.n_batch,
-        kv_type=engine.kv_type,
+        n_ctx=placement.n_ctx,
+        n_seq_max=placement.n_seq_max,
+        n_batch=patient.config.engine.n_batch,
+        kv_type=patient.config.engine.kv_type,
     )
-    file = ModelFile(model=manifest.id, variant=variant.id, path=path, quant=variant.quant)
-    need = registry.get(engine.backend or registry.names()[0]).estimate(file, options).total_bytes
-    detail = f"{manifest.id} needs {need / 2**20:.0f} MiB, {available.value / 2**20:.0f} MiB are available"
+    file = ModelFile(model=placement.model, variant=placement.variant, path=Path(placement.path), quant=placement.quant)
+    need = registry.get(placement.backend).estimate(file, options).total_bytes
+    detail = f"{placement.model} needs {need / 2**20:.0f} MiB, {available.value / 2**20:.0f} MiB are available"
     if need + patient.config.worker.memory_margin_bytes > available.value:
         return fail("memory", f"{detail} ({available.source})", "lower engine.n_ctx or n_parallel, or raise the limit")
     return ok("memory", detail)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from edge_rt.backends.base import ModelFile
+from edge_rt.backends.null import NullBackend
 from edge_rt.bench.report import FORMATS, Machine, record, writer
-from edge_rt.bench.runner import Repetition, Result
+from edge_rt.bench.runner import Repetition, Result, Target
 from edge_rt.bench.workload import Case
 from edge_rt.devices.base import Reading, known, unknown
 from edge_rt.types import Capabilities, ModelInfo
@@ -21,7 +22,11 @@ MACHINE = Machine(
     kernel="6.12.1",
     governor="ondemand",
     edge_rt_version="0.1.0",
-    backend_detail="llama.cpp 1",
+)
+TARGET = Target(
+    backend=NullBackend(),
+    detail="llama.cpp 1",
+    file=ModelFile(model="smol", variant="q4_0", path=Path("smol.Q4_0.gguf"), quant="Q4_0"),
 )
 INFO = ModelInfo(
     model="smol",
@@ -66,7 +71,7 @@ def _result(
     )
     return Result(
         case=case,
-        file=ModelFile(model="smol", variant="q4_0", path=Path("smol.Q4_0.gguf"), quant="Q4_0"),
+        target=TARGET,
         info=INFO,
         kv_type="f16",
         started_at="2026-11-29T12:00:00Z",

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows
 from edge_rt.backends.null import NullBackend, NullSession
-from edge_rt.bench.runner import Plan, Result, Runner, Sensors
+from edge_rt.bench.runner import Plan, Result, Runner, Sensors, Target
 from edge_rt.bench.workload import Case
 from edge_rt.devices.base import Reading, known, unknown
 from edge_rt.devices.sysfs import SysfsRoot
@@ -83,13 +83,17 @@ class FakeSensors(Sensors):
         return known(self._celsius, "zone0")
 
 
+def _target(backend: LoggedBackend) -> Target:
+    return Target(backend=backend, detail="for tests", file=FILE)
+
+
 def _case(n_prompt: int = 0, n_gen: int = 0, n_depth: int = 0, n_batch: int = 64, n_threads: int = 1) -> Case:
     return Case(n_prompt=n_prompt, n_gen=n_gen, n_depth=n_depth, n_batch=n_batch, n_ubatch=n_batch, n_threads=n_threads)
 
 
 def _run(backend: LoggedBackend, *cases: Case, plan: Plan, tmp_path: Path) -> list[Result]:
-    runner = Runner(backend, plan, sensors=FakeSensors(SysfsRoot(tmp_path)), clock_ns=backend.clock)
-    return list(runner.run([FILE], cases))
+    runner = Runner(plan, sensors=FakeSensors(SysfsRoot(tmp_path)), clock_ns=backend.clock)
+    return list(runner.run([_target(backend)], cases))
 
 
 def test_a_prompt_is_prefilled_in_batches_and_timed_alone(tmp_path: Path) -> None:
@@ -162,8 +166,8 @@ def test_sensors_are_read_around_the_passes(tmp_path: Path) -> None:
 def test_a_missing_energy_counter_is_a_reason(tmp_path: Path) -> None:
     backend = LoggedBackend()
     sensors = FakeSensors(SysfsRoot(tmp_path), energy=False)
-    runner = Runner(backend, Plan(repetitions=1), sensors=sensors, clock_ns=backend.clock)
-    (result,) = runner.run([FILE], [_case(n_gen=1)])
+    runner = Runner(Plan(repetitions=1), sensors=sensors, clock_ns=backend.clock)
+    (result,) = runner.run([_target(backend)], [_case(n_gen=1)])
     assert result.repetitions[0].energy_j.value is None
     assert result.repetitions[0].energy_j.reason == "no counter"
 
@@ -171,14 +175,13 @@ def test_a_missing_energy_counter_is_a_reason(tmp_path: Path) -> None:
 def test_the_device_cools_before_each_case_and_steps_are_announced(tmp_path: Path) -> None:
     backend, slept, lines = LoggedBackend(), list[float](), list[str]()
     runner = Runner(
-        backend,
         Plan(repetitions=1, delay_s=30.0),
         sensors=FakeSensors(SysfsRoot(tmp_path)),
         announce=lines.append,
         clock_ns=backend.clock,
         sleep=slept.append,
     )
-    list(runner.run([FILE], [_case(n_gen=1), _case(n_prompt=1)]))
+    list(runner.run([_target(backend)], [_case(n_gen=1), _case(n_prompt=1)]))
     assert slept == [30.0, 30.0]
     assert lines == [
         "benchmark 1/2: loading null",
@@ -194,19 +197,19 @@ def test_the_device_cools_before_each_case_and_steps_are_announced(tmp_path: Pat
 def test_a_model_that_is_not_admitted_is_not_loaded(tmp_path: Path) -> None:
     backend = LoggedBackend()
 
-    def admit(file: ModelFile, options: LoadOptions) -> None:
-        raise ModelTooLargeError(model=file.model, need_bytes=options.n_ctx, have_bytes=0)
+    def admit(target: Target, options: LoadOptions) -> None:
+        raise ModelTooLargeError(model=target.file.model, need_bytes=options.n_ctx, have_bytes=0)
 
-    runner = Runner(backend, Plan(), sensors=FakeSensors(SysfsRoot(tmp_path)), admit=admit)
+    runner = Runner(Plan(), sensors=FakeSensors(SysfsRoot(tmp_path)), admit=admit)
     with pytest.raises(ModelTooLargeError):
-        list(runner.run([FILE], [_case(n_gen=1)]))
+        list(runner.run([_target(backend)], [_case(n_gen=1)]))
     assert backend.options == []
 
 
 def test_the_model_is_closed_when_the_reader_stops_early(tmp_path: Path) -> None:
     backend = LoggedBackend()
-    runner = Runner(backend, Plan(repetitions=1), sensors=FakeSensors(SysfsRoot(tmp_path)), clock_ns=backend.clock)
-    results = runner.run([FILE], [_case(n_gen=1), _case(n_gen=2)])
+    runner = Runner(Plan(repetitions=1), sensors=FakeSensors(SysfsRoot(tmp_path)), clock_ns=backend.clock)
+    results = runner.run([_target(backend)], [_case(n_gen=1), _case(n_gen=2)])
     next(results)
     results.close()  # type: ignore[attr-defined]
     assert backend.log[-1] == "close"
