@@ -260,8 +260,11 @@ def test_health_answers_while_all_places_are_taken(daemon: Daemon) -> None:
     async def scenario() -> None:
         async with daemon.async_client() as client:
             streams = [asyncio.create_task(stream_chat(client, "x" * 50, model="null-slow")) for _ in range(12)]
-            while (await client.get("/metrics")).text.find('edge_rt_requests_waiting{model="null-slow"} 4.0') < 0:
-                pass
+            for _ in range(2000):
+                if 'edge_rt_requests_waiting{model="null-slow"} 4.0' in (await client.get("/metrics")).text:
+                    break
+            else:
+                raise AssertionError(daemon.log)
             for path in ("/health", "/health/live", "/health/ready", "/v1/models"):
                 assert (await client.get(path)).status_code == 200
             assert not any(stream.done() for stream in streams)
