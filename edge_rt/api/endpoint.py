@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from edge_rt.api.context import Api
 from edge_rt.api.sse import HungUpError
 from edge_rt.api.status import HttpError
+from edge_rt.errors import InvalidRequestError
 
 _CLOSE: Final = [(b"connection", b"close")]  # the rest of the body is not read
 
@@ -35,6 +36,8 @@ async def read_body(request: Request, api: Api) -> bytes:
 
     What Content-Length says is believed only where it makes the answer quicker.
     """
+    if "upgrade" in request.headers:  # the parser takes what follows the headers for another protocol, not for a body
+        raise InvalidRequestError(param="", problem="Upgrade is not supported; send plain HTTP/1.1 without that header")
     if encoding := request.headers.get("content-encoding"):
         raise HttpError(415, f"Content-Encoding {encoding[:40]!r} is not supported; send it plain", headers=_CLOSE)
     max_bytes = api.config.server.max_body_bytes

@@ -64,6 +64,9 @@ class PeerProtocol(HttpToolsProtocol):
             self.server_state.default_headers = [(b"date", formatdate(now_s, usegmt=True).encode())]
         super().on_headers_complete()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: uvicorn would recommend a package that this API has no use for."""
+
     def _is_between_requests(self) -> bool:
         # None before the first request, whatever uvicorn's annotation says
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]

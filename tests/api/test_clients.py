@@ -141,6 +141,13 @@ def test_curl_stream(daemon: Daemon) -> None:
     assert "".join(delta.get("content", "") for delta in deltas) == TEXT
 
 
+def test_a_client_that_wants_http2_is_told_to_do_without(daemon: Daemon) -> None:
+    upgrade = ("-H", "Connection: Upgrade, HTTP2-Settings", "-H", "Upgrade: h2c", "-H", "HTTP2-Settings: x")
+    assert json.loads(curl(daemon, "/health", *upgrade)) == {"status": "ok"}
+    answer = json.loads(curl(daemon, "/v1/chat/completions", *upgrade, "-d", json.dumps({"messages": user("x")})))
+    assert "Upgrade is not supported" in answer["error"]["message"]
+
+
 def test_curl_sends_large_bodies_after_asking(daemon: Daemon) -> None:
     """curl sends Expect: 100-continue before a body of more than a megabyte."""
     body = json.dumps({"messages": user("😀" * 250_000)}, ensure_ascii=False)
