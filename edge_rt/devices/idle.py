@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -12,9 +13,11 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class IdleMeter:
-    """Calling it gives the cores idle on average since a while ago; None at first and where /proc/stat is missing.
+    """Calling it gives the cores idle on average since the last reading.
 
     The file is read at most every interval_s (a read costs tens of microseconds); in between the last figure is given.
+    None at first, where /proc/stat is missing, and after max_span_s without a call: what the neighbours did that long
+    ago says nothing about now.
     """
 
     def __init__(
@@ -23,11 +26,13 @@ class IdleMeter:
         *,
         root: SysfsRoot | None = None,
         interval_s: float = 0.2,
+        max_span_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._names = frozenset(f"cpu{i}" for i in cpus)
         self._root = root or SysfsRoot()
         self._interval_s = interval_s
+        self._max_span_s = max_span_s
         self._clock = clock
         self._read_at_s: float | None = None
         self._idle_s: float | None = None
@@ -37,10 +42,11 @@ class IdleMeter:
         now_s = self._clock()
         if self._read_at_s is None or now_s - self._read_at_s >= self._interval_s:
             idle_s = self._total_idle_s()
-            if idle_s is None:
+            span_s = now_s - self._read_at_s if self._read_at_s is not None else math.inf
+            if idle_s is None or self._idle_s is None or span_s > self._max_span_s:
                 self._cores = None
-            elif self._idle_s is not None and self._read_at_s is not None:
-                self._cores = max(0.0, (idle_s - self._idle_s) / (now_s - self._read_at_s))
+            else:
+                self._cores = max(0.0, (idle_s - self._idle_s) / span_s)
             self._read_at_s, self._idle_s = now_s, idle_s
         return self._cores
 

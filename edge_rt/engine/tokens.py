@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock
 
@@ -65,6 +65,7 @@ class _Stop:
 class _Totals:
     steps: int = 0
     rows: int = 0
+    step_rows: list[int] = field(default_factory=lambda: [0] * 11)  # EngineStats.step_rows
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -145,6 +146,7 @@ class TokenEngine:
             n_threads=self._n_threads,
             steps_total=totals.steps,
             rows_total=totals.rows,
+            step_rows=tuple(totals.step_rows),
             prompt_tokens_total=totals.prompt_tokens,
             completion_tokens_total=totals.completion_tokens,
             cached_tokens_total=totals.cached_tokens,
@@ -301,6 +303,7 @@ class TokenEngine:
         self._learn_row_s(n_rows, ended_s - begun_s)
         self._totals.steps += 1
         self._totals.rows += n_rows
+        self._totals.step_rows[min((n_rows - 1).bit_length(), len(self._totals.step_rows) - 1)] += 1
         for sequence, rows in batch:
             assert sequence.slot is not None
             sequence.slot.token_ids += rows.token_ids

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -373,7 +374,8 @@ class Residency:
         self._watchers.clear()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(coroutine)
+        # Not in the context of the request that happens to cause it, whose id its log lines would carry for ever.
+        task = asyncio.get_running_loop().create_task(coroutine, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from contextvars import Context
 from typing import Protocol, TypeVar
 
 from edge_rt import config
@@ -61,7 +62,7 @@ class Worker:
 
     async def start(self) -> ModelInfo:
         """Load the model. Raises the load's error, or BackendLoadError when the process dies MAX_LOAD_DEATHS times."""
-        self._starting = asyncio.get_running_loop().create_task(self._bring_up())
+        self._starting = asyncio.get_running_loop().create_task(self._bring_up(), context=Context())
         return (await self._running()).info
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
@@ -155,7 +156,7 @@ class Worker:
         pause_s = backoff_s(self._n_deaths)
         _log.error("worker of %s is lost (%s); restarting in %g s", self._load.model, lost.result(), pause_s)
         self._events.restarting(lost.result())
-        self._starting = loop.create_task(self._bring_up())
+        self._starting = loop.create_task(self._bring_up(), context=Context())
         self._starting.add_done_callback(self._restarted)
 
     def _restarted(self, starting: asyncio.Task[Process]) -> None:

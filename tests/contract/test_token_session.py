@@ -149,9 +149,10 @@ def test_cells_that_run_out_are_told_and_nothing_is_lost(session: TokenSession) 
     expected = greedy(session, 0, ids, 4)
     session.seq_trim(0, len(ids) - 1)
     filler = (ids * 40)[:64]
+    for n in range((N_CTX - len(ids)) // 64):
+        session.decode([SeqRows(1, n * 64, filler, False)])
     with pytest.raises(NoCellsError):
-        for n in range(N_CTX // 64 + 1):
-            session.decode([SeqRows(1, n * 64, filler, False)])
+        session.decode([SeqRows(1, n * 64 + 64, filler, False)])
     session.seq_trim(1, 0)
     logits = session.decode([SeqRows(0, len(ids) - 1, ids[-1:], True)])
     assert int(np.argmax(logits[0])) == expected[0]

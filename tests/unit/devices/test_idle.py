@@ -46,3 +46,16 @@ def test_is_unknown_without_proc_stat(tmp_path: Path) -> None:
     meter()
     clock.advance(1.0)
     assert meter() is None
+
+
+def test_a_long_pause_is_no_measure_of_now(tmp_path: Path) -> None:
+    clock = FakeClock()
+    meter = IdleMeter((0,), root=SysfsRoot(tmp_path), clock=clock, max_span_s=2.0)
+    write_stat(tmp_path, 0.0)
+    meter()
+    write_stat(tmp_path, 60.0)
+    clock.advance(60.0)
+    assert meter() is None
+    write_stat(tmp_path, 60.5)
+    clock.advance(1.0)
+    assert meter() == 0.5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,7 +34,7 @@ def test_every_decoding_sequence_gets_its_row_and_no_limit_is_passed(
 def test_an_older_prompt_is_served_before_a_younger(running: list[SeqView], n_batch: int, n_prefill: int) -> None:
     rows = {s.key: s.n_rows for s in pick(running, n_batch=n_batch, n_prefill=n_prefill)}
     prompts = [v for v in running if v.n_missing > 1]
-    for older, younger in zip(prompts, prompts[1:], strict=False):
+    for older, younger in pairwise(prompts):
         if younger.key in rows:
             assert rows[older.key] == older.n_missing
 
