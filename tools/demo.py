@@ -60,8 +60,8 @@ def main() -> None:
             show_command("curl --unix-socket edge_rt.sock http://localhost/metrics | grep …")
             print("\n".join(metrics(socket)))
         print("The daemon has stopped cleanly.")
-    title("The same model in one command")
-    call("run", MODEL, RUN_QUESTION, "--max-tokens", str(MAX_TOKENS), "--temperature", "0")
+    title("The same model in one command, without a daemon")
+    call("run", MODEL, RUN_QUESTION, "--local", "--max-tokens", str(MAX_TOKENS), "--temperature", "0")
     print(f"\nDone in {time.monotonic() - began_s:.1f} s. Next: .venv/bin/edge_rt --help, README.md, make test")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,7 +15,7 @@ from edge_rt import config
 from edge_rt.api.client import Client, Piece
 from edge_rt.api.listen import socket_path
 from edge_rt.cli.progress import pull_progress
-from edge_rt.errors import DaemonUnreachableError, UnsupportedFeatureError
+from edge_rt.errors import ConfigError, DaemonUnreachableError, UnsupportedFeatureError
 from edge_rt.types import FinishReason, Message, Usage
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -136,6 +136,14 @@ class LocalTalk:
         )
 
 
+def daemon_path(server: config.Server, environ: Mapping[str, str], *, uid: int | None = None) -> Path | None:
+    """Give the path a daemon of this user would listen on, None where there is nothing to put it in."""
+    try:
+        return socket_path(server, environ, uid=uid)
+    except ConfigError:
+        return None
+
+
 @contextmanager
 def open_talk(loaded: config.Loaded, model: str, *, socket: Path | None, local: bool, force: bool) -> Iterator[Talk]:
     """Connect to a running daemon, else load the model here.
@@ -148,8 +156,8 @@ def open_talk(loaded: config.Loaded, model: str, *, socket: Path | None, local: 
         raise UnsupportedFeatureError(
             feature="a file's path with --socket", remedy="the daemon serves the catalog only"
         )
-    if not local and not is_file:
-        path = socket or socket_path(loaded.config.server, os.environ)
+    path = socket or daemon_path(loaded.config.server, os.environ)
+    if path is not None and not local and not is_file:
         with Client(path) as client:
             try:
                 client.is_ready()
