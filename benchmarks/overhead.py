@@ -12,30 +12,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import harness
-import numpy as np
-from bare_llama import BareLlama
+from subjects import Process, Subject, fresh_prompt
 
-import edge_rt
 from edge_rt import config
 from edge_rt.api.client import Client
 from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.devices import cpu
-from edge_rt.types import GenerateRequest, Sampling
 
 AT_LEAST = 0.97
 N_PROMPT = 512
-_GREEDY = Sampling()
-_ids = np.random.default_rng(1)
-
-
-def fresh_prompt(n_tokens: int) -> list[int]:
-    """Draw a prompt that no prefix kept from before can shorten."""
-    return [int(i) for i in _ids.integers(1000, 40_000, n_tokens)]
 
 
 def model_path(settings: config.Config) -> Path:
@@ -80,37 +70,6 @@ def running_daemon() -> Iterator[Client]:
             daemon.wait()
 
 
-class Engine:
-    def __init__(self, model: edge_rt.Model) -> None:
-        self._model = model
-        self._n = 0
-
-    def prefill_tps(self, token_ids: list[int]) -> float:
-        begun_s = time.perf_counter()
-        for _ in self._model.stream(self._request(token_ids, 1)):
-            pass
-        return len(token_ids) / (time.perf_counter() - begun_s)
-
-    def decode_tps(self, token_ids: list[int], n_tokens: int) -> float:
-        chunks = self._model.stream(self._request(token_ids, n_tokens + 1))
-        next(chunks)
-        begun_s = time.perf_counter()
-        for _ in chunks:
-            pass
-        return n_tokens / (time.perf_counter() - begun_s)
-
-    def _request(self, token_ids: list[int], n_tokens: int) -> GenerateRequest:
-        self._n += 1
-        return GenerateRequest(
-            id=f"bench-{self._n}",
-            model=self._model.info.model,
-            prompt_token_ids=tuple(token_ids),
-            max_tokens=n_tokens,
-            ignore_eos=True,
-            sampling=_GREEDY,
-        )
-
-
 class Daemon:
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -130,49 +89,35 @@ class Daemon:
         return n_tokens / (time.perf_counter() - begun_s)
 
 
-def best_threads(bare: BareLlama, measure: Callable[[], float]) -> int:
-    """Find the count the bare loop is fastest with."""
-    rates: dict[int, float] = {}
-    for n_threads in range(1, len(cpu.usable_cores()) + 1):
-        bare.set_threads(n_threads)
-        rates[n_threads] = max(measure() for _ in range(3))
-    return max(rates, key=lambda n: rates[n])
-
-
 def main() -> None:
     arguments = harness.parse(__doc__)
     n_gen = 48 if arguments.quick else 128
     n_pairs = arguments.pairs(9, quick=3)
     path = model_path(config.load().config)
-    bare = BareLlama(path, len(cpu.usable_cores()))
-    rivals = {
-        "prefill": best_threads(bare, lambda: bare.prefill_tps(fresh_prompt(N_PROMPT))),
-        "decode": best_threads(bare, lambda: bare.decode_tps(fresh_prompt(16), n_gen // 2)),
-    }
     claims: list[harness.Claim] = []
 
-    def measure(name: str, subject: Engine | Daemon) -> None:
-        for phase, n_threads in rivals.items():
-            bare.set_threads(n_threads)
-            n_tokens = N_PROMPT if phase == "prefill" else n_gen
+    def run(who: Subject, phase: str) -> float:
+        if phase == "prefill":
+            return who.prefill_tps(fresh_prompt(N_PROMPT))
+        return who.decode_tps(fresh_prompt(16), n_gen)
 
-            def run(who: Engine | Daemon | BareLlama, phase: str = phase) -> float:
-                return (
-                    who.prefill_tps(fresh_prompt(N_PROMPT))
-                    if phase == "prefill"
-                    else who.decode_tps(fresh_prompt(16), n_gen)
-                )
+    def compare(name: str, subject: Subject, rival: str, bare: Subject, phase: str) -> None:
+        pair = harness.paired(
+            name, lambda: run(subject, phase), rival, lambda: run(bare, phase), n_pairs=n_pairs, n_warmup=2
+        )
+        n_tokens = N_PROMPT if phase == "prefill" else n_gen
+        claims.append(harness.Claim(name=f"{phase} {n_tokens}", pair=pair, at_least=AT_LEAST))
 
-            pair = harness.paired(
-                name, lambda: run(subject), f"bare llama.cpp, {n_threads} threads", lambda: run(bare), n_pairs=n_pairs
-            )
-            claims.append(harness.Claim(name=f"{phase} {n_tokens}", pair=pair, at_least=AT_LEAST))
-
-    with edge_rt.load(path) as model:
-        measure("engine", Engine(model))
-    with running_daemon() as client:
-        measure("daemon", Daemon(client))
-    bare.close()
+    with ExitStack() as stack:
+        bare = {n: stack.enter_context(Process("bare", path, n)) for n in range(1, len(cpu.usable_cores()) + 1)}
+        engine = stack.enter_context(Process("engine", path, 0))
+        daemon = Daemon(stack.enter_context(running_daemon()))
+        subjects: dict[str, Subject] = {"engine": engine, "daemon": daemon}
+        for phase in ("prefill", "decode"):
+            rates = {n: max(run(rival, phase) for _ in range(3)) for n, rival in bare.items()}
+            n_threads = max(rates, key=lambda n: rates[n])
+            for name, subject in subjects.items():
+                compare(name, subject, f"bare llama.cpp, {n_threads} threads", bare[n_threads], phase)
     harness.finish(arguments, claims, {"file": path.name})
 
 

@@ -30,6 +30,7 @@ from edge_rt.catalog.part import Progress
 from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.devices import cpu
 from edge_rt.devices.idle import IdleMeter
+from edge_rt.engine.start import start_engine
 from edge_rt.engine.tokens import TokenEngine
 from edge_rt.errors import (
     BackendStepError,
@@ -54,7 +55,7 @@ from edge_rt.types import (
     Usage,
 )
 from edge_rt.worker.derive import derive
-from edge_rt.worker.main import load_session, make_engine
+from edge_rt.worker.main import engine_settings, load_session
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +88,8 @@ def load(
     idle_cores()  # it measures from here
     session = load_session(message)
     try:
-        return Model(session.info, make_engine(message, session, idle_cores), loaded.config, session.close)
+        engine = start_engine(session, engine_settings(message), n_threads=message.n_threads, idle_cores=idle_cores)
+        return Model(session.info, engine, loaded.config, session.close)
     except BaseException:
         session.close()
         raise
@@ -212,6 +214,7 @@ class Model:
 
     def _run(self) -> None:
         try:
+            self._engine.warm_up()
             self._engine.run()
         except Exception as exc:  # noqa: BLE001 - a defect must not leave readers waiting for ever
             _log.exception("the engine of %s ended", self.info.model)

@@ -194,6 +194,7 @@ class EngineStats:
     running: int = 0
     cells_used: int = 0
     cells_total: int = 0
+    prefix_bytes: int = 0
     n_threads: int = 0
     steps_total: int = 0
     rows_total: int = 0

@@ -152,10 +152,20 @@ class TokenSession(Protocol):
         """Forget all of a sequence but its first n_tokens positions; 0 empties it."""
         ...
 
-    def seq_save(self, seq_id: int) -> bytes: ...
+    def seq_bytes(self, seq_id: int) -> int:
+        """Give the size that seq_save's answer would have."""
+        ...
 
-    def seq_load(self, seq_id: int, state: bytes) -> None:
-        """Restore seq_save's bytes into an empty sequence; bytes of another model or build raise BackendStepError."""
+    def seq_save(self, seq_id: int) -> NDArray[np.uint8]:
+        """Copy a sequence's KV out, as bytes that only the same model and back end understand."""
+        ...
+
+    def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
+        """Restore what seq_save gave into an empty sequence.
+
+        Raises BackendStepError for bytes of another model or context size, and where the cells do not suffice; the
+        sequence is empty then.
+        """
         ...
 
     def set_threads(self, n_threads: int) -> None: ...

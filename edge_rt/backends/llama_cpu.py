@@ -143,7 +143,8 @@ class LlamaCpuSession:
         self._batch = _Batch(lib, options.n_batch)
         self._logits_type = ctypes.c_float * n_vocab
         self._pieces: dict[int, bytes] = {}
-        self._state_key = struct.pack("<4sQQI", _STATE_MAGIC, header.file_bytes, header.n_params, options.n_ctx)
+        key = struct.pack("<4sQQI", _STATE_MAGIC, header.file_bytes, header.n_params, options.n_ctx)
+        self._state_key = np.frombuffer(key, dtype=np.uint8)
         self.caps = Capabilities(
             n_ctx=options.n_ctx,
             n_seq_max=options.n_seq_max,
@@ -245,18 +246,21 @@ class LlamaCpuSession:
         if not self._lib.llama_memory_seq_rm(self._memory, seq_id, n_tokens, -1):
             raise BackendStepError(reason=f"this model cannot forget the tail of a sequence at {n_tokens}")
 
-    def seq_save(self, seq_id: int) -> bytes:
-        size = self._lib.llama_state_seq_get_size(self._ctx, seq_id)
-        buffer = (ctypes.c_uint8 * size)()
-        written = self._lib.llama_state_seq_get_data(self._ctx, buffer, size, seq_id)
-        return self._state_key + bytes(buffer[:written])
+    def seq_bytes(self, seq_id: int) -> int:
+        return len(self._state_key) + int(self._lib.llama_state_seq_get_size(self._ctx, seq_id))
 
-    def seq_load(self, seq_id: int, state: bytes) -> None:
+    def seq_save(self, seq_id: int) -> NDArray[np.uint8]:
         head = len(self._state_key)
-        if state[:head] != self._state_key:
+        state = np.empty(self.seq_bytes(seq_id), dtype=np.uint8)
+        state[:head] = self._state_key
+        written = self._lib.llama_state_seq_get_data(self._ctx, _bytes_at(state, head), state.nbytes - head, seq_id)
+        return state[: head + written]
+
+    def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
+        head = len(self._state_key)
+        if not np.array_equal(state[:head], self._state_key):
             raise BackendStepError(reason="the saved sequence belongs to another model or context size")
-        body = (ctypes.c_uint8 * (len(state) - head)).from_buffer_copy(state, head)
-        if self._lib.llama_state_seq_set_data(self._ctx, body, len(body), seq_id) == 0:
+        if self._lib.llama_state_seq_set_data(self._ctx, _bytes_at(state, head), state.nbytes - head, seq_id) == 0:
             self.seq_trim(seq_id, 0)
             raise BackendStepError(reason=f"the saved sequence cannot be restored: {self._log.reason()}")
 
@@ -269,6 +273,11 @@ class LlamaCpuSession:
         if self._model:
             self._lib.llama_model_free(self._model)
         self._ctx = self._model = None
+
+
+def _bytes_at(array: NDArray[np.uint8], offset: int) -> Any:
+    """Point into an array, which must outlive the use."""
+    return ctypes.cast(array.ctypes.data + offset, ctypes.POINTER(ctypes.c_uint8))
 
 
 def _context_params(lib: Any, options: LoadOptions, n_threads: int) -> Any:

@@ -33,6 +33,7 @@ _SPECIAL = {
     "<|hang|>": HANG,
 }
 _N_VOCAB = 264
+_STATE_MAGIC = (0x6E756C6C, 1)
 _TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'user' %}<|user|>{% endif %}{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -170,13 +171,19 @@ class NullSession:
     def seq_trim(self, seq_id: int, n_tokens: int) -> None:
         self._kv[seq_id] = self._kv.get(seq_id, [])[:n_tokens]
 
-    def seq_save(self, seq_id: int) -> bytes:
-        return b"null" + np.asarray(self._kv.get(seq_id, []), dtype=np.int32).tobytes()
+    def seq_bytes(self, seq_id: int) -> int:
+        return 4 * (len(_STATE_MAGIC) + len(self._kv.get(seq_id, [])))
 
-    def seq_load(self, seq_id: int, state: bytes) -> None:
-        if state[:4] != b"null" or len(state) % 4:
+    def seq_save(self, seq_id: int) -> NDArray[np.uint8]:
+        return np.array([*_STATE_MAGIC, *self._kv.get(seq_id, [])], dtype=np.int32).view(np.uint8)
+
+    def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
+        words = state.view(np.int32).tolist() if state.nbytes % 4 == 0 else []
+        if tuple(words[: len(_STATE_MAGIC)]) != _STATE_MAGIC:
             raise BackendStepError(reason="the saved sequence belongs to another model or is damaged")
-        self._kv[seq_id] = np.frombuffer(state[4:], dtype=np.int32).tolist()
+        if self.cells_used() + len(words) - len(_STATE_MAGIC) > self.caps.n_ctx:
+            raise BackendStepError(reason="there are not enough cells for the saved sequence")
+        self._kv[seq_id] = words[len(_STATE_MAGIC) :]
 
     def set_threads(self, n_threads: int) -> None:
         self.n_threads = n_threads

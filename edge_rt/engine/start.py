@@ -18,7 +18,10 @@ def start_engine(
     n_threads: int = 0,
     idle_cores: Callable[[], float | None] = lambda: None,
 ) -> TokenEngine:
-    """Make an engine and warm it up; the caller gives it a thread.
+    """Make an engine; the caller gives it a thread, which shall be the first to call warm_up and then run.
+
+    One thread for both matters: libgomp keeps a pool of threads for each thread that computes, and stops spinning at
+    barriers when all pools together have more threads than there are cores.
 
     n_threads   0 lets the engine choose among the counts up to the cores worth a compute thread
     idle_cores  how many cores did nothing lately. Called first before the load, it knows by now how many cores
@@ -27,9 +30,7 @@ def start_engine(
     counts = (n_threads,) if n_threads else candidates(len(cpu.usable_cores()))
     idle = idle_cores()
     start = None if idle is None else 1 + round(idle)
-    engine = TokenEngine(session, settings, ThreadChoice(counts, start=start), idle_cores=idle_cores)
-    engine.warm_up()
-    return engine
+    return TokenEngine(session, settings, ThreadChoice(counts, start=start), idle_cores=idle_cores)
 
 
 def prefer_big_cores() -> None:

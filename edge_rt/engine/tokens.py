@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import NoCellsError, SeqRows, TokenSession
 from edge_rt.engine.batching import SeqView, Share, pick, prefill_rows
-from edge_rt.engine.prefix import Slot, choose
+from edge_rt.engine.prefix import Placement, Saved, Shelf, Slot, choose
 from edge_rt.engine.prompt import PromptReader
 from edge_rt.engine.sampling import Sampler
 from edge_rt.engine.sequence import Sequence, Sink
@@ -39,16 +39,21 @@ from edge_rt.types import EngineStats, FinishReason, GenerateRequest, TokenLogpr
 _log = logging.getLogger(__name__)
 
 _GROWTH_TOKENS = 16
+_MIN_SAVED_TOKENS = 32  # fewer are computed again in less time than a user notices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """max_stall_s bounds the prompt part of a step while streams run, max_step_s the step without them."""
+    """How the loop shares the machine.
+
+    max_stall_s       bounds the prompt part of a step while streams run, max_step_s the step without them
+    max_prefix_bytes  finished sequences kept outside the KV for prompts that begin the same; 0 keeps none
+    """
 
     max_stall_s: float = 0.15
     max_step_s: float = 1.5
     stream_interval_s: float = 0.02
-    reuse_prefix: bool = True
+    max_prefix_bytes: int = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,7 @@ class TokenEngine:
         self._inbox: SimpleQueue[Sequence | _Cancel | _Stop] = SimpleQueue()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of admission
+        self._shelf = Shelf(settings.max_prefix_bytes)
         self._slots = [Slot(seq_id) for seq_id in range(session.caps.n_seq_max)]
         self._row_s = 0.0
         self._n_threads = 0
@@ -143,6 +149,7 @@ class TokenEngine:
             running=len(self._running),
             cells_used=sum(len(slot.token_ids) for slot in self._slots if slot.busy),
             cells_total=self._session.caps.n_ctx,
+            prefix_bytes=self._shelf.n_bytes,
             n_threads=self._n_threads,
             steps_total=totals.steps,
             rows_total=totals.rows,
@@ -241,28 +248,20 @@ class TokenEngine:
             n_reserved = sum(len(s.token_ids) + _GROWTH_TOKENS for s in self._running)
             if self._running and n_reserved + len(sequence.token_ids) + _GROWTH_TOKENS > caps.n_ctx:
                 return
-            reuse = self._settings.reuse_prefix
             placement = choose(
-                self._slots, sequence.token_ids, can_trim=caps.can_trim and reuse, can_copy=caps.can_copy and reuse
+                self._slots, self._shelf, sequence.token_ids, can_trim=caps.can_trim, can_copy=caps.can_copy
             )
             if placement is None:
                 return
             self._waiting.popleft()
-            slot = placement.slot
-            if placement.source is not slot:
-                self._empty(slot)
-                self._session.seq_copy(placement.source.seq_id, slot.seq_id, placement.n_reused)
-                slot.token_ids = placement.source.token_ids[: placement.n_reused]
-            elif placement.n_reused < len(slot.token_ids):
-                self._session.seq_trim(slot.seq_id, placement.n_reused)
-                del slot.token_ids[placement.n_reused :]
+            slot, n_reused = placement.slot, self._prepare(placement)
             slot.busy = True
             sequence.slot = slot
             if sequence.started_s is None:
                 sequence.started_s = now_s
-                sequence.n_cached = placement.n_reused
+                sequence.n_cached = n_reused
                 self._totals.prompt_tokens += sequence.n_prompt
-                self._totals.cached_tokens += placement.n_reused
+                self._totals.cached_tokens += n_reused
             self._running.append(sequence)
 
     def _pick(self) -> tuple[Share, ...]:
@@ -372,6 +371,40 @@ class TokenEngine:
         if slot is not None:
             slot.busy = False
             slot.last_used_s = self._clock()
+
+    def _prepare(self, placement: Placement) -> int:
+        """Bring the reused tokens into the slot, and no idle ones to stay beside it; give how many it holds now."""
+        slot, source, n_reused = placement.slot, placement.source, placement.n_reused
+        if source is not slot:
+            self._shelve(slot)
+        if isinstance(source, Saved):
+            try:
+                self._session.seq_load(slot.seq_id, source.state)
+            except BackendStepError as exc:
+                _log.warning("a saved prefix is computed again: %s", exc)
+                self._shelf.drop(source)
+                n_reused = 0
+            else:
+                self._shelf.touch(source)
+                slot.token_ids = list(source.token_ids)
+        elif source is not slot:
+            self._session.seq_copy(source.seq_id, slot.seq_id, n_reused)
+            slot.token_ids = source.token_ids[:n_reused]
+        if n_reused < len(slot.token_ids):
+            self._session.seq_trim(slot.seq_id, n_reused)
+            del slot.token_ids[n_reused:]
+        for other in self._slots:
+            if not other.busy and other is not slot:
+                self._shelve(other)
+        return n_reused
+
+    def _shelve(self, slot: Slot) -> None:
+        """Empty an idle slot, keeping what is worth it outside the KV."""
+        caps = self._session.caps
+        is_worth_it = len(slot.token_ids) >= _MIN_SAVED_TOKENS and caps.can_save and caps.can_trim
+        if is_worth_it and self._session.seq_bytes(slot.seq_id) <= self._settings.max_prefix_bytes:
+            self._shelf.put(Saved(tuple(slot.token_ids), self._session.seq_save(slot.seq_id)))
+        self._empty(slot)
 
     def _empty(self, slot: Slot) -> None:
         if slot.token_ids:

@@ -90,8 +90,14 @@ def load_session(
 
 
 def make_engine(load: Load, session: TokenSession, idle_cores: Callable[[], float | None]) -> TokenEngine:
-    settings = EngineSettings(max_stall_s=load.max_stall_s, stream_interval_s=load.stream_interval_s)
-    return start_engine(session, settings, n_threads=load.n_threads, idle_cores=idle_cores)
+    """Make the engine; the thread that calls this must be the one that runs it."""
+    engine = start_engine(session, engine_settings(load), n_threads=load.n_threads, idle_cores=idle_cores)
+    engine.warm_up()
+    return engine
+
+
+def engine_settings(load: Load) -> EngineSettings:
+    return EngineSettings(max_stall_s=load.max_stall_s, stream_interval_s=load.stream_interval_s)
 
 
 class _RequestSink:

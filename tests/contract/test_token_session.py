@@ -132,6 +132,7 @@ def test_saved_sequence_continues_after_a_restore(session: TokenSession) -> None
     expected = greedy(session, 0, ids, 6)
     session.seq_trim(0, len(ids) - 1)
     state = session.seq_save(0)
+    assert 0 < state.nbytes <= session.seq_bytes(0)
     session.seq_trim(0, 0)
     session.seq_load(2, state)
     logits = session.decode([SeqRows(2, len(ids) - 1, ids[-1:], True)])
@@ -141,7 +142,7 @@ def test_saved_sequence_continues_after_a_restore(session: TokenSession) -> None
 @pytest.mark.parametrize("damage", [b"", b"nonsense", b"ERTS"], ids=["empty", "foreign", "head-only"])
 def test_foreign_state_is_refused(session: TokenSession, damage: bytes) -> None:
     with pytest.raises(BackendStepError):
-        session.seq_load(0, damage)
+        session.seq_load(0, np.frombuffer(damage, dtype=np.uint8))
 
 
 def test_cells_that_run_out_are_told_and_nothing_is_lost(session: TokenSession) -> None:

@@ -79,8 +79,28 @@ def test_keeps_decode_and_prefill_apart() -> None:
             n_threads = choice.choose(n_rows, now_s)
             now_s += times[n_threads]
             choice.observe(n_rows, n_threads, times[n_threads], now_s)
-    counts = {choice.choose(1, now_s) for _ in range(1)}, {choice.choose(64, now_s) for _ in range(1)}
-    assert counts == ({1}, {2})
+    assert (choice.choose(1, now_s), choice.choose(64, now_s)) == (1, 2)
+
+
+def test_on_a_quiet_machine_trials_cost_next_to_nothing() -> None:
+    choice = ThreadChoice(candidates(2))
+    run(choice, lambda _: ALONE, until_s=1.0)
+    n_steps, now_s = run(choice, lambda _: ALONE, until_s=61.0, from_s=1.0, noise=0.0, idle=lambda _: 0.0)
+    assert n_steps >= 0.99 * (now_s - 1.0) / ALONE[2]
+
+
+def test_a_prompt_is_never_slowed_by_a_trial_without_a_reason() -> None:
+    choice = ThreadChoice(candidates(2), start=2)
+    run(choice, lambda _: ALONE, until_s=5.0)
+    counts = [choice.choose(400, 5.0 + i, 0.0) for i in range(50) if choice.observe(400, 2, 0.8, 5.0 + i) is None]
+    assert set(counts) == {2}
+
+
+def test_prefill_leaves_two_threads_when_its_rows_become_slower() -> None:
+    choice = ThreadChoice(candidates(2), start=2)
+    _, now_s = run(choice, lambda _: {1: 1.7, 2: 0.96}, until_s=30.0, n_rows=512, noise=0.02)
+    run(choice, lambda _: {1: 1.7, 2: 2.6}, until_s=now_s + 40.0, from_s=now_s, n_rows=512, noise=0.02)
+    assert choice.choose(512, now_s + 41.0, 0.0) == 1
 
 
 def test_one_core_has_nothing_to_try() -> None:
@@ -111,4 +131,4 @@ def test_candidates_rise_from_one_to_all_cores() -> None:
 
 def test_buckets_part_decode_from_chunks() -> None:
     assert len({bucket(n) for n in (1, 2, 4, 8, 16)}) == 5
-    assert bucket(16) == bucket(512)
+    assert bucket(512) == bucket(4096)

@@ -62,6 +62,10 @@ class Recorder(NullSession):
     """A null session that keeps the batches it was given."""
 
     batches: list[list[SeqRows]]
+    breaks_states = False
+
+    def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
+        super().seq_load(seq_id, state[4:] if self.breaks_states else state)
 
     def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
         self.batches = [*getattr(self, "batches", []), list(batch)]
@@ -255,6 +259,34 @@ def test_a_prefix_is_copied_from_a_running_sequence() -> None:
     assert (first.text, second.text) == ("a" * 100 + "1", "a" * 100 + "2")
     assert second.last.usage is not None
     assert second.last.usage.cached_tokens == 101
+
+
+def test_a_finished_conversation_leaves_the_cells_to_others_and_comes_back() -> None:
+    bench = Bench()
+    first = bench.ask(chat("a" * 100, "a", max_tokens=20))
+    bench.run(first)
+    other = bench.ask(chat("b" * 50, "b"))
+    bench.engine.step()
+    assert bench.session.cells_used() == 51 + 1
+    assert bench.engine.stats().prefix_bytes > 0
+    bench.run(other)
+    again = bench.ask(chat("a" * 100, "c", max_tokens=30))
+    bench.run(again)
+    assert again.text == "a" * 30
+    assert again.last.usage is not None
+    assert again.last.usage.cached_tokens == 101
+
+
+def test_a_saved_prefix_that_cannot_be_restored_is_computed_again() -> None:
+    bench = Bench()
+    bench.run(bench.ask(chat("a" * 100, "a", max_tokens=20)))
+    bench.run(bench.ask(chat("b" * 50, "b")))
+    bench.session.breaks_states = True
+    again = bench.ask(chat("a" * 100, "c", max_tokens=20))
+    bench.run(again)
+    assert again.text == "a" * 20
+    assert again.last.usage is not None
+    assert again.last.usage.cached_tokens == 0
 
 
 def test_when_cells_run_out_the_youngest_waits_and_is_computed_again() -> None:
