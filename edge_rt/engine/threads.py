@@ -8,6 +8,7 @@ time has changed of its own accord (a neighbour came), a core has fallen idle (o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,7 @@ class _Bucket:
     """What is known of one kind of step; times are seconds per row, those ending in at_s are the caller's clock."""
 
     index: int
+    is_chunk: bool
     untried: list[int]
     mean_s: float = 0.0
     settled_s: float = 0.0
@@ -99,8 +101,9 @@ class ThreadChoice:
         is_idle = idle_cores is None or idle_cores >= _IDLE_CORES
         if state.postponed and is_idle:
             state.hasten(now_s, upward=True)
-        if state.trial is None and state.n_seen >= _N_LEARN and now_s >= state.due_at_s:
-            self._begin_trial(state, key, now_s, is_idle=is_idle)
+        n_learn = 1 if state.is_chunk else _N_LEARN
+        if state.trial is None and state.n_seen >= n_learn and now_s >= state.due_at_s:
+            self._begin_trial(state, now_s, is_idle=is_idle)
         return self._counts[state.index if state.trial is None else state.trial.index]
 
     def observe(self, n_rows: int, n_threads: int, seconds: float, now_s: float) -> None:
@@ -124,13 +127,13 @@ class ThreadChoice:
         nearest = min(self._buckets, key=lambda other: (abs(other - key), -other), default=None)
         index = self._start if nearest is None else self._buckets[nearest].index
         if key >= _CHUNK_BUCKET:
-            return _Bucket(index, [], due_at_s=float("inf"), postponed=index + 1 < len(self._counts))
-        return _Bucket(index, [i for i in (index - 1, index + 1) if 0 <= i < len(self._counts)])
+            return _Bucket(index, True, [], due_at_s=math.inf, postponed=index + 1 < len(self._counts))
+        return _Bucket(index, False, [i for i in (index - 1, index + 1) if 0 <= i < len(self._counts)])
 
-    def _begin_trial(self, state: _Bucket, key: int, now_s: float, *, is_idle: bool) -> None:
+    def _begin_trial(self, state: _Bucket, now_s: float, *, is_idle: bool) -> None:
         index = state.untried.pop(0) if state.untried else self._neighbour(state)
         if index is None:
-            state.due_at_s = float("inf")  # there is nothing else to try
+            state.due_at_s = math.inf  # there is nothing else to try
             return
         if index > state.index and not is_idle and state.wait_s < _MAX_POSTPONED_S:
             state.postponed = True
@@ -138,11 +141,10 @@ class ThreadChoice:
             state.due_at_s = now_s + state.wait_s
             return
         state.postponed = False
-        is_chunk = key >= _CHUNK_BUCKET
         state.trial = _Trial(
             index=index,
-            n_left=_N_TRIAL_CHUNKS if is_chunk else _N_TRIAL_STEPS,
-            n_discard=0 if is_chunk else 1,  # the first step after a change wakes or parks threads
+            n_left=_N_TRIAL_CHUNKS if state.is_chunk else _N_TRIAL_STEPS,
+            n_discard=0 if state.is_chunk else 1,  # the first step after a change wakes or parks threads
         )
 
     def _neighbour(self, state: _Bucket) -> int | None:
@@ -173,10 +175,14 @@ class ThreadChoice:
             state.index, state.mean_s, state.settled_s, state.n_seen = trial.index, mean_s, mean_s, trial.n_done
             state.wait_s = _FIRST_WAIT_S
             state.due_at_s = now_s if state.untried else now_s + state.wait_s
+            if state.is_chunk and not state.untried:
+                state.due_at_s = math.inf
             return
         cost_s = max(0.0, trial.seconds - trial.n_done * state.mean_s) * n_rows
         state.earliest_at_s = now_s + cost_s / _COST_SHARE
-        if state.untried:
+        if state.is_chunk:
+            state.due_at_s = math.inf
+        elif state.untried:
             state.due_at_s = state.earliest_at_s
         else:
             state.wait_s = min(state.wait_s * 4, _MAX_WAIT_S)
