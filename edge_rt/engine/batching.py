@@ -31,14 +31,18 @@ def pick(running: Sequence[SeqView], *, n_batch: int, n_prefill: int) -> tuple[S
     """Choose the rows of the next step, oldest sequence first.
 
     Every decoding sequence gets its row before any prompt gets one, so a long prompt delays the running streams by no
-    more than n_prefill rows. Prompts share what is left in order of arrival. At least one row is chosen if any is
-    missing, because a step without rows would spin.
+    more than n_prefill rows. Prompts share what is left in order of arrival; without streams to delay, a prompt's
+    small remainder is not left to a step of its own, whose rows would cost several times as much. At least one row is
+    chosen if any is missing, because a step without rows would spin.
     """
     shares = [Share(seq.key, 1) for seq in running if seq.n_missing == 1][:n_batch]
-    room = min(n_batch - len(shares), n_prefill) if shares else min(n_batch, max(n_prefill, 1))
+    is_free = not shares
+    room = min(n_batch - len(shares), max(n_prefill, 1))
     for seq in running:
         if seq.n_missing > 1 and room > 0:
             n_rows = min(seq.n_missing, room)
+            if is_free and seq.n_missing - n_rows <= n_rows // 4:
+                n_rows = min(seq.n_missing, n_batch - sum(share.n_rows for share in shares))
             shares.append(Share(seq.key, n_rows))
             room -= n_rows
     return tuple(shares)

@@ -187,8 +187,10 @@ class TokenEngine:
 
     def step(self, *, wait: bool = False) -> bool:
         """Take what came in and compute one step; False once stopped. With wait, sleep while there is nothing to do."""
-        is_idle = not (self._running or self._waiting)
-        self._take_inbox(wait=wait and is_idle and self._stop_at_s is None)
+        wait = wait and not (self._running or self._waiting) and self._stop_at_s is None
+        if wait:
+            self._save_idle()
+        self._take_inbox(wait=wait)
         now_s = self._clock()
         is_idle = not (self._running or self._waiting)
         if self._stop_at_s is not None and (is_idle or now_s >= self._stop_at_s):
@@ -255,7 +257,7 @@ class TokenEngine:
                 return
             self._waiting.popleft()
             slot, n_reused = placement.slot, self._prepare(placement)
-            slot.busy = True
+            slot.busy, slot.is_saved = True, False
             sequence.slot = slot
             if sequence.started_s is None:
                 sequence.started_s = now_s
@@ -398,12 +400,23 @@ class TokenEngine:
                 self._shelve(other)
         return n_reused
 
+    def _save_idle(self) -> None:
+        """Copy idle slots to the shelf while nobody waits, so that the next request need not wait for it."""
+        for slot in self._slots:
+            if not slot.busy and self._inbox.empty():
+                self._save(slot)
+
+    def _save(self, slot: Slot) -> None:
+        caps = self._session.caps
+        if slot.is_saved or len(slot.token_ids) < _MIN_SAVED_TOKENS or not (caps.can_save and caps.can_trim):
+            return
+        if self._session.seq_bytes(slot.seq_id) <= self._settings.max_prefix_bytes:
+            self._shelf.put(Saved(tuple(slot.token_ids), self._session.seq_save(slot.seq_id)))
+        slot.is_saved = True
+
     def _shelve(self, slot: Slot) -> None:
         """Empty an idle slot, keeping what is worth it outside the KV."""
-        caps = self._session.caps
-        is_worth_it = len(slot.token_ids) >= _MIN_SAVED_TOKENS and caps.can_save and caps.can_trim
-        if is_worth_it and self._session.seq_bytes(slot.seq_id) <= self._settings.max_prefix_bytes:
-            self._shelf.put(Saved(tuple(slot.token_ids), self._session.seq_save(slot.seq_id)))
+        self._save(slot)
         self._empty(slot)
 
     def _empty(self, slot: Slot) -> None:

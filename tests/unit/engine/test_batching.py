@@ -26,7 +26,9 @@ def test_every_decoding_sequence_gets_its_row_and_no_limit_is_passed(
     assert all(0 < n <= running[key].n_missing for key, n in rows.items())
     assert sum(rows.values()) <= n_batch
     assert all(rows.get(v.key) == 1 for v in running if v.n_missing == 1)
-    assert sum(n for key, n in rows.items() if running[key].n_missing > 1) <= n_prefill
+    n_streams = sum(v.n_missing == 1 for v in running)
+    n_prompt_rows = sum(n for key, n in rows.items() if running[key].n_missing > 1)
+    assert n_prompt_rows <= (n_prefill if n_streams else n_prefill * 5 // 4)
     assert bool(shares) == bool(running)
 
 
@@ -41,6 +43,12 @@ def test_an_older_prompt_is_served_before_a_younger(running: list[SeqView], n_ba
 
 def test_a_long_prompt_beside_a_stream_is_cut_to_the_budget() -> None:
     assert pick([SeqView(0, 900, 0), SeqView(1, 10, 9)], n_batch=512, n_prefill=75) == (Share(1, 1), Share(0, 75))
+
+
+def test_a_small_remainder_goes_along_when_nobody_is_delayed() -> None:
+    assert pick([SeqView(0, 512, 0)], n_batch=512, n_prefill=475) == (Share(0, 512),)
+    assert pick([SeqView(0, 512, 0)], n_batch=500, n_prefill=475) == (Share(0, 500),)
+    assert pick([SeqView(0, 900, 0)], n_batch=1024, n_prefill=475) == (Share(0, 475),)
 
 
 def test_prefill_rows_follow_the_measured_row_time() -> None:
