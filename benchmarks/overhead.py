@@ -91,8 +91,8 @@ class Daemon:
 
 def main() -> None:
     arguments = harness.parse(__doc__)
-    n_gen = 48 if arguments.quick else 128
-    n_pairs = arguments.pairs(9, quick=3)
+    n_gen = 64 if arguments.quick else 256
+    n_pairs = arguments.pairs(11, quick=3)
     path = model_path(config.load().config)
     claims: list[harness.Claim] = []
 
@@ -103,7 +103,7 @@ def main() -> None:
 
     def compare(name: str, subject: Subject, rival: str, bare: Subject, phase: str) -> None:
         pair = harness.paired(
-            name, lambda: run(subject, phase), rival, lambda: run(bare, phase), n_pairs=n_pairs, n_warmup=2
+            name, lambda: run(subject, phase), rival, lambda: run(bare, phase), n_pairs=n_pairs, n_warmup=3
         )
         n_tokens = N_PROMPT if phase == "prefill" else n_gen
         claims.append(harness.Claim(name=f"{phase} {n_tokens}", pair=pair, at_least=AT_LEAST))

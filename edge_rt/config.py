@@ -64,7 +64,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     n_batch: Annotated[int, Meta(ge=32, le=8192)] = 512  # rows of one step
     n_threads: Count = 0  # 0: chosen and changed by measured step time
     max_stall_s: Annotated[float, Meta(gt=0.0)] = 0.15  # a prefill chunk may delay running streams this long
-    stream_interval_s: Seconds = 0.02  # tokens that come faster share one event; the first never waits
+    stream_interval_s: Seconds = 0.05  # tokens that come faster share one event; the first never waits
     kv_type: Literal["f16", "q8_0"] = "f16"
 
 

@@ -142,6 +142,7 @@ class LlamaCpuSession:
         self._memory = lib.llama_get_memory(self._ctx)
         self._batch = _Batch(lib, options.n_batch)
         self._logits_type = ctypes.c_float * n_vocab
+        self._views: dict[int, NDArray[np.float32]] = {}
         self._pieces: dict[int, bytes] = {}
         key = struct.pack("<4sQQI", _STATE_MAGIC, header.file_bytes, header.n_params, options.n_ctx)
         self._state_key = np.frombuffer(key, dtype=np.uint8)
@@ -234,10 +235,16 @@ class LlamaCpuSession:
 
     def _logits(self, row: int) -> NDArray[np.float32]:
         pointer = self._lib.llama_get_logits_ith(self._ctx, row)
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        address = ctypes.c_void_p.from_buffer(pointer).value
         if address is None:
             raise BackendStepError(reason=f"llama.cpp kept no logits for row {row}")
-        return np.frombuffer(self._logits_type.from_address(address), dtype=np.float32)
+        view = self._views.get(address)
+        if view is None:  # llama.cpp writes into the same few places over and over
+            if len(self._views) > self.caps.n_batch:
+                self._views.clear()
+            view = np.frombuffer(self._logits_type.from_address(address), dtype=np.float32)
+            self._views[address] = view
+        return view
 
     def seq_copy(self, src: int, dst: int, n_tokens: int) -> None:
         self._lib.llama_memory_seq_cp(self._memory, src, dst, 0, n_tokens)
@@ -298,6 +305,7 @@ class _Batch:
 
     def __init__(self, lib: Any, n_max: int) -> None:
         self.n_max = n_max
+        self._ramp = np.arange(n_max, dtype=np.int32)
         self._token = np.zeros(n_max, np.int32)
         self._pos = np.zeros(n_max, np.int32)
         self._n_seq_id = np.ones(n_max, np.int32)
@@ -326,14 +334,18 @@ class _Batch:
             raise BackendStepError(reason=f"{n_rows} rows in one batch, the limit is {self.n_max}")
         for rows in batch:
             end = n + len(rows.token_ids)
-            self._token[n:end] = rows.token_ids
-            self._pos[n:end] = range(rows.start, rows.start + end - n)
-            self._seq_id[n:end] = rows.seq_id
-            self._logits[n:end] = rows.want_all
+            if end == n + 1:  # a decoding sequence: scalars are several times cheaper than slices
+                self._token[n], self._pos[n], self._seq_id[n] = rows.token_ids[0], rows.start, rows.seq_id
+                self._logits[n] = rows.want_all or rows.want_logits
+            else:
+                self._token[n:end] = rows.token_ids
+                self._pos[n:end] = self._ramp[: end - n] + rows.start
+                self._seq_id[n:end] = rows.seq_id
+                self._logits[n:end] = rows.want_all
+                self._logits[end - 1] |= rows.want_logits
             if rows.want_all:
                 outputs.append(range(n, end))
             elif rows.want_logits:
-                self._logits[end - 1] = 1
                 outputs.append(end - 1)
             n = end
         self.struct.n_tokens = n

@@ -1,51 +1,38 @@
-"""What goes into the next step: a pure decision over the running sequences."""
+"""What goes into the next step: pure decisions over the running sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class SeqView:
-    """What the decision needs of a sequence: how many tokens it has and how many of them the KV holds."""
+def pick(missing: Sequence[int], *, n_batch: int, n_prefill: int) -> list[int]:
+    """Choose how many rows each running sequence gets in the next step.
 
-    key: int
-    n_tokens: int
-    n_computed: int
-
-    @property
-    def n_missing(self) -> int:
-        return self.n_tokens - self.n_computed
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """n_rows of a sequence's missing tokens go into this step."""
-
-    key: int
-    n_rows: int
-
-
-def pick(running: Sequence[SeqView], *, n_batch: int, n_prefill: int) -> tuple[Share, ...]:
-    """Choose the rows of the next step, oldest sequence first.
+    missing  tokens of each sequence that the KV does not hold yet, at least 1, the oldest sequence first
+    returns  rows of each, 0 for those that wait; at most n_batch in all
 
     Every decoding sequence gets its row before any prompt gets one, so a long prompt delays the running streams by no
     more than n_prefill rows. Prompts share what is left in order of arrival; without streams to delay, a prompt's
     small remainder is not left to a step of its own, whose rows would cost several times as much. At least one row is
-    chosen if any is missing, because a step without rows would spin.
+    chosen, because a step without rows would spin.
     """
-    shares = [Share(seq.key, 1) for seq in running if seq.n_missing == 1][:n_batch]
-    is_free = not shares
-    room = min(n_batch - len(shares), max(n_prefill, 1))
-    for seq in running:
-        if seq.n_missing > 1 and room > 0:
-            n_rows = min(seq.n_missing, room)
-            if is_free and seq.n_missing - n_rows <= n_rows // 4:
-                n_rows = min(seq.n_missing, n_batch - sum(share.n_rows for share in shares))
-            shares.append(Share(seq.key, n_rows))
-            room -= n_rows
-    return tuple(shares)
+    rows = [1 if n == 1 else 0 for n in missing]
+    n_rows = sum(rows)
+    if n_rows > n_batch:
+        return [n if i < n_batch else 0 for i, n in enumerate(rows)]
+    if n_rows == len(rows):
+        return rows
+    is_free = n_rows == 0
+    room = min(n_batch - n_rows, max(n_prefill, 1))
+    for i, n_missing in enumerate(missing):
+        if n_missing > 1 and room > 0:
+            n = min(n_missing, room)
+            if is_free and n_missing - n <= n // 4:
+                n = min(n_missing, n_batch - n_rows)
+            rows[i] = n
+            n_rows += n
+            room -= n
+    return rows
 
 
 def prefill_rows(*, row_s: float, n_decoding: int, max_stall_s: float, max_step_s: float, n_batch: int) -> int:

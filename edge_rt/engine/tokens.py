@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import NoCellsError, SeqRows, TokenSession
-from edge_rt.engine.batching import SeqView, Share, pick, prefill_rows
+from edge_rt.engine.batching import pick, prefill_rows
 from edge_rt.engine.prefix import Placement, Saved, Shelf, Slot, choose
 from edge_rt.engine.prompt import PromptReader
 from edge_rt.engine.sampling import Sampler
@@ -52,7 +52,7 @@ class EngineSettings:
 
     max_stall_s: float = 0.15
     max_step_s: float = 1.5
-    stream_interval_s: float = 0.02
+    stream_interval_s: float = 0.05
     max_prefix_bytes: int = 128 * 2**20
 
 
@@ -196,32 +196,29 @@ class TokenEngine:
         if self._stop_at_s is not None and (is_idle or now_s >= self._stop_at_s):
             self._refuse_all()
             return False
-        self._drop_late(now_s)
-        self._admit(now_s)
-        shares = self._pick()
-        if shares:
-            self._compute(shares)
+        if self._waiting:
+            self._drop_late(now_s)
+            self._admit(now_s)
+        if self._running:
+            self._compute(self._pick())
         return True
 
     def _take_inbox(self, *, wait: bool) -> None:
-        try:
-            while True:
-                item = self._inbox.get(block=wait)
-                wait = False
-                if isinstance(item, _Stop):
-                    with self._lock:
-                        self._accepting = False
-                    self._stop_at_s = self._clock() + item.drain_s
-                    while self._waiting:
-                        self._waiting.popleft().sink.failed(ShuttingDownError())
-                elif isinstance(item, _Cancel):
-                    self._forget(item.request_id)
-                elif self._accepting:
-                    self._waiting.append(item)
-                else:
-                    item.sink.failed(ShuttingDownError())
-        except Empty:
-            return
+        while wait or not self._inbox.empty():
+            item = self._inbox.get()  # this thread alone takes, so what is there stays there
+            wait = False
+            if isinstance(item, _Stop):
+                with self._lock:
+                    self._accepting = False
+                self._stop_at_s = self._clock() + item.drain_s
+                while self._waiting:
+                    self._waiting.popleft().sink.failed(ShuttingDownError())
+            elif isinstance(item, _Cancel):
+                self._forget(item.request_id)
+            elif self._accepting:
+                self._waiting.append(item)
+            else:
+                item.sink.failed(ShuttingDownError())
 
     def _forget(self, request_id: str) -> None:
         for group in (self._waiting, self._running):
@@ -266,29 +263,32 @@ class TokenEngine:
                 self._totals.cached_tokens += n_reused
             self._running.append(sequence)
 
-    def _pick(self) -> tuple[Share, ...]:
-        views = [SeqView(i, len(s.token_ids), s.n_computed) for i, s in enumerate(self._running)]
+    def _pick(self) -> list[int]:
+        missing = [len(s.token_ids) - s.n_computed for s in self._running]
         n_batch = self._session.caps.n_batch
+        n_decoding = missing.count(1)
+        if n_decoding == len(missing):
+            return pick(missing, n_batch=n_batch, n_prefill=0)
         n_prefill = prefill_rows(
             row_s=self._row_s,
-            n_decoding=sum(view.n_missing == 1 for view in views),
+            n_decoding=n_decoding,
             max_stall_s=self._settings.max_stall_s,
             max_step_s=self._settings.max_step_s,
             n_batch=n_batch,
         )
-        return pick(views, n_batch=n_batch, n_prefill=n_prefill)
+        return pick(missing, n_batch=n_batch, n_prefill=n_prefill)
 
-    def _compute(self, shares: ListOf[Share]) -> None:
+    def _compute(self, rows_of: ListOf[int]) -> None:
+        """Run one step; rows_of says how many rows each running sequence gets."""
         batch: list[tuple[Sequence, SeqRows]] = []
-        n_rows = 0
-        for share in shares:
-            sequence = self._running[share.key]
-            slot = sequence.slot
-            assert slot is not None
-            start, end = sequence.n_computed, sequence.n_computed + share.n_rows
-            rows = SeqRows(slot.seq_id, start, sequence.token_ids[start:end], end == len(sequence.token_ids))
-            batch.append((sequence, rows))
-            n_rows += share.n_rows
+        for sequence, n in zip(self._running, rows_of, strict=True):
+            if n:
+                slot = sequence.slot
+                assert slot is not None
+                start, end = len(slot.token_ids), len(slot.token_ids) + n
+                rows = SeqRows(slot.seq_id, start, sequence.token_ids[start:end], end == len(sequence.token_ids))
+                batch.append((sequence, rows))
+        n_rows = sum(rows_of)
         begun_s = self._clock()
         self._set_threads(self._threads.choose(n_rows, begun_s, self._idle_cores()))
         try:

@@ -47,7 +47,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     device: str = "cpu"
     chat_template: str | None = None
     max_stall_s: float = 0.15
-    stream_interval_s: float = 0.02
+    stream_interval_s: float = 0.05
     memory_margin_bytes: int = 0
     force: bool = False
 
