@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import NoCellsError, SeqRows, TokenSession
 from edge_rt.engine.batching import pick, prefill_rows
-from edge_rt.engine.prefix import Placement, Saved, Shelf, Slot, choose
+from edge_rt.engine.prefix import Slot
 from edge_rt.engine.prompt import PromptReader
 from edge_rt.engine.sampling import Sampler
 from edge_rt.engine.sequence import Sequence, Sink
+from edge_rt.engine.slots import Slots
 from edge_rt.engine.text import TextStream
 from edge_rt.engine.threads import ThreadChoice
 from edge_rt.errors import (
@@ -39,7 +40,6 @@ from edge_rt.types import EngineStats, FinishReason, GenerateRequest, TokenLogpr
 _log = logging.getLogger(__name__)
 
 _GROWTH_TOKENS = 16
-_MIN_SAVED_TOKENS = 32  # fewer are computed again in less time than a user notices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +101,7 @@ class TokenEngine:
         self._inbox: SimpleQueue[Sequence | _Cancel | _Stop] = SimpleQueue()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of admission
-        self._shelf = Shelf(settings.max_prefix_bytes)
-        self._slots = [Slot(seq_id) for seq_id in range(session.caps.n_seq_max)]
+        self._slots = Slots(session, settings.max_prefix_bytes)
         self._row_s = 0.0
         self._n_threads = 0
         self._totals = _Totals()
@@ -147,9 +146,9 @@ class TokenEngine:
         return EngineStats(
             waiting=len(self._waiting),
             running=len(self._running),
-            cells_used=sum(len(slot.token_ids) for slot in self._slots if slot.busy),
+            cells_used=self._slots.n_busy_cells,
             cells_total=self._session.caps.n_ctx,
-            prefix_bytes=self._shelf.n_bytes,
+            prefix_bytes=self._slots.prefix_bytes,
             n_threads=self._n_threads,
             steps_total=totals.steps,
             rows_total=totals.rows,
@@ -189,7 +188,7 @@ class TokenEngine:
         """Take what came in and compute one step; False once stopped. With wait, sleep while there is nothing to do."""
         wait = wait and not (self._running or self._waiting) and self._stop_at_s is None
         if wait:
-            self._save_idle()
+            self._slots.save_idle(self._inbox.empty)
         self._take_inbox(wait=wait)
         now_s = self._clock()
         is_idle = not (self._running or self._waiting)
@@ -247,14 +246,11 @@ class TokenEngine:
             n_reserved = sum(len(s.token_ids) + _GROWTH_TOKENS for s in self._running)
             if self._running and n_reserved + len(sequence.token_ids) + _GROWTH_TOKENS > caps.n_ctx:
                 return
-            placement = choose(
-                self._slots, self._shelf, sequence.token_ids, can_trim=caps.can_trim, can_copy=caps.can_copy
-            )
-            if placement is None:
+            slot = self._slots.take(sequence.token_ids)
+            if slot is None:
                 return
             self._waiting.popleft()
-            slot, n_reused = placement.slot, self._prepare(placement)
-            slot.busy, slot.is_saved = True, False
+            n_reused = len(slot.token_ids)
             sequence.slot = slot
             if sequence.started_s is None:
                 sequence.started_s = now_s
@@ -367,78 +363,23 @@ class TokenEngine:
 
     # -- slots and trouble -----------------------------------------------------------------------------------------
 
-    def _release(self, sequence: Sequence) -> None:
-        """Free a sequence's slot; the KV stays for a prompt that begins the same."""
+    def _release(self, sequence: Sequence) -> Slot | None:
         slot, sequence.slot = sequence.slot, None
         if slot is not None:
-            slot.busy = False
-            slot.last_used_s = self._clock()
-
-    def _prepare(self, placement: Placement) -> int:
-        """Bring the reused tokens into the slot, and no idle ones to stay beside it; give how many it holds now."""
-        slot, source, n_reused = placement.slot, placement.source, placement.n_reused
-        if source is not slot:
-            self._shelve(slot)
-        if isinstance(source, Saved):
-            try:
-                self._session.seq_load(slot.seq_id, source.state)
-            except BackendStepError as exc:
-                _log.warning("a saved prefix is computed again: %s", exc)
-                self._shelf.drop(source)
-                n_reused = 0
-            else:
-                self._shelf.touch(source)
-                slot.token_ids = list(source.token_ids)
-        elif source is not slot:
-            self._session.seq_copy(source.seq_id, slot.seq_id, n_reused)
-            slot.token_ids = source.token_ids[:n_reused]
-        if n_reused < len(slot.token_ids):
-            self._session.seq_trim(slot.seq_id, n_reused)
-            del slot.token_ids[n_reused:]
-        for other in self._slots:
-            if not other.busy and other is not slot:
-                self._shelve(other)
-        return n_reused
-
-    def _save_idle(self) -> None:
-        """Copy idle slots to the shelf while nobody waits, so that the next request need not wait for it."""
-        for slot in self._slots:
-            if not slot.busy and self._inbox.empty():
-                self._save(slot)
-
-    def _save(self, slot: Slot) -> None:
-        caps = self._session.caps
-        if slot.is_saved or len(slot.token_ids) < _MIN_SAVED_TOKENS or not (caps.can_save and caps.can_trim):
-            return
-        if self._session.seq_bytes(slot.seq_id) <= self._settings.max_prefix_bytes:
-            self._shelf.put(Saved(tuple(slot.token_ids), self._session.seq_save(slot.seq_id)))
-        slot.is_saved = True
-
-    def _shelve(self, slot: Slot) -> None:
-        """Empty an idle slot, keeping what is worth it outside the KV."""
-        self._save(slot)
-        self._empty(slot)
-
-    def _empty(self, slot: Slot) -> None:
-        if slot.token_ids:
-            self._session.seq_trim(slot.seq_id, 0)
-            slot.token_ids = []
+            self._slots.release(slot, self._clock())
+        return slot
 
     def _make_room(self) -> None:
         """Free KV cells: idle prefixes first, then the youngest sequence, which is computed again later."""
-        idle = [slot for slot in self._slots if not slot.busy and slot.token_ids]
-        if idle:
-            self._empty(min(idle, key=lambda slot: slot.last_used_s))
+        if self._slots.drop_oldest_idle():
             return
         if len(self._running) == 1:
             error = BackendStepError(reason="the KV cells do not suffice for one request")
             self._fail_batch(list(self._running), error)
             return
         youngest = self._running.pop()
-        slot = youngest.slot
-        self._release(youngest)
-        if slot is not None:
-            self._empty(slot)
+        if (slot := self._release(youngest)) is not None:
+            self._slots.empty(slot)
         self._waiting.appendleft(youngest)
         self._totals.preempted += 1
 
@@ -448,9 +389,8 @@ class TokenEngine:
             slot = sequence.slot
             self._running.remove(sequence)
             self._fail(sequence, error)
-            if slot is not None:  # its KV is undefined now
-                slot.token_ids = []
-                self._session.seq_trim(slot.seq_id, 0)
+            if slot is not None:
+                self._slots.empty(slot)  # its KV is undefined now
 
     def _fail(self, sequence: Sequence, error: EdgeRtError) -> None:
         self._release(sequence)
