@@ -91,6 +91,27 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """Something measured by itself, for which less is better, and the most it may be in the median."""
+
+    name: str
+    unit: str
+    samples: tuple[float, ...]
+    at_most: float
+
+    @property
+    def median(self) -> float:
+        return quantile(self.samples, 0.5)
+
+    @property
+    def holds(self) -> bool:
+        return self.median <= self.at_most
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self) | {"median": self.median, "holds": self.holds}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
     """What every benchmark takes on its command line."""
 
@@ -222,24 +243,58 @@ def table(claims: Sequence[Claim]) -> str:
         ]
         for r in (claim.record() for claim in claims)
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    n_names = 3  # flush left, the numbers after them flush right
+    return _draw(rows, n_names=3)
+
+
+def figures_table(figures: Sequence[Figure]) -> str:
+    """Draw the figures as a Markdown table."""
+    rows = [["figure", "unit", "median", "min–max", "runs", "at most", "holds"]] + [
+        [
+            figure.name,
+            figure.unit,
+            f"{figure.median:.2f}",
+            f"{min(figure.samples):.2f}–{max(figure.samples):.2f}",
+            str(len(figure.samples)),
+            f"{figure.at_most:g}",
+            "yes" if figure.holds else "NO",
+        ]
+        for figure in figures
+    ]
+    return _draw(rows, n_names=2)
+
+
+def _draw(rows: Sequence[Sequence[str]], *, n_names: int) -> str:
+    """Align a table whose first n_names columns are words, flush left, and the rest numbers, flush right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
-        [row[i].ljust(widths[i]) if i < n_names else row[i].rjust(widths[i]) for i in range(len(head))] for row in rows
+        [row[i].ljust(widths[i]) if i < n_names else row[i].rjust(widths[i]) for i in range(len(row))] for row in rows
     ]
     lines.insert(1, ["-" * w if i < n_names else "-" * (w - 1) + ":" for i, w in enumerate(widths)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def finish(arguments: Arguments, claims: Sequence[Claim], extra: dict[str, Any] | None = None) -> NoReturn:
-    """Print the table and the machine, write the JSON file, and exit: 1 if --check was given and a claim fails."""
+def finish(
+    arguments: Arguments,
+    claims: Sequence[Claim] = (),
+    extra: dict[str, Any] | None = None,
+    figures: Sequence[Figure] = (),
+) -> NoReturn:
+    """Print the tables and the machine, write the JSON file, and exit: 1 if --check was given and a bar is missed."""
     where = machine()
-    print(table(claims))
+    if claims:
+        print(table(claims))
+    if figures:
+        print(figures_table(figures))
     print(f"\n{where.cpu}, {where.cores}, Linux {where.kernel}, commit {where.commit}, {where.date}")
     if arguments.json_file is not None:
         record = {"machine": asdict(where), "quick": arguments.quick, "claims": [claim.record() for claim in claims]}
+        record["figures"] = [figure.record() for figure in figures]
         arguments.json_file.write_text(json.dumps(record | (extra or {}), indent=2) + "\n", encoding="utf-8")
-    sys.exit(1 if arguments.check and not all(claim.holds for claim in claims) else 0)
+    missed = [bar.name for bar in (*claims, *figures) if not bar.holds]
+    if arguments.check and missed:
+        print(f"missed: {', '.join(missed)}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)
 
 
 def _commit() -> str:

@@ -8,15 +8,13 @@ request to the first event for prefill, from the first event to the last for dec
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import harness
+from footprint import daemon as running_daemon
 from subjects import Process, Subject, fresh_prompt
 
 from edge_rt import config
@@ -35,39 +33,6 @@ def model_path(settings: config.Config) -> Path:
     if path is None:
         sys.exit(f"{manifest.id} is not in the store: run `edge_rt models pull` first")
     return path
-
-
-@contextmanager
-def running_daemon() -> Iterator[Client]:
-    """Start a daemon on a socket of its own with the default model in memory."""
-    model = config.load().config.catalog.default_model
-    with tempfile.TemporaryDirectory(prefix="ert-") as folder:
-        socket = Path(folder) / "api.sock"
-        daemon = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "edge_rt",
-                "serve",
-                "--socket",
-                str(socket),
-                "--model",
-                model,
-                "--log-level",
-                "error",
-            ],
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            with Client(socket) as client:
-                for _ in range(600):
-                    if socket.exists() and client.is_ready():
-                        break
-                    time.sleep(0.1)
-                yield client
-        finally:
-            daemon.terminate()
-            daemon.wait()
 
 
 class Daemon:
@@ -91,8 +56,8 @@ class Daemon:
 
 def main() -> None:
     arguments = harness.parse(__doc__)
-    n_gen = 64 if arguments.quick else 256
-    n_pairs = arguments.pairs(11, quick=3)
+    n_gen = 64 if arguments.quick else 128
+    n_pairs = arguments.pairs(21, quick=3)
     path = model_path(config.load().config)
     claims: list[harness.Claim] = []
 
@@ -111,7 +76,9 @@ def main() -> None:
     with ExitStack() as stack:
         bare = {n: stack.enter_context(Process("bare", path, n)) for n in range(1, len(cpu.usable_cores()) + 1)}
         engine = stack.enter_context(Process("engine", path, 0))
-        daemon = Daemon(stack.enter_context(running_daemon()))
+        model = config.load().config.catalog.default_model
+        _, socket, _ = stack.enter_context(running_daemon("--model", model))
+        daemon = Daemon(stack.enter_context(Client(socket)))
         subjects: dict[str, Subject] = {"engine": engine, "daemon": daemon}
         for phase in ("prefill", "decode"):
             rates = {n: max(run(rival, phase) for _ in range(3)) for n, rival in bare.items()}

@@ -90,3 +90,23 @@ def test_neighbours_end_with_a_block_that_fails() -> None:
     assert len(started) == 1
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
+
+
+def test_a_figure_holds_up_to_its_bar_in_the_median() -> None:
+    figure = harness.Figure(name="f", unit="s", samples=(9.0, 1.0, 2.0), at_most=2.0)
+    assert figure.holds
+    assert not harness.Figure(name="f", unit="s", samples=(2.1,), at_most=2.0).holds
+    assert "| f " in harness.figures_table([figure])
+
+
+def test_check_names_each_bar_that_is_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = harness.Arguments(quick=True, check=True, json_file=None)
+    missed = harness.Figure(name="too slow", unit="s", samples=(3.0,), at_most=2.0)
+    held = harness.Figure(name="fast", unit="s", samples=(1.0,), at_most=2.0)
+    with pytest.raises(SystemExit) as ended:
+        harness.finish(arguments, figures=[missed, held])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "missed: too slow\n"
+    with pytest.raises(SystemExit) as ended:
+        harness.finish(arguments, figures=[held])
+    assert ended.value.code == 0
