@@ -9,9 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from edge_rt import config
 from tests.fakes import FakeClock
+
+# How fast examples are made and run says more about the machine's load than about the code. In CI the examples are the
+# same each time, so that a red run means a change; everywhere else new ones are drawn.
+settings.register_profile(
+    "edge_rt",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+    print_blob=True,
+)
+settings.load_profile("edge_rt")
 
 
 @pytest.fixture(autouse=True)
