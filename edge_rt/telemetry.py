@@ -66,6 +66,7 @@ METRICS: Final = (
     Metric("edge_rt_threads", "gauge", "Compute threads in use.", ("model",)),
     Metric("edge_rt_kv_cells", "gauge", "KV cells of the model's pool.", ("model",)),
     Metric("edge_rt_kv_cells_used", "gauge", "KV cells in use.", ("model",)),
+    Metric("edge_rt_prefix_bytes", "gauge", "Finished prompts kept outside the KV for reuse.", ("model",)),
     Metric("edge_rt_worker_resident_memory_bytes", "gauge", "RSS of the model's worker process.", ("model",)),
     Metric("edge_rt_build_info", "gauge", "Always 1; the labels say what runs.", ("version",)),
 )  # and edge_rt_process_*: memory, CPU and open files of the front process, by the client library
@@ -82,6 +83,7 @@ _GAUGES: Final = {
     "edge_rt_threads": "n_threads",
     "edge_rt_kv_cells": "cells_total",
     "edge_rt_kv_cells_used": "cells_used",
+    "edge_rt_prefix_bytes": "prefix_bytes",
     "edge_rt_worker_resident_memory_bytes": "rss_bytes",
 }
 

@@ -94,6 +94,7 @@ def load_message(placement: Placement, config: Config, *, force: bool) -> Load:
         kv_type=engine.kv_type,
         chat_template=placement.chat_template,
         max_stall_s=engine.max_stall_s,
+        max_prefix_bytes=engine.max_prefix_bytes,
         stream_interval_s=engine.stream_interval_s,
         memory_margin_bytes=config.worker.memory_margin_bytes,
         force=force or config.worker.force,

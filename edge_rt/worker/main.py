@@ -97,7 +97,11 @@ def make_engine(load: Load, session: TokenSession, idle_cores: Callable[[], floa
 
 
 def engine_settings(load: Load) -> EngineSettings:
-    return EngineSettings(max_stall_s=load.max_stall_s, stream_interval_s=load.stream_interval_s)
+    return EngineSettings(
+        max_stall_s=load.max_stall_s,
+        stream_interval_s=load.stream_interval_s,
+        max_prefix_bytes=load.max_prefix_bytes,
+    )
 
 
 class _RequestSink:
