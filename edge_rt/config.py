@@ -61,7 +61,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     backend: str = ""  # "": the first that supports the model
     n_ctx: Count = 0  # 0: the manifest's
     n_parallel: Annotated[int, Meta(ge=1, le=256)] = 8  # sequences decoded together
-    n_batch: Annotated[int, Meta(ge=32, le=8192)] = 512  # rows of one step
+    n_batch: Annotated[int, Meta(ge=32, le=8192)] = 512  # rows of one step, n_parallel at least
     n_threads: Count = 0  # 0: chosen and changed by measured step time
     max_stall_s: Annotated[float, Meta(gt=0.0)] = 0.15  # a prefill chunk may delay running streams this long
     max_prefix_bytes: Count = 128 * 2**20  # finished prompts kept for requests that begin the same; 0 keeps none
@@ -102,7 +102,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     variant: str = ""  # "": the fastest form for this CPU
     backend: str = ""
     n_ctx: Count = 0
-    n_parallel: Count = 0
+    n_parallel: Annotated[int, Meta(ge=0, le=256)] = 0
     keep_alive_s: float | None = None
     preload: bool = False
 
