@@ -130,7 +130,8 @@ class Timings:
 
     @property
     def decode_tps(self) -> float | None:
-        return self.decode_tokens / self.decode_s if self.decode_s > 0 else None
+        """None for an answer of one token, which took no decode step."""
+        return self.decode_tokens / self.decode_s if self.decode_tokens > 0 and self.decode_s > 0 else None
 
     @property
     def tpot_s(self) -> float | None:

@@ -51,7 +51,6 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.BlockedError: Mapping(403, "permission_error"),
     errors.AuthError: Mapping(401, "authentication_error"),
     errors.SlowReaderError: Mapping(400, _INVALID),
-    errors.SlowReaderError: Mapping(400, _INVALID),
     errors.CapacityError: Mapping(503, _BUSY, retry_after_s=1.0),
     errors.QueueFullError: Mapping(429, "rate_limit_error", retry_after_s=1.0),
     errors.DeadlineError: Mapping(503, _BUSY, retry_after_s=1.0),
