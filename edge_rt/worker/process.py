@@ -134,7 +134,13 @@ class Process:
         except OSError as exc:
             raise BackendLoadError(model=load.model, reason=f"its process cannot be started: {exc}") from exc
         self = cls(handle, load, step_timeout_s=step_timeout_s, on_stats=on_stats)
-        await self._channel.connect(sock)
+        try:
+            await self._channel.connect(sock)
+        except BaseException:  # nobody would hear of its end yet, so kill cannot wait for that
+            sock.close()
+            handle.kill()
+            await handle.wait()
+            raise
         try:
             self._channel.send(load)
             async with asyncio.timeout(load_timeout_s):
@@ -302,9 +308,11 @@ class Process:
     # A child that computes without a token, a step or a reply for too long hangs inside the back end.
 
     def _watch(self) -> None:
-        if self._watchdog is None:
-            loop = asyncio.get_running_loop()
+        """Watch over a request that has just been sent."""
+        loop = asyncio.get_running_loop()
+        if len(self._streams) + len(self._replies) == 1:  # it did nothing before, and had nothing to do
             self._progress_at = loop.time()
+        if self._watchdog is None:
             self._watchdog = loop.call_later(self._step_timeout_s, self._look)
 
     def _look(self) -> None:
