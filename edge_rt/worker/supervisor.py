@@ -135,6 +135,11 @@ class Worker:
                 reason = exc.reason
                 _log.warning("worker of %s died while loading (%d): %s", self._load.model, attempt + 1, reason)
                 continue
+            except EdgeRtError:
+                raise
+            except Exception as exc:
+                _log.exception("worker of %s cannot be started", self._load.model)
+                raise BackendLoadError(model=self._load.model, reason=f"{type(exc).__name__}: {exc}") from exc
             self._process, self.info = process, process.info
             self._ready_at = asyncio.get_running_loop().time()
             process.lost.add_done_callback(self._lost)

@@ -307,7 +307,9 @@ def test_a_start_given_up_leaves_no_child(moment: str) -> None:
     async def main() -> None:
         launch = FakeLaunch(silent)
         starting = asyncio.create_task(start(launch))
-        while not launch.children:
+        for _ in range(100):
+            if launch.children:
+                break
             await asyncio.sleep(0)
         if moment == "connected":
             await settle()
