@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import os
 import struct
 from collections import deque
 from collections.abc import Sequence
@@ -129,7 +130,7 @@ class LlamaCpuSession:
         self._model = self._ctx = None
         model_params = lib.llama_model_default_params()
         model_params.n_gpu_layers = 0
-        self._model = lib.llama_model_load_from_file(str(file.path).encode(), model_params)
+        self._model = lib.llama_model_load_from_file(os.fsencode(file.path), model_params)
         if not self._model:
             raise BackendLoadError(model=file.model, reason=log.reason())
         self._vocab = lib.llama_model_get_vocab(self._model)
@@ -191,6 +192,7 @@ class LlamaCpuSession:
         return self.piece(token_id, special=True).decode("utf-8", "replace") if token_id >= 0 else ""
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
+        self._check_open()
         raw = text.encode("utf-8")
         add_special = add_bos and self.vocab.add_bos
         n_max = len(raw) + 2
@@ -213,6 +215,7 @@ class LlamaCpuSession:
         return found
 
     def _read_piece(self, token_id: int, special: bool) -> bytes:
+        self._check_open()
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -222,6 +225,7 @@ class LlamaCpuSession:
             size = -n
 
     def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
+        self._check_open()
         outputs = self._batch.fill(batch)
         status = self._lib.llama_decode(self._ctx, self._batch.struct)
         if status == 1:
@@ -273,6 +277,10 @@ class LlamaCpuSession:
 
     def set_threads(self, n_threads: int) -> None:
         self._lib.llama_set_n_threads(self._ctx, n_threads, n_threads)
+
+    def _check_open(self) -> None:
+        if self._ctx is None:
+            raise BackendStepError(reason="the session is closed")
 
     def close(self) -> None:
         if self._ctx:

@@ -117,6 +117,8 @@ class TokenEngine:
         The prompt is rendered and tokenised on the calling thread, so that a long one does not hold up the loop.
         """
         try:
+            if not self._accepting:  # the session may be closed
+                raise ShuttingDownError
             token_ids = self._prompts.read(request)
             sequence = Sequence(
                 request=request,

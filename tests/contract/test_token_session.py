@@ -17,14 +17,15 @@ N_BATCH = 128
 TEXT = "The pressure in line 3 rose at 14:05, then fell – naïve 漢字 🙂."
 
 
-@pytest.fixture(
-    scope="module",
-    params=["null", pytest.param("llama_cpu", marks=pytest.mark.model)],
-)
-def session(request: pytest.FixtureRequest) -> Iterator[TokenSession]:
-    path = request.getfixturevalue("model_store") if request.param == "llama_cpu" else Path("none")
+def load(name: str, request: pytest.FixtureRequest) -> TokenSession:
+    path = request.getfixturevalue("model_store") if name == "llama_cpu" else Path("none")
     file = ModelFile(model="m", variant="", path=path, quant="")
-    loaded = registry.get(request.param).load(file, LoadOptions(n_ctx=N_CTX, n_seq_max=4, n_batch=N_BATCH, n_threads=1))
+    return registry.get(name).load(file, LoadOptions(n_ctx=N_CTX, n_seq_max=4, n_batch=N_BATCH, n_threads=1))
+
+
+@pytest.fixture(scope="module", params=["null", pytest.param("llama_cpu", marks=pytest.mark.model)])
+def session(request: pytest.FixtureRequest) -> Iterator[TokenSession]:
+    loaded = load(request.param, request)
     yield loaded
     loaded.close()
     loaded.close()
@@ -190,3 +191,17 @@ def test_probe_finds_devices_or_says_why_not(name: str) -> None:
     except EdgeRtError as exc:
         pytest.fail(f"probe raised {exc}")
     assert found
+
+
+def test_a_closed_session_refuses_instead_of_touching_freed_memory(
+    session: TokenSession, request: pytest.FixtureRequest
+) -> None:
+    closed = load(session.info.backend, request)
+    (token_id, *_) = closed.tokenize("a", special=False)
+    closed.close()
+    with pytest.raises(BackendStepError, match="closed"):
+        closed.tokenize("a", special=False)
+    with pytest.raises(BackendStepError, match="closed"):
+        closed.piece(token_id)
+    with pytest.raises(BackendStepError, match="closed"):
+        closed.decode([SeqRows(0, 0, [token_id], want_logits=True)])
