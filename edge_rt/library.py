@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
@@ -50,6 +50,7 @@ from edge_rt.types import (
     GenerateRequest,
     Message,
     ModelInfo,
+    Sampling,
     Timings,
     TokenLogprob,
     Usage,
@@ -62,6 +63,7 @@ _log = logging.getLogger(__name__)
 Conversation = str | Sequence[Message | Mapping[str, str]]
 
 _MAX_DEFAULT_N_CTX = 4096
+_SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 
 
 def load(
@@ -162,10 +164,9 @@ class Model:
 
         Raises InvalidRequestError at once; errors of the engine, such as ContextLengthError, come from the iterator.
         """
-        try:
-            chosen = replace(CHAT_SAMPLING, **sampling)
-        except TypeError as exc:
-            raise InvalidRequestError(param="sampling", problem=str(exc).partition(") ")[2]) from exc
+        if unknown := sampling.keys() - _SAMPLING_FIELDS:
+            problem = f"has no field {min(unknown)!r}; there are {', '.join(_SAMPLING_FIELDS)}"
+            raise InvalidRequestError(param="sampling", problem=problem)
         request = GenerateRequest(
             id=str(next(self._ids)),
             model=self.info.model,
@@ -174,20 +175,26 @@ class Model:
             max_tokens=max_tokens,
             stop=tuple(stop),
             top_logprobs=top_logprobs,
-            sampling=chosen,
+            sampling=replace(CHAT_SAMPLING, **sampling),
         )
         return Generation(self.stream(request))
 
-    def stream(self, request: GenerateRequest) -> Iterator[Chunk]:
-        """Submit a request as it is and give its chunks. Closing the iterator stops the engine within one token."""
+    def stream(self, request: GenerateRequest) -> ChunkStream:
+        """Submit a request as it is and give its chunks. Its id must be unique among the model's open requests."""
         check_request(request, self._limits)
         answer = _Answer()
         self._open.add(answer)
         if self._failure is not None:
             self._open.discard(answer)
             raise self._failure
+
+        def let_go(is_over: bool) -> None:
+            self._open.discard(answer)
+            if not is_over:
+                self._engine.cancel(request.id)
+
         self._engine.submit(request, answer)
-        return self._chunks(request.id, answer)
+        return ChunkStream(answer, let_go)
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         return self._engine.tokenize(text, special=special, add_bos=add_bos)
@@ -222,25 +229,41 @@ class Model:
             for answer in list(self._open):
                 answer.failed(self._failure)
 
-    def _chunks(self, request_id: str, answer: _Answer) -> Iterator[Chunk]:
-        is_over = False
-        try:
-            while not is_over:
-                item = answer.items.get()
-                is_over = isinstance(item, EdgeRtError) or item.finish_reason is not None
-                if isinstance(item, EdgeRtError):
-                    raise item
-                yield item
-        finally:
-            self._open.discard(answer)
-            if not is_over:
-                self._engine.cancel(request_id)
+
+class ChunkStream(Iterator[Chunk]):
+    """One answer's chunks. Closing it early, or letting go of it, stops the engine within one token."""
+
+    def __init__(self, answer: _Answer, let_go: Callable[[bool], None]) -> None:
+        self._answer = answer
+        self._let_go = let_go
+        self._is_over = False
+
+    def __next__(self) -> Chunk:
+        if self._is_over:
+            raise StopIteration
+        item = self._answer.items.get()
+        if isinstance(item, EdgeRtError):
+            self._end(is_over=True)
+            raise item
+        if item.finish_reason is not None:
+            self._end(is_over=True)
+        return item
+
+    def close(self) -> None:
+        if not self._is_over:
+            self._end(is_over=False)
+
+    __del__ = close
+
+    def _end(self, *, is_over: bool) -> None:
+        self._is_over = True
+        self._let_go(is_over)
 
 
 class Generation(Iterator[str]):
     """One answer's text as it comes. usage, timings and finish_reason are there once it is whole."""
 
-    def __init__(self, chunks: Iterator[Chunk]) -> None:
+    def __init__(self, chunks: ChunkStream) -> None:
         self._chunks = chunks
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
@@ -261,8 +284,7 @@ class Generation(Iterator[str]):
 
     def close(self) -> None:
         """Stop the answer; the engine goes on with the others."""
-        if isinstance(self._chunks, Generator):
-            self._chunks.close()
+        self._chunks.close()
 
 
 class _Answer:

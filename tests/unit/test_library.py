@@ -90,6 +90,26 @@ def test_closing_an_answer_stops_the_engine_working_on_it(model: edge_rt.Model) 
     assert model.stats().running == 0
 
 
+@pytest.mark.parametrize("how", ["closed", "let go of"])
+def test_an_answer_that_nobody_began_to_read_is_cancelled_too(how: str) -> None:
+    slow = settings(**{"models.null.variant": "step_s=0.002", "models.null.n_ctx": 4096})
+    with edge_rt.load("null", settings=slow) as model:
+        answer = model.generate("x" * 3000)
+        if how == "closed":
+            answer.close()
+        del answer
+        assert model.generate("next").text() == "next"
+        assert (model.stats().running, model.stats().cancelled_total) == (0, 1)
+
+
+def test_an_answer_that_has_ended_stays_ended(model: edge_rt.Model) -> None:
+    answer = model.generate("short")
+    assert answer.text() == "short"
+    answer.close()
+    assert list(answer) == []
+    assert model.stats().cancelled_total == 0
+
+
 def test_threads_share_one_model(model: edge_rt.Model) -> None:
     answers: dict[str, str] = {}
 
