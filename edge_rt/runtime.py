@@ -154,11 +154,16 @@ class Runtime:
         submitted_at_s = asyncio.get_running_loop().time()
         async with self._admitted(request) as worker:
             waited_s = asyncio.get_running_loop().time() - submitted_at_s
-            if request.deadline_s is not None:
-                request = replace(request, deadline_s=max(request.deadline_s - waited_s, 0.001))
-            async with aclosing(worker.generate(request)) as answer:
-                async for chunk in answer:
-                    yield self._finished(request.model, chunk, waited_s) if chunk.finish_reason else chunk
+            asked, deadline_s = request, request.deadline_s
+            if deadline_s is not None:
+                asked = replace(request, deadline_s=max(deadline_s - waited_s, 0.001))
+            try:
+                async with aclosing(worker.generate(asked)) as answer:
+                    async for chunk in answer:
+                        yield self._finished(request.model, chunk, waited_s) if chunk.finish_reason else chunk
+            except DeadlineError as exc:
+                # The engine knows what was left of it, the caller what it was.
+                raise DeadlineError(deadline_s=deadline_s or exc.deadline_s) from exc
 
     async def tokenize(self, model: str, text: str, *, special: bool, add_bos: bool) -> list[int]:
         self._check_pulled(model)
