@@ -24,9 +24,10 @@ def command() -> None:
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Read this file instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array of key, value and origin.")
 @click.option("--changed", is_flag=True, help="Only keys that are not at their default.")
-def show(file: Path | None, as_json: bool, changed: bool) -> None:
+@click.pass_obj
+def show(above: config.Loaded | None, file: Path | None, as_json: bool, changed: bool) -> None:
     """Print every key with its value and where the value comes from."""
-    loaded = config.load(file)
+    loaded = config.load(file) if file is not None or above is None else above
     settings = [s for s in loaded.settings() if not changed or s.origin != "default"]
     if as_json:
         click.echo(json.dumps([{"key": s.key, "value": s.value, "origin": s.origin} for s in settings], indent=2))

@@ -30,6 +30,16 @@ def test_show_changed_leaves_out_defaults(tmp_path: Path) -> None:
     assert lines[1].split()[:2] == ["engine.n_threads", "3"]
 
 
+def test_show_reads_the_file_named_before_the_command(tmp_path: Path) -> None:
+    file, other = tmp_path / "edge_rt.toml", tmp_path / "other.toml"
+    file.write_text("[engine]\nn_ctx = 1024\n")
+    other.write_text("[engine]\nn_ctx = 512\n")
+    shown = RUNNER.invoke(main, ["--config", str(file), "config", "show", "--changed"])
+    assert f"1024     {file}" in shown.stdout
+    shown = RUNNER.invoke(main, ["--config", str(file), "config", "show", "--changed", "--config", str(other)])
+    assert f"512      {other}" in shown.stdout
+
+
 def test_check_ignores_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "edge_rt.toml"
     file.write_text("[engine]\nn_ctx = 1024\n")
