@@ -65,6 +65,12 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert run("fly").exit_code == 2
 
 
+def test_a_mistyped_command_is_told_which_it_might_be() -> None:
+    done = run("serv")
+    assert done.exit_code == 2
+    assert "'serve'" in done.stderr
+
+
 def group_with(command: Callable[[], None]) -> click.Group:
     @click.group(cls=LazyGroup)
     @click.option("--debug", is_flag=True)
@@ -84,6 +90,8 @@ def group_with(command: Callable[[], None]) -> click.Group:
     [
         (ConfigError(key="a.b", problem="is bad", origin="flag"), EXIT_CONFIG, "edge_rt: a.b: is bad (from flag)"),
         (OfflineError(model="m"), EXIT_ERROR, "edge_rt: m is not in the local store"),
+        (OSError(28, "No space left on device"), EXIT_ERROR, "edge_rt: No space left on device"),
+        (PermissionError(13, "Permission denied", "/a"), EXIT_ERROR, "edge_rt: /a: Permission denied"),
         (KeyboardInterrupt(), EXIT_INTERRUPTED, ""),
     ],
 )
