@@ -44,6 +44,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tcp_port: Port = 8970
     api_keys_file: str = ""  # one key a line, '#' comments
     max_body_bytes: Positive = 4 * 2**20
+    max_bodies_bytes: Positive = 32 * 2**20  # of all the requests that are being received or answered
+    max_connections: Positive = 512  # beyond, idle ones are closed
     drain_s: Seconds = 4.0  # on SIGTERM, how long running answers may go on
     access_log: bool = True
 

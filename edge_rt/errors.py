@@ -8,7 +8,7 @@ EdgeRtError(code, retryable)
 ├ RequestError
 │ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · BlockedError · AuthError · SlowReaderError
 ├ CapacityError (retryable)
-│ ├ QueueFullError · DeadlineError · ShuttingDownError
+│ ├ QueueFullError · OverloadedError · DeadlineError · ShuttingDownError
 ├ BackendError
 │ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError
 ├ DeviceError
@@ -239,6 +239,19 @@ class QueueFullError(CapacityError):
 
     def __str__(self) -> str:
         return f"{self.waiting} requests wait, the limit is {self.limit}; try again in {self.retry_after_s:.0f} s"
+
+
+@dataclass(eq=False)
+class OverloadedError(CapacityError):
+    """The daemon holds as much for its clients as it may; setting is the configuration key of the limit."""
+
+    code = "overloaded"
+    resource: str
+    limit: int
+    setting: str
+
+    def __str__(self) -> str:
+        return f"the limit of {self.limit} {self.resource} is reached ({self.setting}); try again in a moment"
 
 
 @dataclass(eq=False)

@@ -53,6 +53,7 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.SlowReaderError: Mapping(400, _INVALID),
     errors.CapacityError: Mapping(503, _BUSY, retry_after_s=1.0),
     errors.QueueFullError: Mapping(429, "rate_limit_error", retry_after_s=1.0),
+    errors.OverloadedError: Mapping(503, _BUSY, retry_after_s=1.0),
     errors.DeadlineError: Mapping(503, _BUSY, retry_after_s=1.0),
     errors.ShuttingDownError: Mapping(503, _BUSY, retry_after_s=2.0),
     errors.BackendError: Mapping(500, _SERVER),
