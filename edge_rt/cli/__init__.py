@@ -18,6 +18,7 @@ _COMMANDS: Final = {
     "run": "Answer one prompt.",
     "chat": "Talk with a model.",
     "models": "List, pull, show, verify and remove models.",
+    "top": "Watch what a running daemon does.",
     "bench": "Measure speed, as llama-bench does.",
     "devices": "Show what this machine can run models on.",
     "config": "Show the configuration and where each value comes from.",

@@ -22,7 +22,7 @@ def test_help_lists_every_command_and_each_of_them_exists() -> None:
     listed = run("--help")
     assert listed.exit_code == 0
     names = main.list_commands(click.Context(main))
-    assert {"serve", "run", "chat", "bench", "models", "devices", "config", "doctor"} <= set(names)
+    assert {"serve", "run", "chat", "top", "bench", "models", "devices", "config", "doctor"} <= set(names)
     for name in names:
         assert name in listed.output
         assert importlib.util.find_spec(f"edge_rt.cli.{name}") is not None
