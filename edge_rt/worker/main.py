@@ -105,15 +105,18 @@ def engine_settings(load: Load) -> EngineSettings:
 
 
 class _RequestSink:
-    """Sends one request's chunks to the front process."""
+    """Sends one request's chunks to the front process, and the figures before the last of them."""
 
-    __slots__ = ("_channel", "_id")
+    __slots__ = ("_channel", "_id", "_send_stats")
 
-    def __init__(self, out: WorkerChannel, request_id: str) -> None:
+    def __init__(self, out: WorkerChannel, request_id: str, send_stats: Callable[[], object]) -> None:
         self._channel = out
         self._id = request_id
+        self._send_stats = send_stats
 
     def chunk(self, chunk: Chunk) -> None:
+        if chunk.finish_reason is not None:
+            self._send_stats()  # who has the whole answer finds its tokens in the metrics
         try:
             self._channel.send(channel.ChunkOut(self._id, chunk))
         except ChannelError as exc:
@@ -165,10 +168,14 @@ class Service:
             if not is_busy:
                 is_busy, due_at_s = True, self._clock() + STATS_INTERVAL_S
             elif self._clock() >= due_at_s:
-                stats = self._engine.stats()
-                self._channel.send(channel.Stats(replace(stats, rss_bytes=self._rss_bytes())))
+                stats = self._send_stats()
                 is_busy = bool(stats.running or stats.waiting or self._unsubmitted)
                 due_at_s = self._clock() + STATS_INTERVAL_S
+
+    def _send_stats(self) -> EngineStats:
+        stats = self._engine.stats()
+        self._channel.send(channel.Stats(replace(stats, rss_bytes=self._rss_bytes())))
+        return stats
 
     def _take(self, message: channel.ToWorker) -> None:
         if isinstance(message, channel.Cancel):
@@ -190,7 +197,7 @@ class Service:
         while True:
             message = self._desk.get()
             request_id = message.request.id if isinstance(message, channel.Generate) else message.id
-            sink = _RequestSink(self._channel, request_id)
+            sink = _RequestSink(self._channel, request_id, self._send_stats)
             try:
                 self._do(message, sink)
             except EdgeRtError as exc:
