@@ -11,7 +11,7 @@ import importlib.metadata
 import os
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from edge_rt.backends.base import (
     SeqRows,
     Vocab,
 )
+from edge_rt.backends.interrupt import interrupt_held
 from edge_rt.catalog.gguf import GgufHeader, read_header
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, InvalidRequestError
@@ -104,10 +105,23 @@ class LlamaCpuBackend:
         return _estimate(read_header(file.path), options)
 
     def load(self, file: ModelFile, options: LoadOptions) -> LlamaCpuSession:
-        header = read_header(file.path)  # llama.cpp aborts on crafted files: ours looks first
-        lib, log = _load_library()
-        log.lines.clear()
-        return LlamaCpuSession(lib, log, file, header, options)
+        session: LlamaCpuSession | None = None
+        try:
+            with interrupt_held() as is_interrupted:
+                session = open_session(file, options, is_interrupted=is_interrupted)
+        except KeyboardInterrupt:
+            if session is not None:
+                session.close()
+            raise
+        return session
+
+
+def open_session(file: ModelFile, options: LoadOptions, *, is_interrupted: Callable[[], bool]) -> LlamaCpuSession:
+    """Load a model; give up with BackendLoadError once is_interrupted says so."""
+    header = read_header(file.path)  # llama.cpp aborts on crafted files: ours looks first
+    lib, log = _load_library()
+    log.lines.clear()
+    return LlamaCpuSession(lib, log, file, header, options, is_interrupted)
 
 
 def _estimate(header: GgufHeader, options: LoadOptions) -> MemoryNeed:
@@ -125,11 +139,21 @@ def _estimate(header: GgufHeader, options: LoadOptions) -> MemoryNeed:
 class LlamaCpuSession:
     """A llama.cpp model and context. KV cells are one unified pool of n_ctx for all sequences."""
 
-    def __init__(self, lib: Any, log: _Log, file: ModelFile, header: GgufHeader, options: LoadOptions) -> None:
+    def __init__(
+        self,
+        lib: Any,
+        log: _Log,
+        file: ModelFile,
+        header: GgufHeader,
+        options: LoadOptions,
+        is_interrupted: Callable[[], bool],
+    ) -> None:
         self._lib, self._log = lib, log
         self._model = self._ctx = None
         model_params = lib.llama_model_default_params()
         model_params.n_gpu_layers = 0
+        go_on = lib.llama_progress_callback(lambda _share, _data: not is_interrupted())  # kept alive over the call
+        model_params.progress_callback = go_on
         self._model = lib.llama_model_load_from_file(os.fsencode(file.path), model_params)
         if not self._model:
             raise BackendLoadError(model=file.model, reason=log.reason())
