@@ -37,9 +37,9 @@ class Account:
         cached = f", {self.usage.cached_tokens} of them cached" if self.usage.cached_tokens else ""
         parts = [
             f"{self.usage.prompt_tokens} prompt tokens{cached}",
-            f"prefill {self.prefill_s:.2f} s{_rate(self.prefill_tokens, self.prefill_s)}",
+            f"prefill {self.prefill_s:.2f} s{_rate(_tps(self.prefill_tokens, self.prefill_s))}",
             f"{self.usage.completion_tokens} tokens",
-            f"decode {self.decode_s:.2f} s{_rate(self.decode_tokens, self.decode_s)}",
+            f"decode {self.decode_s:.2f} s{_rate(_tps(self.decode_tokens, self.decode_s))}",
         ]
         return " · ".join(parts)
 
@@ -50,13 +50,17 @@ class Account:
             **{f.name: getattr(self.usage, f.name) for f in fields(self.usage)},
             "prefill_s": self.prefill_s,
             "decode_s": self.decode_s,
-            "prefill_tps": self.prefill_tokens / self.prefill_s if self.prefill_s else None,
-            "decode_tps": self.decode_tokens / self.decode_s if self.decode_s else None,
+            "prefill_tps": _tps(self.prefill_tokens, self.prefill_s),
+            "decode_tps": _tps(self.decode_tokens, self.decode_s),
         }
 
 
-def _rate(n_tokens: int, seconds: float) -> str:
-    return f" ({n_tokens / seconds:.1f} t/s)" if seconds > 0 else ""
+def _tps(n_tokens: int, seconds: float) -> float | None:
+    return n_tokens / seconds if n_tokens > 0 and seconds > 0 else None
+
+
+def _rate(tps: float | None) -> str:
+    return "" if tps is None else f" ({tps:.1f} t/s)"
 
 
 class Talk(Protocol):

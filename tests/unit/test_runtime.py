@@ -291,6 +291,15 @@ def test_a_table_for_a_model_that_is_not_there_stops_the_start() -> None:
     assert caught.value.origin == "flag"
 
 
+def test_a_variant_that_does_not_exist_stops_the_start() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(World(), models__tiny__variant="q9")
+    assert (caught.value.key, caught.value.origin) == ("models.tiny.variant", "flag")
+    assert "tiny:q4_1, tiny:q4_0" in caught.value.problem
+    make(World(), models__tiny__variant="q4_0")
+    make(World(), models__tiny__variant="step_s=1", models__tiny__backend="null")
+
+
 def test_requests_over_n_parallel_wait_and_over_max_waiting_are_refused() -> None:
     async def main() -> None:
         world = World()
