@@ -268,7 +268,7 @@ class ShuttingDownError(CapacityError):
     code = "shutting_down"
 
     def __str__(self) -> str:
-        return "the daemon is shutting down"
+        return "shutting down: no new request is taken"
 
 
 class BackendError(EdgeRtError):

@@ -11,10 +11,12 @@ Several threads may generate on one model at the same time: their requests share
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
@@ -39,6 +41,8 @@ from edge_rt.errors import (
     ModelNotFoundError,
     ModelNotPulledError,
     OfflineError,
+    ShuttingDownError,
+    UnsupportedFeatureError,
 )
 from edge_rt.guard.limits import check_request
 from edge_rt.scheduler.placement import Placement, load_message, place
@@ -131,7 +135,10 @@ def _placement(model: str | Path, settings: config.Config, *, pull: bool, progre
 
 
 class Model:
-    """A loaded model with its engine on a thread of its own. Close it, or use it in a with statement."""
+    """A loaded model with its engine on a thread of its own. Close it, or use it in a with statement.
+
+    Any thread may use and close it. A process made by fork cannot use its parent's: no thread survives a fork.
+    """
 
     def __init__(
         self, info: ModelInfo, engine: TokenEngine, settings: config.Config, close_session: Callable[[], None]
@@ -143,8 +150,14 @@ class Model:
         self._ids = count(1)
         self._open: set[_Answer] = set()
         self._failure: EdgeRtError | None = None
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._n_users = 0  # calls that use the session on their own threads
+        self._is_closing = self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=f"edge_rt-{info.model}", daemon=True)
         self._thread.start()
+        # An engine that computes while the interpreter takes itself down would be cut off inside llama.cpp.
+        atexit.register(self.close)
 
     def generate(
         self,
@@ -183,33 +196,45 @@ class Model:
         """Submit a request as it is and give its chunks. Its id must be unique among the model's open requests."""
         check_request(request, self._limits)
         answer = _Answer()
-        self._open.add(answer)
-        if self._failure is not None:
-            self._open.discard(answer)
-            raise self._failure
 
         def let_go(is_over: bool) -> None:
             self._open.discard(answer)
             if not is_over:
                 self._engine.cancel(request.id)
 
-        self._engine.submit(request, answer)
+        with self._using():
+            self._open.add(answer)
+            if self._failure is not None:
+                self._open.discard(answer)
+                raise self._failure
+            self._engine.submit(request, answer)
         return ChunkStream(answer, let_go)
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
-        return self._engine.tokenize(text, special=special, add_bos=add_bos)
+        with self._using():
+            return self._engine.tokenize(text, special=special, add_bos=add_bos)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        return self._engine.detokenize(token_ids)
+        with self._using():
+            return self._engine.detokenize(token_ids)
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
     def close(self, drain_s: float = 0.0) -> None:
         """Stop the engine, giving running answers drain_s to finish, and free the model's memory."""
+        if self._pid != os.getpid():
+            return
+        with self._changed:
+            self._is_closing = True
         self._engine.stop(drain_s)
         self._thread.join()
-        self._close_session()
+        with self._changed:
+            self._changed.wait_for(lambda: self._n_users == 0)
+            if not self._is_closed:
+                self._is_closed = True
+                self._close_session()
+        atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
         return self
@@ -229,6 +254,22 @@ class Model:
             for answer in list(self._open):
                 answer.failed(self._failure)
 
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keep the session open for a call that uses it on the caller's thread."""
+        if self._pid != os.getpid():
+            raise UnsupportedFeatureError(feature="using a model after a fork", remedy="load it in the child")
+        with self._changed:
+            if self._is_closing:
+                raise ShuttingDownError
+            self._n_users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._n_users -= 1
+                self._changed.notify_all()
+
 
 class ChunkStream(Iterator[Chunk]):
     """One answer's chunks. Closing it early, or letting go of it, stops the engine within one token."""
@@ -242,6 +283,8 @@ class ChunkStream(Iterator[Chunk]):
         if self._is_over:
             raise StopIteration
         item = self._answer.items.get()
+        if item is None:
+            raise StopIteration
         if isinstance(item, EdgeRtError):
             self._end(is_over=True)
             raise item
@@ -250,8 +293,10 @@ class ChunkStream(Iterator[Chunk]):
         return item
 
     def close(self) -> None:
+        """Give the answer up; another thread that waits for its next chunk hears its end."""
         if not self._is_over:
             self._end(is_over=False)
+            self._answer.items.put(None)
 
     __del__ = close
 
@@ -291,7 +336,7 @@ class _Answer:
     """Carries one request's answer from the engine's thread to its reader."""
 
     def __init__(self) -> None:
-        self.items: SimpleQueue[Chunk | EdgeRtError] = SimpleQueue()
+        self.items: SimpleQueue[Chunk | EdgeRtError | None] = SimpleQueue()  # None: its reader gave it up
 
     def chunk(self, chunk: Chunk) -> None:
         self.items.put(chunk)
