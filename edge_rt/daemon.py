@@ -142,6 +142,7 @@ async def _serve(
     starting = loop.create_task(_start(loaded, runtime, listening, environ, ready))
     watchdog = loop.create_task(_keep_watchdog_quiet(environ))
     stopping = loop.create_task(stop.wait())
+    starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -150,10 +151,10 @@ async def _serve(
         stopping.cancel()
         server.stop(drain_s + _LAST_WORDS_S)
         closing = loop.create_task(_close(runtime, drain_s, hurry))
-        results = await asyncio.gather(closing, serving, return_exceptions=True)
+        results = await asyncio.gather(closing, serving, starting, return_exceptions=True)
         watchdog.cancel()
     for result in results:
-        if isinstance(result, BaseException):
+        if isinstance(result, Exception):  # a cancelled start is none
             raise result
 
 
