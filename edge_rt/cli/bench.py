@@ -31,7 +31,7 @@ from edge_rt.scheduler.placement import place
 from edge_rt.worker import memory
 
 
-@click.group("bench", invoke_without_command=True, short_help="measure prefill and decode as llama-bench does")
+@click.group("bench", invoke_without_command=True, short_help="Measure prefill and decode as llama-bench does.")
 @click.option(
     "-m",
     "--model",

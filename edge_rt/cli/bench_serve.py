@@ -20,11 +20,14 @@ from edge_rt.errors import DaemonUnreachableError
 _CONNECT_TIMEOUT_S = 5.0
 
 
-@click.command("serve", short_help="measure a running daemon with concurrent streams")
+@click.command("serve", short_help="Measure a running daemon with concurrent streams.")
 @click.option(
-    "--socket", "socket", type=click.Path(path_type=Path), help="The daemon's socket. [default: server.socket_path]"
+    "--socket",
+    "socket",
+    type=click.Path(path_type=Path, readable=False),
+    help="The daemon's socket. [default: server.socket_path]",
 )
-@click.option("-m", "--model", default="", metavar="MODEL", help="[default: the default model]")
+@click.option("-m", "--model", default="", metavar="ID", help="The model to ask. [default: the default model]")
 @counts_option("-N", "--streams", default="1,4", least=1, text="Clients that ask at the same time.")
 @click.option(
     "--requests",

@@ -25,7 +25,7 @@ Ctrl-C          stop the answer that is being written
 """
 
 
-@click.command("chat", short_help="talk with a model")
+@click.command("chat", short_help="Talk with a model.")
 @click.argument("model", required=False)
 @click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 @answer_options

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from edge_rt import config
 
 
-@click.group("config", short_help="show settings and their origin, check a file")
+@click.group("config", short_help="Show settings and their origin, check a file.")
 def command() -> None:
     """Show the settings in force, or check a configuration file.
 
@@ -36,7 +36,7 @@ def show(above: config.Loaded | None, file: Path | None, as_json: bool, changed:
     click.echo(tabulate(rows, ("KEY", "VALUE", "ORIGIN"), "plain", disable_numparse=True))
 
 
-@command.command("check")
+@command.command("check", short_help="Check one configuration file.")
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
     """Check FILE alone, without the environment: exit code 0 if it is sound, 78 with the key and the reason if not."""

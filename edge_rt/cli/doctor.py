@@ -15,7 +15,7 @@ from edge_rt.errors import ConfigError
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-@click.command("doctor", short_help="check this machine and this installation")
+@click.command("doctor", short_help="Check this machine and this installation.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Check with this configuration file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array of name, status, detail and remedy.")
 @click.pass_obj

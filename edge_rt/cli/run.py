@@ -14,7 +14,7 @@ from edge_rt.cli.talk import Talk, answer_options, given, open_talk
 from edge_rt.types import Message
 
 
-@click.command("run", short_help="answer one prompt")
+@click.command("run", short_help="Answer one prompt.")
 @click.argument("model")
 @click.argument("prompt", required=False)
 @click.option("--system", metavar="TEXT", help="What the model is told before the prompt.")
@@ -45,7 +45,7 @@ def command(
     this process, and pulled first if it is not here.
 
     \b
-      edge_rt run smollm2-135m-instruct "Why is the sky blue?"
+      edge_rt run smollm2-135m-instruct "What is gravity?"
       dmesg | tail | edge_rt run smollm2-135m-instruct --system "Summarise this log." -
     """
     if raw and system:
@@ -72,7 +72,7 @@ def _read(prompt: str | None) -> str:
     if prompt is not None and prompt != "-":
         return prompt
     if prompt is None and sys.stdin.isatty():
-        raise click.UsageError('Give a PROMPT, or pipe one in: edge_rt run MODEL "Why is the sky blue?"')
+        raise click.UsageError('Give a PROMPT, or pipe one in: edge_rt run MODEL "What is gravity?"')
     text = sys.stdin.buffer.read().decode("utf-8", "replace")
     if not text.strip():
         raise click.UsageError("The prompt on stdin is empty.")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -33,6 +34,24 @@ def test_each_command_has_help(name: str) -> None:
     shown = run(name, "--help")
     assert shown.exit_code == 0, shown.output
     assert "Usage:" in shown.output
+
+
+def test_every_overview_line_is_a_whole_sentence() -> None:
+    groups = [
+        main,
+        *(c for name in main.list_commands(click.Context(main)) if isinstance(c := command(name), click.Group)),
+    ]
+    assert len(groups) >= 4
+    for group in groups:
+        listed = run(*([group.name] if group is not main else []), "--help").output.partition("Commands:")[2]
+        lines = [line.split(maxsplit=1)[1] for line in listed.strip().splitlines()]
+        assert [line for line in lines if not (line[0].isupper() and re.search(r"[^.]\.$", line))] == []
+
+
+def command(name: str) -> click.Command:
+    found = main.get_command(click.Context(main), name)
+    assert found is not None
+    return found
 
 
 def test_help_imports_no_command_and_nothing_heavy() -> None:
