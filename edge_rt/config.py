@@ -32,6 +32,7 @@ Key = tuple[str, ...]  # ("models", "qwen2.5-0.5b", "n_ctx"); shown as TOML writ
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0.0)]
+PositiveSeconds = Annotated[float, Meta(gt=0.0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Mode = Annotated[str, Meta(pattern="^0?[0-7]{3}$")]
 
@@ -65,7 +66,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     n_parallel: Annotated[int, Meta(ge=1, le=256)] = 8  # sequences decoded together
     n_batch: Annotated[int, Meta(ge=32, le=8192)] = 512  # rows of one step, n_parallel at least
     n_threads: Count = 0  # 0: chosen and changed by measured step time
-    max_stall_s: Annotated[float, Meta(gt=0.0)] = 0.15  # a prefill chunk may delay running streams this long
+    max_stall_s: PositiveSeconds = 0.15  # a prefill chunk may delay running streams this long
     max_prefix_bytes: Count = 128 * 2**20  # finished prompts kept for requests that begin the same; 0 keeps none
     stream_interval_s: Seconds = 0.05  # tokens that come faster share one event; the first never waits
     kv_type: Literal["f16", "q8_0"] = "f16"
@@ -79,8 +80,8 @@ class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keep_alive_s: float = 300.0  # unload after this long idle; negative: never
-    load_timeout_s: Seconds = 180.0
-    step_timeout_s: Seconds = 60.0  # a worker silent for longer in the middle of work is killed
+    load_timeout_s: PositiveSeconds = 180.0
+    step_timeout_s: PositiveSeconds = 60.0  # a worker silent for longer in the middle of work is killed
     memory_margin_bytes: Count = 256 * 2**20  # left free when a model is loaded; kept prefixes come out of it
     force: bool = False  # load a model although the memory looks too small for it
     max_loaded: Positive = 4

@@ -83,6 +83,8 @@ def test_other_variables_are_left_alone() -> None:
         ("engine = 3", "engine", "Expected a table, got `int`, got 3"),
         ("[server]\ndrain_s = nan", "server.drain_s", "Expected `float` >= 0.0, got nan"),
         ("[server]\ndrain_s = inf", "server.drain_s", "must be finite, got inf"),
+        ("[worker]\nstep_timeout_s = 0.0", "worker.step_timeout_s", "Expected `float` > 0.0, got 0.0"),
+        ("[models.m]\nn_parallel = 257", "models.m.n_parallel", "Expected `int` <= 256, got 257"),
         ("[worker]\nkeep_alive_s = nan", "worker.keep_alive_s", "must be finite, got nan"),
         ("[server]\nsocket_mode = 'rw-rw----'", "server.socket_mode", "got 'rw-rw----'"),
         ("[log]\nlevel = 'loud'", "log.level", "Expected one of debug, info, warning, error, got 'loud'"),
