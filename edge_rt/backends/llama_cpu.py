@@ -101,7 +101,11 @@ class LlamaCpuBackend:
         return (Device(id="cpu", kind="cpu", detail=f"llama.cpp from llama-cpp-python {version()}, built for {built}"),)
 
     def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed:
-        """Estimate from the header alone; weights count twice where llama.cpp repacks them for this CPU."""
+        """Estimate from the header alone.
+
+        Weights count once: where llama.cpp repacks them for this CPU the copy takes memory, but the pages of the mapped
+        file are clean then and can be dropped.
+        """
         return _estimate(read_header(file.path), options)
 
     def load(self, file: ModelFile, options: LoadOptions) -> LlamaCpuSession:
