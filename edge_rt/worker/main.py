@@ -156,12 +156,20 @@ class Service:
         return self._is_orderly
 
     def _read(self) -> None:
+        try:
+            self._take_messages()
+        except Exception:  # a worker that hears nothing is of no use, and would not even hear that it shall end
+            _log.exception("the channel to the front process cannot be read")
+        finally:
+            self._engine.stop(0.0)
+
+    def _take_messages(self) -> None:
+        """Take messages until the front process is gone, and send it the engine's figures meanwhile."""
         is_busy, due_at_s = True, self._clock()  # the first figures go out at once: they tell what the load cost
         while True:
             # Idle, it sleeps until a message comes: an idle worker costs no CPU time.
             messages = self._channel.receive(max(0.0, due_at_s - self._clock()) if is_busy else None)
             if messages is None:
-                self._engine.stop(0.0)
                 return
             for message in messages:
                 self._take(message)

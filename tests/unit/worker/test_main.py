@@ -218,6 +218,14 @@ def test_a_vanished_front_process_ends_the_service() -> None:
     assert results == [False]
 
 
+def test_a_front_process_that_talks_nonsense_ends_the_service() -> None:
+    engine = FakeEngine()
+    with served(engine) as (parent, results):
+        parent.sock.sendall(b"\xff" * 8)
+        assert engine.heard() == "stop 0"
+    assert results == [False]
+
+
 # serve and load_session
 
 
