@@ -158,7 +158,7 @@ class Service:
     def _read(self) -> None:
         try:
             self._take_messages()
-        except Exception:  # a worker that hears nothing is of no use, and would not even hear that it shall end
+        except Exception:  # noqa: BLE001 - a worker that hears nothing would not even hear that it shall end
             _log.exception("the channel to the front process cannot be read")
         finally:
             self._engine.stop(0.0)
