@@ -215,7 +215,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise ConfigError(key="--config", problem=f"cannot be read: {exc.strerror}", origin=str(path)) from exc
+        raise ConfigError(
+            key="configuration file", problem=f"cannot be read: {exc.strerror}", origin=str(path)
+        ) from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(key="TOML", problem=str(exc), origin=str(path)) from exc
 

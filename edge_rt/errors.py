@@ -4,7 +4,7 @@ EdgeRtError(code, retryable)
 ├ ConfigError
 ├ ModelError
 │ ├ ModelNotFoundError · ModelNotPulledError · ModelFormatError · ModelChecksumError · ModelTooLargeError
-│ ├ PullError · OfflineError · DiskFullError
+│ ├ PullError · OfflineError · DiskFullError · StoreError
 ├ RequestError
 │ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · BlockedError · AuthError · SlowReaderError
 ├ CapacityError (retryable)
@@ -13,7 +13,7 @@ EdgeRtError(code, retryable)
 │ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError
 ├ DeviceError
 │ └ DeviceNotFoundError · DevicePermissionError
-└ DaemonUnreachableError
+└ DaemonUnreachableError · DaemonLostError
 
 Fields first: a class holds the facts, the sentence is made from them, nobody parses text. The sentence says
 what, value, limit and remedy. api/status.py alone knows HTTP, cli/ alone knows exit codes. An error crosses
@@ -153,6 +153,18 @@ class DiskFullError(ModelError):
             f"{self.path} has {self.have_bytes / 1e6:.1f} MB free, {self.need_bytes / 1e6:.1f} MB are needed. "
             "Free space or set catalog.store_dir to another disk"
         )
+
+
+@dataclass(eq=False)
+class StoreError(ModelError):
+    """The store of model files cannot be changed by this user."""
+
+    code = "store_error"
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be written: {self.problem}; run it as the store's owner or set catalog.store_dir"
 
 
 class RequestError(EdgeRtError):
@@ -349,15 +361,29 @@ class DevicePermissionError(DeviceError):
 
 @dataclass(eq=False)
 class DaemonUnreachableError(EdgeRtError):
-    """A client found nobody to talk to."""
+    """A client found nobody to talk to, or may not."""
 
     code = "daemon_unreachable"
     retryable = True
     address: str
     reason: str
+    remedy: str = "start one with `edge_rt serve`"
 
     def __str__(self) -> str:
-        return f"no daemon answers on {self.address}: {self.reason}. Start one with `edge_rt serve`"
+        return f"no daemon answers on {self.address}: {self.reason}; {self.remedy}"
+
+
+@dataclass(eq=False)
+class DaemonLostError(EdgeRtError):
+    """A client's daemon went away in the middle of an answer."""
+
+    code = "daemon_lost"
+    retryable = True
+    address: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the daemon on {self.address} was lost before the answer was whole: {self.reason}; see its log"
 
 
 def subclasses(root: type[EdgeRtError] = EdgeRtError) -> list[type[EdgeRtError]]:

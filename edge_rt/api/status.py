@@ -44,6 +44,7 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.PullError: Mapping(502, _SERVER, param="=model"),
     errors.OfflineError: Mapping(404, _INVALID, param="=model"),
     errors.DiskFullError: Mapping(507, _SERVER),
+    errors.StoreError: Mapping(500, _SERVER),
     errors.RequestError: Mapping(400, _INVALID),
     errors.InvalidRequestError: Mapping(400, _INVALID, param="param"),
     errors.ContextLengthError: Mapping(400, _INVALID, param="=messages"),
@@ -65,6 +66,7 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.DeviceNotFoundError: Mapping(500, _SERVER),
     errors.DevicePermissionError: Mapping(500, _SERVER),
     errors.DaemonUnreachableError: Mapping(503, _BUSY, retry_after_s=1.0),
+    errors.DaemonLostError: Mapping(503, _BUSY, retry_after_s=1.0),
 }
 
 

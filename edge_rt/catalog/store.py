@@ -119,7 +119,7 @@ class Store:
         variant_id  '' is the first in the manifest; `pick_variant` knows the best for a CPU
         derive      makes dst from src in the quantisation named: derive(src, dst, quant)
         A pull cut short by anything but a full disk is taken up by the next. Raises ModelNotFoundError, OfflineError,
-        PullError, DiskFullError, ModelChecksumError, ConfigError and what derive raises.
+        PullError, DiskFullError, StoreError, ModelChecksumError, ConfigError and what derive raises.
         """
         # Imported here: the daemon, which only reads the store, shall not carry an HTTP client.
         from edge_rt.catalog.fetch import FetchSettings

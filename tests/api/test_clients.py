@@ -19,9 +19,10 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from edge_rt.api.client import Client
+from edge_rt.api.client import Client, unreachable
 from edge_rt.errors import (
     ContextLengthError,
+    DaemonLostError,
     DaemonUnreachableError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -227,9 +228,28 @@ def test_client_raises_what_the_daemon_raised(daemon: Daemon) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_client_without_a_daemon(socket_dir: Path) -> None:
-    with Client(socket_dir / "nobody") as client, pytest.raises(DaemonUnreachableError, match="edge_rt serve"):
+    words = "nobody: No such file or directory; start one with `edge_rt serve`"
+    with Client(socket_dir / "nobody") as client, pytest.raises(DaemonUnreachableError, match=words):
         client.models()
     gc.collect()  # httpcore2 leaves a socket that could not connect to the collector, which warns
+
+
+def test_a_client_without_the_right_to_connect_is_told_whom_to_ask() -> None:
+    refused = httpx2.ConnectError("[Errno 13] Permission denied")
+    refused.__cause__ = PermissionError(13, "Permission denied")
+    error = unreachable("/run/s", refused)
+    assert "no right" in str(error)
+    assert "server.socket_group" in str(error)
+    assert "edge_rt serve" not in str(error)
+
+
+def test_a_daemon_that_is_killed_in_the_middle_of_an_answer(socket_dir: Path) -> None:
+    with Daemon(socket_dir) as daemon, Client(daemon.socket) as client:
+        answer = client.chat([Message(role="user", content="x" * 2000)], model="null-slow")
+        next(answer)
+        daemon.process.kill()
+        with pytest.raises(DaemonLostError, match="see its log"):
+            list(answer)
 
 
 # Many at once
