@@ -326,9 +326,8 @@ class TokenEngine:
         request = sequence.request
         try:
             token_id = sequence.sampler.sample(logits)
-        except EdgeRtError as exc:
-            self._running.remove(sequence)
-            self._fail(sequence, exc)
+        except BackendStepError as exc:
+            self._fail_batch([sequence], exc)
             return
         sequence.token_ids.append(token_id)
         self._totals.completion_tokens += 1

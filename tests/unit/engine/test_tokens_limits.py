@@ -125,6 +125,19 @@ def test_what_a_failed_step_left_in_the_kv_is_not_used_again() -> None:
     bench.assert_idle()
 
 
+def test_a_kv_that_gives_no_numbers_is_not_used_again() -> None:
+    bench = Bench()
+    bench.session.breaks_logits = True
+    broken = bench.ask(chat("a" * 100, "broken"))
+    bench.run(broken)
+    assert isinstance(broken.error, BackendStepError)
+    bench.session.breaks_logits = False
+    again = bench.ask(chat("a" * 100, "again"))
+    bench.run(again)
+    assert again.text == "a" * 100
+    assert n_cached(again) == 0
+
+
 def test_preemption_changes_no_choice_of_a_seeded_request_with_penalties() -> None:
     sampling = Sampling(
         temperature=8.0, seed=3, repeat_penalty=1.3, repeat_last_n=16, presence_penalty=1.0, frequency_penalty=0.5
