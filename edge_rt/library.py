@@ -3,7 +3,7 @@
     import edge_rt
 
     with edge_rt.load("smollm2-135m-instruct") as model:
-        for text in model.generate("Why is the sky blue?", max_tokens=64):
+        for text in model.generate("What is gravity?", max_tokens=64):
             print(text, end="", flush=True)
 
 Several threads may generate on one model at the same time: their requests share steps, as in the daemon.
@@ -29,7 +29,7 @@ import msgspec
 from edge_rt import config
 from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.part import Progress
-from edge_rt.catalog.store import Store, pick_variant
+from edge_rt.catalog.store import Store, is_file_name, pick_variant
 from edge_rt.devices import cpu
 from edge_rt.devices.idle import IdleMeter
 from edge_rt.engine.start import start_engine
@@ -38,7 +38,6 @@ from edge_rt.errors import (
     BackendStepError,
     EdgeRtError,
     InvalidRequestError,
-    ModelNotFoundError,
     ModelNotPulledError,
     OfflineError,
     ShuttingDownError,
@@ -80,7 +79,8 @@ def load(
 ) -> Model:
     """Load a model.
 
-    model     MODEL[:VARIANT] of the catalog, or the path of a GGUF file; "" is the configured default model
+    model     MODEL[:VARIANT] of the catalog, or the path of a GGUF file: a Path, or text with a / or .gguf at its end;
+              "" is the configured default model
     settings  config.load()'s answer; None loads it
     pull      fetch the model first if it is not in the store
     force     load also where the memory looks too small
@@ -102,21 +102,20 @@ def load(
 
 
 def _placement(model: str | Path, settings: config.Config, *, pull: bool, progress: Progress) -> Placement:
-    path = Path(model)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelNotFoundError(model=str(model))
+    if isinstance(model, Path) or is_file_name(model):
+        path = Path(model).expanduser()
+        header = read_header(path)
         return Placement(
             model=path.stem,
             backend=settings.engine.backend or "llama_cpu",
             variant="",
             quant="",
             path=str(path),
-            n_ctx=settings.engine.n_ctx or min(_MAX_DEFAULT_N_CTX, read_header(path).n_ctx_train),
+            n_ctx=settings.engine.n_ctx or min(_MAX_DEFAULT_N_CTX, header.n_ctx_train),
             n_seq_max=settings.engine.n_parallel,
             chat_template=None,
         )
-    model_id, _, variant = (str(model) or settings.catalog.default_model).partition(":")
+    model_id, _, variant = (model or settings.catalog.default_model).partition(":")
     own = settings.model(model_id)
     if variant:
         own = msgspec.structs.replace(own, variant=variant)

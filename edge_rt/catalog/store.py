@@ -28,6 +28,11 @@ _REPACKED: Mapping[str, tuple[frozenset[str], ...]] = {
 }
 
 
+def is_file_name(model: str) -> bool:
+    """Tell a model file's path from an id of the catalog."""
+    return "/" in model or model.endswith(".gguf")
+
+
 def pick_variant(manifest: Manifest, features: frozenset[str], wanted: str = "") -> Variant:
     """Pick the variant to run: the wanted one, else the fastest form for this CPU.
 

@@ -43,7 +43,9 @@ def command(
 ) -> None:
     """Talk with MODEL, the default model if none is named; /help inside shows what one can type.
 
-    A running daemon is asked if there is one, otherwise the model is loaded into this process.
+    MODEL is an id of `edge_rt models list`, optionally with :VARIANT, or the path of a GGUF file. A running daemon is
+    asked if there is one. Otherwise, and for a VARIANT or a file, the model is loaded into this process, and pulled
+    first if it is not here.
     """
     loaded = ctx.obj if isinstance(ctx.obj, config.Loaded) else config.load()
     model = model or loaded.config.catalog.default_model

@@ -41,8 +41,8 @@ def command(
     MODEL is an id of `edge_rt models list`, optionally with :VARIANT, or the path of a GGUF file. Without PROMPT, or
     with -, the prompt is read from stdin.
 
-    A running daemon is asked if there is one, because it has the model in memory. Otherwise the model is loaded into
-    this process, and pulled first if it is not here.
+    A running daemon is asked if there is one, because it has the model in memory. Otherwise, and for a VARIANT or a
+    file, the model is loaded into this process, and pulled first if it is not here.
 
     \b
       edge_rt run smollm2-135m-instruct "What is gravity?"

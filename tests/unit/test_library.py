@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,6 +17,7 @@ from edge_rt import config
 from edge_rt.errors import (
     ContextLengthError,
     InvalidRequestError,
+    ModelFormatError,
     ModelNotFoundError,
     ModelNotPulledError,
     OfflineError,
@@ -244,8 +246,9 @@ def test_a_process_may_fork_and_end_with_a_model_in_use(code: str, output: bytes
 def test_missing_models_are_told_apart(tmp_path: object) -> None:
     with pytest.raises(ModelNotFoundError):
         edge_rt.load("no-such-model", settings=settings())
-    with pytest.raises(ModelNotFoundError):
-        edge_rt.load("/no/such/file.gguf", settings=settings())
+    for path in ("/no/such/file.gguf", "./file", Path("file")):
+        with pytest.raises(ModelFormatError, match="No such file"):
+            edge_rt.load(path, settings=settings())
     empty = {"catalog.store_dir": str(tmp_path)}
     with pytest.raises(ModelNotPulledError):
         edge_rt.load("", settings=settings(**empty))

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import gc
+import socket
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from edge_rt.cli import main
 from edge_rt.cli.talk import Account, daemon_path
 from edge_rt.config import Server
 from edge_rt.types import Usage
@@ -28,3 +34,41 @@ def test_an_answer_of_one_token_has_no_decode_rate() -> None:
     )
     assert account.line() == "10 prompt tokens · prefill 0.50 s (20.0 t/s) · 1 tokens · decode 0.00 s"
     assert (account.record()["prefill_tps"], account.record()["decode_tps"]) == (20.0, None)
+
+
+# httpcore2 leaves a socket that could not connect to the collector, which warns.
+leaks = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@leaks
+@pytest.mark.parametrize(
+    ("model", "options", "status", "words"),
+    [
+        ("m", ["--socket", "s", "--local"], 2, "--local asks none"),
+        ("m:q4_1", ["--socket", "s"], 1, "a variant with --socket is not supported"),
+        ("./m", ["--socket", "s"], 1, "a file with --socket is not supported"),
+        ("m", ["--socket", "s"], 1, "no daemon answers on s: No such file or directory"),
+    ],
+)
+def test_a_daemon_is_not_asked_for_what_it_cannot_give(
+    model: str, options: list[str], status: int, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["run", model, "hi", *options])
+    assert done.exit_code == status
+    assert words in done.stderr
+    del done
+    gc.collect()
+
+
+@leaks
+@pytest.mark.parametrize(("model", "note"), [("nope", True), ("nope:q4_1", False)])
+def test_a_dead_daemon_is_mentioned_before_a_model_is_loaded_here(model: str, note: bool, socket_dir: Path) -> None:
+    path = socket_dir / "s"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    done = CliRunner(env={"EDGE_RT__SERVER__SOCKET_PATH": str(path)}).invoke(main, ["run", model, "hi"])
+    assert (f"{path}: Connection refused; loading the model into this process" in done.stderr) == note
+    assert "not in the catalog" in done.stderr
+    del done
+    gc.collect()
