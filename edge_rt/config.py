@@ -252,7 +252,8 @@ def _convert(values: dict[str, Any], origins: Mapping[Key, str], *, strict: bool
         else:
             if "enum" in problem:
                 problem = f"Expected one of {', '.join(_choices(key))}"
-            problem = f"{problem.replace('`object`', 'a table')}, got {_get(values, key)!r}"
+            problem = re.sub(r", got `\w+`$", "", problem).replace("`object`", "a table")
+            problem = f"{problem}, got {_get(values, key)!r}"
         raise ConfigError(key=dotted(key), problem=problem, origin=_origin(origins, key)) from exc
     for key, value in _flatten(msgspec.to_builtins(config)):
         if isinstance(value, float) and not math.isfinite(value):

@@ -9,6 +9,9 @@ import click
 from tabulate import tabulate
 
 from edge_rt import config
+from edge_rt.catalog.store import Store
+from edge_rt.runtime import Runtime
+from edge_rt.telemetry import Telemetry
 
 
 @click.group("config", short_help="Show settings and their origin, check a file.")
@@ -39,7 +42,11 @@ def show(above: config.Loaded | None, file: Path | None, as_json: bool, changed:
 @command.command("check", short_help="Check one configuration file.")
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
-    """Check FILE alone, without the environment: exit code 0 if it is sound, 78 with the key and the reason if not."""
+    """Check FILE alone, without the environment: exit code 0 if it is sound, 78 with the key and the reason if not.
+
+    The models and variants that it names must be in the catalog; whether they have been pulled is not looked at.
+    """
     loaded = config.load(file, environ={})
+    Runtime(loaded, Store.open(loaded.config.catalog), Telemetry())  # what the daemon would refuse
     n_keys = len(loaded.origins)
     click.echo(f"{file}: ok, {n_keys} key{'' if n_keys == 1 else 's'} set")
