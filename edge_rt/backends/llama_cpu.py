@@ -34,7 +34,6 @@ from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailabl
 from edge_rt.types import Capabilities, ModelInfo
 
 _KV_TYPES = {"f16": (1, 2.0), "q8_0": (8, 34 / 32)}  # ggml_type, bytes per element
-_PARSED_ATTRS = 1 << 0 | 1 << 3  # LLAMA_TOKEN_ATTR_UNKNOWN and _CONTROL: what parse_special finds in a text
 _STATE_MAGIC = b"ERTS"
 
 
@@ -203,6 +202,9 @@ class LlamaCpuSession:
     def _read_vocab(self, header: GgufHeader, n_vocab: int) -> Vocab:
         lib = self._lib
         bos, eos = lib.llama_vocab_bos(self._vocab), lib.llama_vocab_eos(self._vocab)
+        # What llama_tokenize finds in a text with parse_special only.
+        control = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        control_texts = {self._text(i) for i in range(n_vocab) if lib.llama_vocab_get_attr(self._vocab, i) & control}
         return Vocab(
             n_vocab=n_vocab,
             bos_id=bos,
@@ -212,8 +214,7 @@ class LlamaCpuSession:
             chat_template=header.chat_template,
             bos_text=self._text(bos),
             eos_text=self._text(eos),
-            control_texts=frozenset(self._text(i) for i in range(n_vocab) if lib.llama_vocab_is_control(self._vocab, i))
-            - {""},
+            control_texts=frozenset(control_texts - {""}),
         )
 
     def _text(self, token_id: int) -> str:

@@ -75,6 +75,14 @@ def test_control_tokens_are_parsed_only_when_asked(session: TokenSession) -> Non
     assert session.piece(session.vocab.eos_id, special=True).decode() == eos
 
 
+def test_control_texts_are_all_that_special_parses(session: TokenSession) -> None:
+    some = [*range(512), *range(512, session.caps.n_vocab, 16)]
+    pieces = (session.piece(i, special=True) for i in some if i < session.caps.n_vocab)
+    texts = {raw.decode(errors="ignore") for raw in pieces} | session.vocab.control_texts
+    parsed = {t for t in texts if session.tokenize(t, special=True) != session.tokenize(t, special=False)}
+    assert parsed == session.vocab.control_texts
+
+
 @pytest.mark.parametrize("offset", [-1, 0])
 def test_piece_refuses_ids_outside_the_vocabulary(session: TokenSession, offset: int) -> None:
     with pytest.raises(InvalidRequestError):
