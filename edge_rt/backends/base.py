@@ -24,7 +24,6 @@ class Device:
     id: str
     kind: str
     detail: str
-    memory_bytes: int | None = None
     simulated: bool = False
 
 
