@@ -65,7 +65,7 @@ METRICS: Final = (
     Metric("edge_rt_requests_waiting", "gauge", "Requests in the queue.", ("model",)),
     Metric("edge_rt_threads", "gauge", "Compute threads in use.", ("model",)),
     Metric("edge_rt_kv_cells", "gauge", "KV cells of the model's pool.", ("model",)),
-    Metric("edge_rt_kv_cells_used", "gauge", "KV cells in use.", ("model",)),
+    Metric("edge_rt_kv_cells_used", "gauge", "KV cells that running requests hold.", ("model",)),
     Metric("edge_rt_prefix_bytes", "gauge", "Finished prompts kept outside the KV for reuse.", ("model",)),
     Metric("edge_rt_worker_resident_memory_bytes", "gauge", "RSS of the model's worker process.", ("model",)),
     Metric("edge_rt_build_info", "gauge", "Always 1; the labels say what runs.", ("version",)),

@@ -188,6 +188,7 @@ class ModelInfo:
 class EngineStats:
     """Totals since load and momentary gauges of one engine; sent to the front process as metrics.
 
+    cells_used   of running requests; idle prefixes are not counted, they leave when cells are wanted
     step_rows    steps by their number of rows: <= 1, 2, 4, … 512, and above (11 counts; their sum is steps_total)
     """
 
