@@ -148,7 +148,7 @@ def command(above: config.Loaded | None, socket: Path | None, interval_s: float,
 
     Tokens per second are those of the last interval, prefill without what came from the prefix cache. TTFT P50 is the
     median of all answers since the daemon started, interpolated in the histogram's buckets. KV CELLS are those in use
-    and all of the model's pool: one cell holds one token of one running or kept context.
+    and all of the model's pool; one holds one token of a conversation that is being answered.
     """
     loaded = above or config.load()
     path = socket or socket_path(loaded.config.server, os.environ)
