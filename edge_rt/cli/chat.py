@@ -134,5 +134,5 @@ def _read() -> str | None:
             click.echo()
         return None
     except KeyboardInterrupt:
-        click.echo()
+        click.echo("\nCtrl-D ends the chat.", err=True)
         return ""
