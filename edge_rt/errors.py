@@ -6,13 +6,11 @@ EdgeRtError(code, retryable)
 │ ├ ModelNotFoundError · ModelNotPulledError · ModelFormatError · ModelChecksumError · ModelTooLargeError
 │ ├ PullError · OfflineError · DiskFullError · StoreError
 ├ RequestError
-│ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · BlockedError · AuthError · SlowReaderError
+│ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · AuthError · SlowReaderError
 ├ CapacityError (retryable)
 │ ├ QueueFullError · OverloadedError · DeadlineError · ShuttingDownError
 ├ BackendError
 │ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError
-├ DeviceError
-│ └ DeviceNotFoundError · DevicePermissionError
 └ DaemonUnreachableError · DaemonLostError
 
 Fields first: a class holds the facts, the sentence is made from them, nobody parses text. The sentence says
@@ -101,7 +99,7 @@ class ModelChecksumError(ModelError):
     def __str__(self) -> str:
         return (
             f"{self.path}: sha256 is {self.actual}, the manifest says {self.expected}. "
-            "Remove it with `edge_rt models rm` and pull it again"
+            "Remove the model and pull it again; if it stays so, the manifest or its source is wrong"
         )
 
 
@@ -204,15 +202,6 @@ class UnsupportedFeatureError(RequestError):
 
     def __str__(self) -> str:
         return f"{self.feature} is not supported" + (f"; {self.remedy}" if self.remedy else "")
-
-
-@dataclass(eq=False)
-class BlockedError(RequestError):
-    code = "blocked"
-    policy: str
-
-    def __str__(self) -> str:
-        return f"refused by policy {self.policy}"
 
 
 @dataclass(eq=False)
@@ -331,32 +320,6 @@ class WorkerLostError(BackendError):
 
     def __str__(self) -> str:
         return f"the worker process of {self.model} ended ({self.reason}); it is being restarted, try again"
-
-
-class DeviceError(EdgeRtError):
-    """A piece of hardware is missing, forbidden or misbehaves."""
-
-    code = "device_error"
-
-
-@dataclass(eq=False)
-class DeviceNotFoundError(DeviceError):
-    code = "device_not_found"
-    device: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"device {self.device} not found: {self.reason}"
-
-
-@dataclass(eq=False)
-class DevicePermissionError(DeviceError):
-    code = "device_permission"
-    path: str
-    capability: str
-
-    def __str__(self) -> str:
-        return f"no permission for {self.path}; it takes {self.capability}"
 
 
 @dataclass(eq=False)

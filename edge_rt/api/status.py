@@ -49,7 +49,6 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.InvalidRequestError: Mapping(400, _INVALID, param="param"),
     errors.ContextLengthError: Mapping(400, _INVALID, param="=messages"),
     errors.UnsupportedFeatureError: Mapping(400, _INVALID, param="feature"),
-    errors.BlockedError: Mapping(403, "permission_error"),
     errors.AuthError: Mapping(401, "authentication_error"),
     errors.SlowReaderError: Mapping(400, _INVALID),
     errors.CapacityError: Mapping(503, _BUSY, retry_after_s=1.0),
@@ -62,9 +61,6 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.BackendLoadError: Mapping(500, _SERVER, param="=model"),
     errors.BackendStepError: Mapping(500, _SERVER),
     errors.WorkerLostError: Mapping(503, _BUSY, retry_after_s=2.0),
-    errors.DeviceError: Mapping(500, _SERVER),
-    errors.DeviceNotFoundError: Mapping(500, _SERVER),
-    errors.DevicePermissionError: Mapping(500, _SERVER),
     errors.DaemonUnreachableError: Mapping(503, _BUSY, retry_after_s=1.0),
     errors.DaemonLostError: Mapping(503, _BUSY, retry_after_s=1.0),
 }

@@ -70,6 +70,8 @@ def command(
 
 def _read(prompt: str | None) -> str:
     if prompt is not None and prompt != "-":
+        if not prompt.strip():
+            raise click.UsageError("The prompt is empty.")
         return prompt
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError('Give a PROMPT, or pipe one in: edge_rt run MODEL "What is gravity?"')
