@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import os
+import re
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,6 +37,8 @@ from edge_rt.types import Capabilities, ModelInfo
 
 _KV_TYPES = {"f16": (1, 2.0), "q8_0": (8, 34 / 32)}  # ggml_type, bytes per element
 _STATE_MAGIC = b"ERTS"
+_MAX_BLOCK_CHARS = 16 * 1024  # shorter texts go to llama_tokenize as they are
+_MAX_BLOCK_CONTROL = 256
 
 
 class _Log:
@@ -222,8 +226,16 @@ class LlamaCpuSession:
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
         self._check_open()
-        raw = text.encode("utf-8")
         add_special = add_bos and self.vocab.add_bos
+        if not special:
+            return self._tokenize(text, special=False, add_special=add_special)
+        ids: list[int] = []
+        for i, block in enumerate(blocks(text, self.vocab.control_texts)):
+            ids += self._tokenize(block, special=True, add_special=add_special and i == 0)
+        return ids
+
+    def _tokenize(self, text: str, *, special: bool, add_special: bool) -> list[int]:
+        raw = text.encode("utf-8")
         n_max = len(raw) + 2
         while True:
             ids = (ctypes.c_int32 * n_max)()
@@ -317,6 +329,21 @@ class LlamaCpuSession:
         if self._model:
             self._lib.llama_model_free(self._model)
         self._ctx = self._model = None
+
+
+def blocks(text: str, control_texts: frozenset[str]) -> Iterator[str]:
+    """Cut a long text behind control tokens into blocks with a bounded number of them.
+
+    llama_tokenize takes time in the square of that number: 2 MiB of nothing else would keep it for minutes.
+    """
+    start = 0
+    if len(text) > _MAX_BLOCK_CHARS and control_texts:
+        longest_first = sorted(control_texts, key=len, reverse=True)
+        found = re.finditer("|".join(map(re.escape, longest_first)), text)
+        for match in islice(found, _MAX_BLOCK_CONTROL - 1, None, _MAX_BLOCK_CONTROL):
+            yield text[start : match.end()]
+            start = match.end()
+    yield text[start:]
 
 
 def _bytes_at(array: NDArray[np.uint8], offset: int) -> Any:

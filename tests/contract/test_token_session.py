@@ -75,6 +75,16 @@ def test_control_tokens_are_parsed_only_when_asked(session: TokenSession) -> Non
     assert session.piece(session.vocab.eos_id, special=True).decode() == eos
 
 
+def test_any_number_of_control_tokens_is_parsed(session: TokenSession) -> None:
+    eos = session.piece(session.vocab.eos_id, special=True).decode()
+    text = f"{eos}{eos}Red, green {eos} blue\n"
+    once = session.tokenize(text, special=True)
+    assert once.count(session.vocab.eos_id) == 3
+    assert session.tokenize(text * 2000, special=True) == once * 2000
+    with_bos = session.tokenize(text * 2000, special=True, add_bos=True)
+    assert with_bos in (once * 2000, [session.vocab.bos_id, *once * 2000])
+
+
 def test_control_texts_are_all_that_special_parses(session: TokenSession) -> None:
     some = [*range(512), *range(512, session.caps.n_vocab, 16)]
     pieces = (session.piece(i, special=True) for i in some if i < session.caps.n_vocab)
