@@ -73,6 +73,8 @@ def _load_library() -> tuple[Any, _Log]:
             raise BackendUnavailableError(
                 backend="llama_cpu", reason=f"llama-cpp-python cannot be imported ({exc})", extra="llama"
             ) from exc
+        # Before it aborts, ggml would run a debugger on itself; that takes seconds and buries the message.
+        os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         _log = _Log(lib)
         lib.llama_backend_init()
         _lib = lib
@@ -126,6 +128,9 @@ class LlamaCpuBackend:
 def open_session(file: ModelFile, options: LoadOptions, *, is_interrupted: Callable[[], bool]) -> LlamaCpuSession:
     """Load a model; give up with BackendLoadError once is_interrupted says so."""
     header = read_header(file.path)  # llama.cpp aborts on crafted files: ours looks first
+    if options.n_ctx < options.n_seq_max:  # and on this
+        reason = f"a context of {options.n_ctx} tokens is too small for {options.n_seq_max} sequences; raise n_ctx"
+        raise BackendLoadError(model=file.model, reason=reason)
     lib, log = _load_library()
     log.lines.clear()
     return LlamaCpuSession(lib, log, file, header, options, is_interrupted)

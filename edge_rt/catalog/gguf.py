@@ -186,6 +186,7 @@ def _describe(
     for layer, (n, n_kv) in enumerate(zip(n_heads, n_kv_heads, strict=True)):
         if n_kv and n % n_kv:
             keys.fail(f"{arch}.attention.head_count_kv", f"{n} heads do not divide into {n_kv} (layer {layer})")
+    keys.check_floats(arch)
     head_dim = embedding_length // max(n_heads) if max(n_heads) else 0
     keys.per_layer(f"{arch}.feed_forward_length", n_layers, default=(0,) * n_layers)
     n_bytes: Counter[str] = Counter()
@@ -251,6 +252,15 @@ class _Keys:
         if default is not None and key not in self.values:
             return default
         return self._in_range(key, self._need(key), low, high)
+
+    def check_floats(self, arch: str) -> None:
+        """Check the architecture's numbers: all finite, and no epsilon below 0, on which ggml aborts."""
+        for key, value in self.values.items():
+            if isinstance(value, float) and key.startswith(f"{arch}."):
+                if not math.isfinite(value):
+                    self.fail(key, f"{value} is not a finite number")
+                if key.endswith("epsilon") and value < 0:
+                    self.fail(key, f"{value} is below 0")
 
     def per_layer(self, key: str, n_layers: int, *, default: tuple[int, ...]) -> tuple[int, ...]:
         """Read a number for all layers or a list with one for each."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import reprlib
 import struct
+from array import array
 from dataclasses import dataclass
 from typing import BinaryIO, Never
 
@@ -15,6 +16,8 @@ from edge_rt.errors import ModelFormatError
 STRING = 8
 ARRAY = 9
 _BOOL = 7
+_VOCABULARY = "tokenizer.ggml.tokens"  # llama.cpp aborts where two of its strings are the same
+_BUCKET_ITEMS = 2**17
 # GGUF's value type -> (name, struct format)
 SCALARS: dict[int, tuple[str, str]] = {
     0: ("u8", "B"),
@@ -159,14 +162,30 @@ class GgufReader:
     def _string_array(self) -> ArrayValue:
         n = self.count("strings", self.limits.max_items - self._n_items, 8)
         self._n_items += n
+        if self.field == _VOCABULARY:
+            self._check_distinct(n)
+            return ArrayValue("string", n, None)
         if n <= self.limits.max_kept_items:
             return ArrayValue("string", n, tuple(self._scalar(STRING) for _ in range(n)))
         for _ in range(n):
-            length = int.from_bytes(self.take(8), "little")
-            if length > self.limits.max_string_bytes:
-                self.fail(f"a string of {length} bytes, the limit is {self.limits.max_string_bytes}")
-            self._skip(length)
+            self._skip(self._length())
         return ArrayValue("string", n, None)
+
+    def _check_distinct(self, n: int) -> None:
+        """Read n strings; those that are not empty must differ. Their hashes are compared, a part of them at a time."""
+        hashes = array("q")
+        for _ in range(n):
+            if raw := self.take(self._length()):
+                hashes.append(hash(raw))
+        n_buckets = 1 + len(hashes) // _BUCKET_ITEMS
+        if sum(len({h for h in hashes if h % n_buckets == b}) for b in range(n_buckets)) < len(hashes):
+            self.fail("two of its strings are the same")
+
+    def _length(self) -> int:
+        length = int.from_bytes(self.take(8), "little")
+        if length > self.limits.max_string_bytes:
+            self.fail(f"a string of {length} bytes, the limit is {self.limits.max_string_bytes}")
+        return length
 
     def _advance(self, n_bytes: int) -> None:
         if n_bytes > self.size - self.position:

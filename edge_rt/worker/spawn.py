@@ -34,8 +34,6 @@ async def spawn() -> tuple[socket.socket, Handle]:
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                # Before it aborts, ggml would run a debugger on itself; that takes seconds and buries the message.
-                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
             )
     except BaseException:
         ours.close()

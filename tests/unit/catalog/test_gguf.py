@@ -46,6 +46,32 @@ def test_long_arrays_are_counted_and_not_kept(tmp_path: Path) -> None:
     assert header.metadata["tokenizer.ggml.scores"] == ArrayValue("f32", 5000, None)
 
 
+@pytest.mark.parametrize("n_vocab", [64, 300_000])
+def test_a_vocabulary_with_the_same_token_twice_is_refused(tmp_path: Path, n_vocab: int) -> None:
+    file = tiny_llama(n_vocab=n_vocab)
+    tokens = ["", "", *(f"t{i}" for i in range(n_vocab - 2))]
+    file.set("tokenizer.ggml.tokens", "[string]", tokens)
+    assert read_header(write(tmp_path / "m.gguf", file)).n_vocab == n_vocab
+    file.set("tokenizer.ggml.tokens", "[string]", [*tokens[:-1], "t0"])
+    with pytest.raises(ModelFormatError, match=r"tokenizer\.ggml\.tokens: two of its strings are the same"):
+        read_header(write(tmp_path / "m.gguf", file))
+
+
+@pytest.mark.parametrize(
+    ("key", "number", "problem"),
+    [
+        ("llama.attention.layer_norm_rms_epsilon", float("nan"), "nan is not a finite number"),
+        ("llama.attention.layer_norm_rms_epsilon", -1.0, r"-1\.0 is below 0"),
+        ("llama.rope.freq_base", float("inf"), "inf is not a finite number"),
+    ],
+)
+def test_numbers_that_ggml_would_abort_on_are_refused(tmp_path: Path, key: str, number: float, problem: str) -> None:
+    file = tiny_llama()
+    file.set(key, "f32", number)
+    with pytest.raises(ModelFormatError, match=f"{key}: {problem}"):
+        read_header(write(tmp_path / "m.gguf", file))
+
+
 def test_layers_of_different_width(tmp_path: Path) -> None:
     file = tiny_llama()
     file.set("llama.attention.head_count", "[u32]", [4, 0])
@@ -198,7 +224,11 @@ CASES: dict[str, tuple[Callable[[GgufFile], None], str, str]] = {
     "no vocabulary": (_delete(TOKENS), TOKENS, "no vocabulary"),
     "empty vocabulary": (_set(TOKENS, "[string]", []), TOKENS, "no vocabulary"),
     "vocabulary of numbers": (_set(TOKENS, "[u32]", [1] * 64), TOKENS, "list of string is expected"),
-    "vocabulary not as long as the embedding": (_set(TOKENS, "[string]", ["a"] * 63), "tokenizer.ggml.scores", "64"),
+    "vocabulary not as long as the embedding": (
+        _set(TOKENS, "[string]", [f"a{i}" for i in range(63)]),
+        "tokenizer.ggml.scores",
+        "64",
+    ),
     "fewer scores than tokens": (_set("tokenizer.ggml.scores", "[f32]", [0.0]), "tokenizer.ggml.scores", "1 items"),
     "scores as bytes": (_set("tokenizer.ggml.scores", "[u8]", [0] * 64), "tokenizer.ggml.scores", "f32"),
     "types as text": (_set("tokenizer.ggml.token_type", "string", "x"), "tokenizer.ggml.token_type", "i32"),

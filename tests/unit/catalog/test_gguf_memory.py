@@ -64,6 +64,16 @@ def many_tokens() -> bytes:
     return file.encode()
 
 
+def distinct_tokens() -> bytes:
+    file = tiny_llama()
+    n_vocab = LIMITS.max_items
+    file.set("tokenizer.ggml.tokens", "[string]", [str(i) for i in range(n_vocab)])
+    file.keys["tokenizer.ggml.scores"] = struct.pack("<IIQ", 9, 6, n_vocab) + bytes(4 * n_vocab)
+    file.keys["tokenizer.ggml.token_type"] = struct.pack("<IIQ", 9, 5, n_vocab) + bytes(4 * n_vocab)
+    file.tensors = [*file.tensors[1:], Tensor("token_embd.weight", (64, n_vocab), "Q8_0", has_data=False)]
+    return file.encode()
+
+
 def false_promises() -> bytes:
     """Counts that are lies, in a file that is long enough (sparse) for them to be true."""
     file = GgufFile(n_tensors=LIMITS.max_tensors, n_keys=LIMITS.max_pairs)
@@ -78,6 +88,7 @@ def false_promises() -> bytes:
         (many_values, 0, "read"),
         (wide_strings, 0, "read"),
         (many_tokens, 2**28, "read"),
+        (distinct_tokens, 2**28, "read"),
         (false_promises, 2**28, "refused"),
     ],
 )
