@@ -53,7 +53,7 @@ class GgufHeader:
 
     metadata    every key; long arrays are there without their items
     quant       the tensor type most of the bytes have
-    n_heads, n_kv_heads  one number per layer; zeros where a layer has no attention
+    n_heads, n_kv_heads, n_ff  one number per layer; zeros where a layer has no attention or no feed-forward part
     """
 
     version: int
@@ -69,6 +69,7 @@ class GgufHeader:
     embedding_length: int
     n_heads: tuple[int, ...]
     n_kv_heads: tuple[int, ...]
+    n_ff: tuple[int, ...]
     key_dim: int
     value_dim: int
     n_vocab: int
@@ -187,7 +188,7 @@ def _describe(
         if n_kv and n % n_kv:
             keys.fail(f"{arch}.attention.head_count_kv", f"{n} heads do not divide into {n_kv} (layer {layer})")
     head_dim = embedding_length // max(n_heads) if max(n_heads) else 0
-    keys.per_layer(f"{arch}.feed_forward_length", n_layers, default=(0,) * n_layers)
+    n_ff = keys.per_layer(f"{arch}.feed_forward_length", n_layers, default=(0,) * n_layers)
     n_bytes: Counter[str] = Counter()
     for tensor in tensors:
         n_bytes[tensor.type] += tensor.size_bytes
@@ -206,6 +207,7 @@ def _describe(
         embedding_length=embedding_length,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
+        n_ff=n_ff,
         key_dim=keys.integer(f"{arch}.attention.key_length", 1, 2**16, default=head_dim),
         value_dim=keys.integer(f"{arch}.attention.value_length", 1, 2**16, default=head_dim),
         n_vocab=_n_vocab(keys, tensors, embedding_length),

@@ -19,10 +19,10 @@ TEXT = "The pressure in line 3 rose at 14:05, then fell – naïve 漢字 🙂."
 
 @pytest.fixture(
     scope="module",
-    params=["null", pytest.param("llama_cpu", marks=pytest.mark.model)],
+    params=["null", *(pytest.param(name, marks=pytest.mark.model) for name in ("llama_cpu", "native"))],
 )
 def session(request: pytest.FixtureRequest) -> Iterator[TokenSession]:
-    path = request.getfixturevalue("model_store") if request.param == "llama_cpu" else Path("none")
+    path = request.getfixturevalue("model_store") if request.param != "null" else Path("none")
     file = ModelFile(model="m", variant="", path=path, quant="")
     loaded = registry.get(request.param).load(file, LoadOptions(n_ctx=N_CTX, n_seq_max=4, n_batch=N_BATCH, n_threads=1))
     yield loaded
@@ -174,7 +174,7 @@ def test_thread_count_does_not_change_the_choice(session: TokenSession) -> None:
         session.set_threads(1)
 
 
-@pytest.mark.parametrize("name", ["llama_cpu"])
+@pytest.mark.parametrize("name", ["llama_cpu", "native"])
 def test_a_file_that_is_no_model_is_refused_before_the_library_sees_it(name: str, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUF" + b"\xff" * 100)
