@@ -82,7 +82,7 @@ class LlamaCpuSession:
             raise BackendLoadError(model=file.model, reason=log.reason())
         self._memory = lib.llama_get_memory(self._ctx)
         self._batch = _Batch(lib, options.n_batch)
-        self._logits_type = ctypes.c_float * n_vocab
+        self._logits_type: Any = ctypes.c_float * n_vocab
         self._views: dict[int, NDArray[np.float32]] = {}
         key = struct.pack("<4sQQI", _STATE_MAGIC, header.file_bytes, header.n_params, options.n_ctx)
         self._state_key = np.frombuffer(key, dtype=np.uint8)

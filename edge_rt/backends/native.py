@@ -86,7 +86,8 @@ class NativeBackend:
         config = read_config(file.model, str(file.path), header)
         if options.kv_type != "f16":
             raise BackendLoadError(
-                model=file.model, reason=f"the native engine keeps KV as f16, not {options.kv_type}; use llama_cpu for it"
+                model=file.model,
+                reason=f"the native engine keeps KV as f16, not {options.kv_type}; use llama_cpu for it",
             )
         return NativeSession(load_native(), file, header, config, options)
 
@@ -138,6 +139,17 @@ class NativeSession:
     def __init__(self, lib: Any, file: ModelFile, header: GgufHeader, config: Config, options: LoadOptions) -> None:
         self._lib = lib
         self._model = self._context = self._vocab_model = None
+        self._n_state = (header.file_bytes, header.n_params, options.n_ctx)
+        self._logits = np.empty((1, header.n_vocab), dtype=np.float32)
+        self.caps = Capabilities(
+            n_ctx=options.n_ctx,
+            n_seq_max=options.n_seq_max,
+            n_vocab=header.n_vocab,
+            n_batch=options.n_batch,
+            can_trim=True,
+            can_copy=True,
+            can_save=True,
+        )
         try:
             self._open(file, header, config, options)
         except BaseException:
@@ -162,17 +174,6 @@ class NativeSession:
         )
         if not self._context:
             raise BackendLoadError(model=file.model, reason=error.value.decode())
-        self._n_state = (header.file_bytes, header.n_params, options.n_ctx)
-        self._logits = np.empty((1, header.n_vocab), dtype=np.float32)
-        self.caps = Capabilities(
-            n_ctx=options.n_ctx,
-            n_seq_max=options.n_seq_max,
-            n_vocab=header.n_vocab,
-            n_batch=options.n_batch,
-            can_trim=True,
-            can_copy=True,
-            can_save=True,
-        )
         self.vocab = self._tokenizer.facts
         self.info = ModelInfo(
             model=file.model,
@@ -209,9 +210,7 @@ class NativeSession:
         base = self._bytes.ctypes.data + header.data_offset
         tensors = (Tensor * len(names))(*(_tensor(base, by_name.get(name)) for name in names))
         error = ctypes.create_string_buffer(256)
-        self._model = self._lib.en_model_new(
-            ctypes.byref(config), tensors, len(names), -1, error, len(error)
-        )
+        self._model = self._lib.en_model_new(ctypes.byref(config), tensors, len(names), -1, error, len(error))
         if not self._model:
             raise BackendLoadError(model=file.model, reason=error.value.decode())
         self._mapping.madvise(mmap.MADV_DONTNEED)  # all is packed; the rows of the embedding come back as they are used
