@@ -56,7 +56,7 @@ def socket_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def model_forms() -> dict[str, Path]:
-    """The files of the default model in this machine's own store, by the id of the form. Session-wide as model_store."""
+    """The files of the default model in this machine's own store, by form; session-wide as model_store."""
     from edge_rt.catalog.store import Store
 
     settings = config.load().config.catalog
