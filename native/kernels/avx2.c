@@ -70,6 +70,9 @@ INLINE void unpack(const void *tile, enum kind kind, unpacked *out) {
     }
 }
 
+/* Keep a sum in its register: GCC would otherwise put off the additions of a block and spill its 64 products. */
+INLINE void stay(__m256i *sum) { __asm__("" : "+x"(*sum)); }
+
 /* Sixteen rows by n_t activations over n_blocks blocks: w is unpacked, or the packed tile. The 16-bit sums of the block
  * live in registers, the float ones beside them on the stack. */
 INLINE void rows16(const void *w, int is_packed, enum kind kind, int n_blocks, const int8_t *q, size_t q_stride,
@@ -103,6 +106,7 @@ INLINE void rows16(const void *w, int is_packed, enum kind kind, int n_blocks, c
                     for (int h = 0; h < 2; h++) {
                         __m256i product = _mm256_maddubs_epi16(v[h], a);
                         acc[t][h] = p + odd ? _mm256_add_epi16(acc[t][h], product) : product;
+                        stay(&acc[t][h]);
                     }
                 }
             }
