@@ -32,6 +32,7 @@ Key = tuple[str, ...]  # ("models", "qwen2.5-0.5b", "n_ctx"); shown as TOML writ
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0.0)]
+PositiveSeconds = Annotated[float, Meta(gt=0.0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Mode = Annotated[str, Meta(pattern="^0?[0-7]{3}$")]
 
@@ -44,6 +45,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tcp_port: Port = 8970
     api_keys_file: str = ""  # one key a line, '#' comments
     max_body_bytes: Positive = 4 * 2**20
+    max_bodies_bytes: Positive = 32 * 2**20  # of all the requests that are being received or answered
+    max_connections: Positive = 512  # beyond, idle ones are closed
     drain_s: Seconds = 4.0  # on SIGTERM, how long running answers may go on
     access_log: bool = True
 
@@ -61,9 +64,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     backend: str = ""  # "": the first that supports the model
     n_ctx: Count = 0  # 0: the manifest's
     n_parallel: Annotated[int, Meta(ge=1, le=256)] = 8  # sequences decoded together
-    n_batch: Annotated[int, Meta(ge=32, le=8192)] = 512  # rows of one step
+    n_batch: Annotated[int, Meta(ge=32, le=8192)] = 512  # rows of one step, n_parallel at least
     n_threads: Count = 0  # 0: chosen and changed by measured step time
-    max_stall_s: Annotated[float, Meta(gt=0.0)] = 0.15  # a prefill chunk may delay running streams this long
+    max_stall_s: PositiveSeconds = 0.15  # a prefill chunk may delay running streams this long
+    max_prefix_bytes: Count = 128 * 2**20  # finished prompts kept for requests that begin the same; 0 keeps none
     stream_interval_s: Seconds = 0.05  # tokens that come faster share one event; the first never waits
     kv_type: Literal["f16", "q8_0"] = "f16"
 
@@ -76,9 +80,9 @@ class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keep_alive_s: float = 300.0  # unload after this long idle; negative: never
-    load_timeout_s: Seconds = 180.0
-    step_timeout_s: Seconds = 60.0  # a worker silent for longer in the middle of work is killed
-    memory_margin_bytes: Count = 128 * 2**20
+    load_timeout_s: PositiveSeconds = 180.0
+    step_timeout_s: PositiveSeconds = 60.0  # a worker silent for longer in the middle of work is killed
+    memory_margin_bytes: Count = 256 * 2**20  # left free when a model is loaded; kept prefixes come out of it
     force: bool = False  # load a model although the memory looks too small for it
     max_loaded: Positive = 4
 
@@ -101,7 +105,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     variant: str = ""  # "": the fastest form for this CPU
     backend: str = ""
     n_ctx: Count = 0
-    n_parallel: Count = 0
+    n_parallel: Annotated[int, Meta(ge=0, le=256)] = 0
     keep_alive_s: float | None = None
     preload: bool = False
 
@@ -211,7 +215,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise ConfigError(key="--config", problem=f"cannot be read: {exc.strerror}", origin=str(path)) from exc
+        raise ConfigError(
+            key="configuration file", problem=f"cannot be read: {exc.strerror}", origin=str(path)
+        ) from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(key="TOML", problem=str(exc), origin=str(path)) from exc
 
@@ -246,7 +252,8 @@ def _convert(values: dict[str, Any], origins: Mapping[Key, str], *, strict: bool
         else:
             if "enum" in problem:
                 problem = f"Expected one of {', '.join(_choices(key))}"
-            problem = f"{problem.replace('`object`', 'a table')}, got {_get(values, key)!r}"
+            problem = re.sub(r", got `\w+`$", "", problem).replace("`object`", "a table")
+            problem = f"{problem}, got {_get(values, key)!r}"
         raise ConfigError(key=dotted(key), problem=problem, origin=_origin(origins, key)) from exc
     for key, value in _flatten(msgspec.to_builtins(config)):
         if isinstance(value, float) and not math.isfinite(value):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from edge_rt.runtime import Runtime
 _log = logging.getLogger("edge_rt.daemon")
 
 _LAST_WORDS_S: Final = 0.5  # after drain_s, for refusals to reach their clients
+_OTHER_DESCRIPTORS: Final = 128  # listeners, workers' channels and outputs, files
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -49,18 +51,35 @@ def run(
     environ = os.environ if environ is None else environ
     config = loaded.config
     telemetry.configure_logging(config.log.level, config.log.format)
+    _allow_descriptors(loaded)
     api_keys = _api_keys(loaded)
     listening = _listen(loaded, environ)
     try:
         metrics = telemetry.Telemetry()
         runtime = Runtime(loaded, Store.open(config.catalog, environ), metrics)
-        server = Server(build_app(runtime, config, metrics, api_keys=api_keys))
+        server = Server(
+            build_app(runtime, config, metrics, api_keys=api_keys), max_connections=config.server.max_connections
+        )
         asyncio.run(_serve(loaded, runtime, server, listening, environ, ready))
     finally:
         for sock in listening.sockets:
             sock.close()
         if listening.path is not None and listening.inode is not None:
             listen.remove(listening.path, listening.inode)
+
+
+def _allow_descriptors(loaded: Loaded) -> None:
+    """Raise the soft limit of open files to what max_connections takes; without one left no worker could be started."""
+    needed = loaded.config.server.max_connections + _OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < needed:
+        raise ConfigError(
+            key="server.max_connections",
+            problem=f"takes {needed} file descriptors, this process may have {hard} (ulimit -Hn)",
+            origin=loaded.origins.get("server.max_connections", "default"),
+        )
+    if 0 <= soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _api_keys(loaded: Loaded) -> ApiKeys | None:
@@ -123,6 +142,7 @@ async def _serve(
     starting = loop.create_task(_start(loaded, runtime, listening, environ, ready))
     watchdog = loop.create_task(_keep_watchdog_quiet(environ))
     stopping = loop.create_task(stop.wait())
+    starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -131,10 +151,10 @@ async def _serve(
         stopping.cancel()
         server.stop(drain_s + _LAST_WORDS_S)
         closing = loop.create_task(_close(runtime, drain_s, hurry))
-        results = await asyncio.gather(closing, serving, return_exceptions=True)
+        results = await asyncio.gather(closing, serving, starting, return_exceptions=True)
         watchdog.cancel()
     for result in results:
-        if isinstance(result, BaseException):
+        if isinstance(result, Exception):  # a cancelled start is none
             raise result
 
 

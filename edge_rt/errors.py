@@ -4,16 +4,14 @@ EdgeRtError(code, retryable)
 ├ ConfigError
 ├ ModelError
 │ ├ ModelNotFoundError · ModelNotPulledError · ModelFormatError · ModelChecksumError · ModelTooLargeError
-│ ├ PullError · OfflineError · DiskFullError
+│ ├ PullError · OfflineError · DiskFullError · StoreError
 ├ RequestError
-│ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · BlockedError · AuthError · SlowReaderError
+│ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · AuthError · SlowReaderError
 ├ CapacityError (retryable)
-│ ├ QueueFullError · DeadlineError · ShuttingDownError
+│ ├ QueueFullError · OverloadedError · DeadlineError · ShuttingDownError
 ├ BackendError
 │ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError
-├ DeviceError
-│ └ DeviceNotFoundError · DevicePermissionError
-└ DaemonUnreachableError
+└ DaemonUnreachableError · DaemonLostError
 
 Fields first: a class holds the facts, the sentence is made from them, nobody parses text. The sentence says
 what, value, limit and remedy. api/status.py alone knows HTTP, cli/ alone knows exit codes. An error crosses
@@ -101,7 +99,7 @@ class ModelChecksumError(ModelError):
     def __str__(self) -> str:
         return (
             f"{self.path}: sha256 is {self.actual}, the manifest says {self.expected}. "
-            "Remove it with `edge_rt models rm` and pull it again"
+            "Remove the model and pull it again; if it stays so, the manifest or its source is wrong"
         )
 
 
@@ -155,6 +153,18 @@ class DiskFullError(ModelError):
         )
 
 
+@dataclass(eq=False)
+class StoreError(ModelError):
+    """The store of model files cannot be changed by this user."""
+
+    code = "store_error"
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be written: {self.problem}; run it as the store's owner or set catalog.store_dir"
+
+
 class RequestError(EdgeRtError):
     """The caller asked for something that cannot be answered as asked."""
 
@@ -192,15 +202,6 @@ class UnsupportedFeatureError(RequestError):
 
     def __str__(self) -> str:
         return f"{self.feature} is not supported" + (f"; {self.remedy}" if self.remedy else "")
-
-
-@dataclass(eq=False)
-class BlockedError(RequestError):
-    code = "blocked"
-    policy: str
-
-    def __str__(self) -> str:
-        return f"refused by policy {self.policy}"
 
 
 @dataclass(eq=False)
@@ -242,6 +243,19 @@ class QueueFullError(CapacityError):
 
 
 @dataclass(eq=False)
+class OverloadedError(CapacityError):
+    """The daemon holds as much for its clients as it may; setting is the configuration key of the limit."""
+
+    code = "overloaded"
+    resource: str
+    limit: int
+    setting: str
+
+    def __str__(self) -> str:
+        return f"the limit of {self.limit} {self.resource} is reached ({self.setting}); try again in a moment"
+
+
+@dataclass(eq=False)
 class DeadlineError(CapacityError):
     code = "deadline_exceeded"
     deadline_s: float
@@ -255,7 +269,7 @@ class ShuttingDownError(CapacityError):
     code = "shutting_down"
 
     def __str__(self) -> str:
-        return "the daemon is shutting down"
+        return "shutting down: no new request is taken"
 
 
 class BackendError(EdgeRtError):
@@ -308,43 +322,31 @@ class WorkerLostError(BackendError):
         return f"the worker process of {self.model} ended ({self.reason}); it is being restarted, try again"
 
 
-class DeviceError(EdgeRtError):
-    """A piece of hardware is missing, forbidden or misbehaves."""
-
-    code = "device_error"
-
-
-@dataclass(eq=False)
-class DeviceNotFoundError(DeviceError):
-    code = "device_not_found"
-    device: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"device {self.device} not found: {self.reason}"
-
-
-@dataclass(eq=False)
-class DevicePermissionError(DeviceError):
-    code = "device_permission"
-    path: str
-    capability: str
-
-    def __str__(self) -> str:
-        return f"no permission for {self.path}; it takes {self.capability}"
-
-
 @dataclass(eq=False)
 class DaemonUnreachableError(EdgeRtError):
-    """A client found nobody to talk to."""
+    """A client found nobody to talk to, or may not."""
 
     code = "daemon_unreachable"
     retryable = True
     address: str
     reason: str
+    remedy: str = "start one with `edge_rt serve`"
 
     def __str__(self) -> str:
-        return f"no daemon answers on {self.address}: {self.reason}. Start one with `edge_rt serve`"
+        return f"no daemon answers on {self.address}: {self.reason}; {self.remedy}"
+
+
+@dataclass(eq=False)
+class DaemonLostError(EdgeRtError):
+    """A client's daemon went away in the middle of an answer."""
+
+    code = "daemon_lost"
+    retryable = True
+    address: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the daemon on {self.address} was lost before the answer was whole: {self.reason}; see its log"
 
 
 def subclasses(root: type[EdgeRtError] = EdgeRtError) -> list[type[EdgeRtError]]:

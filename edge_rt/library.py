@@ -3,7 +3,7 @@
     import edge_rt
 
     with edge_rt.load("smollm2-135m-instruct") as model:
-        for text in model.generate("Why is the sky blue?", max_tokens=64):
+        for text in model.generate("What is gravity?", max_tokens=64):
             print(text, end="", flush=True)
 
 Several threads may generate on one model at the same time: their requests share steps, as in the daemon.
@@ -11,11 +11,13 @@ Several threads may generate on one model at the same time: their requests share
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,7 +29,7 @@ import msgspec
 from edge_rt import config
 from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.part import Progress
-from edge_rt.catalog.store import Store, pick_variant
+from edge_rt.catalog.store import Store, is_file_name, pick_variant
 from edge_rt.devices import cpu
 from edge_rt.devices.idle import IdleMeter
 from edge_rt.engine.start import start_engine
@@ -36,9 +38,10 @@ from edge_rt.errors import (
     BackendStepError,
     EdgeRtError,
     InvalidRequestError,
-    ModelNotFoundError,
     ModelNotPulledError,
     OfflineError,
+    ShuttingDownError,
+    UnsupportedFeatureError,
 )
 from edge_rt.guard.limits import check_request
 from edge_rt.scheduler.placement import Placement, load_message, place
@@ -50,6 +53,7 @@ from edge_rt.types import (
     GenerateRequest,
     Message,
     ModelInfo,
+    Sampling,
     Timings,
     TokenLogprob,
     Usage,
@@ -62,6 +66,7 @@ _log = logging.getLogger(__name__)
 Conversation = str | Sequence[Message | Mapping[str, str]]
 
 _MAX_DEFAULT_N_CTX = 4096
+_SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 
 
 def load(
@@ -74,7 +79,8 @@ def load(
 ) -> Model:
     """Load a model.
 
-    model     MODEL[:VARIANT] of the catalog, or the path of a GGUF file; "" is the configured default model
+    model     MODEL[:VARIANT] of the catalog, or the path of a GGUF file: a Path, or text with a / or .gguf at its end;
+              "" is the configured default model
     settings  config.load()'s answer; None loads it
     pull      fetch the model first if it is not in the store
     force     load also where the memory looks too small
@@ -96,21 +102,20 @@ def load(
 
 
 def _placement(model: str | Path, settings: config.Config, *, pull: bool, progress: Progress) -> Placement:
-    path = Path(model)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelNotFoundError(model=str(model))
+    if isinstance(model, Path) or is_file_name(model):
+        path = Path(model).expanduser()
+        header = read_header(path)
         return Placement(
             model=path.stem,
             backend=settings.engine.backend or "llama_cpu",
             variant="",
             quant="",
             path=str(path),
-            n_ctx=settings.engine.n_ctx or min(_MAX_DEFAULT_N_CTX, read_header(path).n_ctx_train),
+            n_ctx=settings.engine.n_ctx or min(_MAX_DEFAULT_N_CTX, header.n_ctx_train),
             n_seq_max=settings.engine.n_parallel,
             chat_template=None,
         )
-    model_id, _, variant = (str(model) or settings.catalog.default_model).partition(":")
+    model_id, _, variant = (model or settings.catalog.default_model).partition(":")
     own = settings.model(model_id)
     if variant:
         own = msgspec.structs.replace(own, variant=variant)
@@ -129,7 +134,10 @@ def _placement(model: str | Path, settings: config.Config, *, pull: bool, progre
 
 
 class Model:
-    """A loaded model with its engine on a thread of its own. Close it, or use it in a with statement."""
+    """A loaded model with its engine on a thread of its own. Close it, or use it in a with statement.
+
+    Any thread may use and close it. A process made by fork cannot use its parent's: no thread survives a fork.
+    """
 
     def __init__(
         self, info: ModelInfo, engine: TokenEngine, settings: config.Config, close_session: Callable[[], None]
@@ -141,8 +149,14 @@ class Model:
         self._ids = count(1)
         self._open: set[_Answer] = set()
         self._failure: EdgeRtError | None = None
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._n_users = 0  # calls that use the session on their own threads
+        self._is_closing = self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=f"edge_rt-{info.model}", daemon=True)
         self._thread.start()
+        # An engine that computes while the interpreter takes itself down would be cut off inside llama.cpp.
+        atexit.register(self.close)
 
     def generate(
         self,
@@ -162,10 +176,9 @@ class Model:
 
         Raises InvalidRequestError at once; errors of the engine, such as ContextLengthError, come from the iterator.
         """
-        try:
-            chosen = replace(CHAT_SAMPLING, **sampling)
-        except TypeError as exc:
-            raise InvalidRequestError(param="sampling", problem=str(exc).partition(") ")[2]) from exc
+        if unknown := sampling.keys() - _SAMPLING_FIELDS:
+            problem = f"has no field {min(unknown)!r}; there are {', '.join(_SAMPLING_FIELDS)}"
+            raise InvalidRequestError(param="sampling", problem=problem)
         request = GenerateRequest(
             id=str(next(self._ids)),
             model=self.info.model,
@@ -174,35 +187,53 @@ class Model:
             max_tokens=max_tokens,
             stop=tuple(stop),
             top_logprobs=top_logprobs,
-            sampling=chosen,
+            sampling=replace(CHAT_SAMPLING, **sampling),
         )
         return Generation(self.stream(request))
 
-    def stream(self, request: GenerateRequest) -> Iterator[Chunk]:
-        """Submit a request as it is and give its chunks. Closing the iterator stops the engine within one token."""
+    def stream(self, request: GenerateRequest) -> ChunkStream:
+        """Submit a request as it is and give its chunks. Its id must be unique among the model's open requests."""
         check_request(request, self._limits)
         answer = _Answer()
-        self._open.add(answer)
-        if self._failure is not None:
+
+        def let_go(is_over: bool) -> None:
             self._open.discard(answer)
-            raise self._failure
-        self._engine.submit(request, answer)
-        return self._chunks(request.id, answer)
+            if not is_over:
+                self._engine.cancel(request.id)
+
+        with self._using():
+            self._open.add(answer)
+            if self._failure is not None:
+                self._open.discard(answer)
+                raise self._failure
+            self._engine.submit(request, answer)
+        return ChunkStream(answer, let_go)
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
-        return self._engine.tokenize(text, special=special, add_bos=add_bos)
+        with self._using():
+            return self._engine.tokenize(text, special=special, add_bos=add_bos)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        return self._engine.detokenize(token_ids)
+        with self._using():
+            return self._engine.detokenize(token_ids)
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
     def close(self, drain_s: float = 0.0) -> None:
         """Stop the engine, giving running answers drain_s to finish, and free the model's memory."""
+        if self._pid != os.getpid():
+            return
+        with self._changed:
+            self._is_closing = True
         self._engine.stop(drain_s)
         self._thread.join()
-        self._close_session()
+        with self._changed:
+            self._changed.wait_for(lambda: self._n_users == 0)
+            if not self._is_closed:
+                self._is_closed = True
+                self._close_session()
+        atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
         return self
@@ -222,25 +253,61 @@ class Model:
             for answer in list(self._open):
                 answer.failed(self._failure)
 
-    def _chunks(self, request_id: str, answer: _Answer) -> Iterator[Chunk]:
-        is_over = False
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keep the session open for a call that uses it on the caller's thread."""
+        if self._pid != os.getpid():
+            raise UnsupportedFeatureError(feature="using a model after a fork", remedy="load it in the child")
+        with self._changed:
+            if self._is_closing:
+                raise ShuttingDownError
+            self._n_users += 1
         try:
-            while not is_over:
-                item = answer.items.get()
-                is_over = isinstance(item, EdgeRtError) or item.finish_reason is not None
-                if isinstance(item, EdgeRtError):
-                    raise item
-                yield item
+            yield
         finally:
-            self._open.discard(answer)
-            if not is_over:
-                self._engine.cancel(request_id)
+            with self._changed:
+                self._n_users -= 1
+                self._changed.notify_all()
+
+
+class ChunkStream(Iterator[Chunk]):
+    """One answer's chunks. Closing it early, or letting go of it, stops the engine within one token."""
+
+    def __init__(self, answer: _Answer, let_go: Callable[[bool], None]) -> None:
+        self._answer = answer
+        self._let_go = let_go
+        self._is_over = False
+
+    def __next__(self) -> Chunk:
+        if self._is_over:
+            raise StopIteration
+        item = self._answer.items.get()
+        if item is None:
+            raise StopIteration
+        if isinstance(item, EdgeRtError):
+            self._end(is_over=True)
+            raise item
+        if item.finish_reason is not None:
+            self._end(is_over=True)
+        return item
+
+    def close(self) -> None:
+        """Give the answer up; another thread that waits for its next chunk hears its end."""
+        if not self._is_over:
+            self._end(is_over=False)
+            self._answer.items.put(None)
+
+    __del__ = close
+
+    def _end(self, *, is_over: bool) -> None:
+        self._is_over = True
+        self._let_go(is_over)
 
 
 class Generation(Iterator[str]):
     """One answer's text as it comes. usage, timings and finish_reason are there once it is whole."""
 
-    def __init__(self, chunks: Iterator[Chunk]) -> None:
+    def __init__(self, chunks: ChunkStream) -> None:
         self._chunks = chunks
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
@@ -261,15 +328,14 @@ class Generation(Iterator[str]):
 
     def close(self) -> None:
         """Stop the answer; the engine goes on with the others."""
-        if isinstance(self._chunks, Generator):
-            self._chunks.close()
+        self._chunks.close()
 
 
 class _Answer:
     """Carries one request's answer from the engine's thread to its reader."""
 
     def __init__(self) -> None:
-        self.items: SimpleQueue[Chunk | EdgeRtError] = SimpleQueue()
+        self.items: SimpleQueue[Chunk | EdgeRtError | None] = SimpleQueue()  # None: its reader gave it up
 
     def chunk(self, chunk: Chunk) -> None:
         self.items.put(chunk)

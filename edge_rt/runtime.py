@@ -101,7 +101,7 @@ def make_worker(load: Load, settings: config.Worker, events: WorkerEvents) -> Mo
 class Runtime:
     """All models of one daemon. Belongs to one event loop.
 
-    Raises ConfigError when the configuration has a table for a model that does not exist.
+    Raises ConfigError when the configuration names a model or a variant that does not exist.
     """
 
     def __init__(
@@ -124,12 +124,15 @@ class Runtime:
         manifests: dict[str, Manifest | None] = {manifest.id: manifest for manifest in store.manifests()}
         for model in self._config.unknown_models(manifests):
             if self._config.models[model].backend != "null":
-                key = config.dotted(("models", model))
-                origin = next((o for k, o in loaded.origins.items() if k.startswith(f"{key}.")), "configuration")
-                raise ConfigError(key=key, problem=f"no such model; there are {', '.join(manifests)}", origin=origin)
+                raise _bad_key(loaded, ("models", model), f"no such model; there are {', '.join(manifests)}")
             manifests[model] = None
         for model, manifest in manifests.items():
             self._add(model, manifest)
+            try:
+                self._placement(model)
+            except ModelNotFoundError as exc:
+                problem = f"no such variant; there are {', '.join(exc.known)}"
+                raise _bad_key(loaded, ("models", model, "variant"), problem) from exc
 
     async def start(self) -> None:
         """Load the models that the configuration preloads; one that fails is logged and tried again on use."""
@@ -154,11 +157,16 @@ class Runtime:
         submitted_at_s = asyncio.get_running_loop().time()
         async with self._admitted(request) as worker:
             waited_s = asyncio.get_running_loop().time() - submitted_at_s
-            if request.deadline_s is not None:
-                request = replace(request, deadline_s=max(request.deadline_s - waited_s, 0.001))
-            async with aclosing(worker.generate(request)) as answer:
-                async for chunk in answer:
-                    yield self._finished(request.model, chunk, waited_s) if chunk.finish_reason else chunk
+            asked, deadline_s = request, request.deadline_s
+            if deadline_s is not None:
+                asked = replace(request, deadline_s=max(deadline_s - waited_s, 0.001))
+            try:
+                async with aclosing(worker.generate(asked)) as answer:
+                    async for chunk in answer:
+                        yield self._finished(request.model, chunk, waited_s) if chunk.finish_reason else chunk
+            except DeadlineError as exc:
+                # The engine knows what was left of it, the caller what it was.
+                raise DeadlineError(deadline_s=deadline_s or exc.deadline_s) from exc
 
     async def tokenize(self, model: str, text: str, *, special: bool, add_bos: bool) -> list[int]:
         self._check_pulled(model)
@@ -279,3 +287,9 @@ class Runtime:
         return place(
             model, entry.manifest, entry.settings, self._config, features=self._features(), find=self._store.path
         )
+
+
+def _bad_key(loaded: config.Loaded, key: config.Key, problem: str) -> ConfigError:
+    name = config.dotted(key)
+    origin = next((o for k, o in loaded.origins.items() if k == name or k.startswith(f"{name}.")), "configuration")
+    return ConfigError(key=name, problem=problem, origin=origin)

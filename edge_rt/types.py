@@ -130,7 +130,8 @@ class Timings:
 
     @property
     def decode_tps(self) -> float | None:
-        return self.decode_tokens / self.decode_s if self.decode_s > 0 else None
+        """None for an answer of one token, which took no decode step."""
+        return self.decode_tokens / self.decode_s if self.decode_tokens > 0 and self.decode_s > 0 else None
 
     @property
     def tpot_s(self) -> float | None:
@@ -187,6 +188,7 @@ class ModelInfo:
 class EngineStats:
     """Totals since load and momentary gauges of one engine; sent to the front process as metrics.
 
+    cells_used   of running requests; idle prefixes are not counted, they leave when cells are wanted
     step_rows    steps by their number of rows: <= 1, 2, 4, … 512, and above (11 counts; their sum is steps_total)
     """
 

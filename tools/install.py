@@ -50,7 +50,9 @@ def main() -> None:
     if built != str(wheel) or not STAMP.exists():
         # The same version compiled for another CPU may be there: --force-reinstall. Its dependencies come with ours.
         run("installing llama.cpp", [*pip, "--force-reinstall", "--no-deps", str(wheel)], stage=pip_stage, log=LOG)
-    run("installing edge_rt", [*pip, "--editable", f"{ROOT}[{EXTRAS}]"], stage=pip_stage, log=LOG)
+    # A plain path entry: behind setuptools' finder, a script beside the clone would import the clone's directory.
+    editable = ["--config-settings", "editable_mode=compat", "--editable", f"{ROOT}[{EXTRAS}]"]
+    run("installing edge_rt", [*pip, *editable], stage=pip_stage, log=LOG)
     _check()
     STAMP.write_text(f"{inputs(version)}\n{wheel}\n", encoding="utf-8")
 

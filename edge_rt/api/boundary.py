@@ -23,6 +23,7 @@ from edge_rt.errors import AuthError, EdgeRtError, ShuttingDownError
 
 _log = logging.getLogger("edge_rt.api")
 _access = logging.getLogger("edge_rt.access")
+_PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # asked every few seconds, for ever
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _OPEN_PATHS: Final = ("/health", "/health/live", "/health/ready")  # probes carry no key
 _HUNG_UP: Final = 499  # what proxies log for a client that left; it is never sent
@@ -143,7 +144,8 @@ class Boundary:
                 "pid": peer.pid if peer else None,
                 "client": scope["client"][0] if scope.get("client") else None,
             }
-            _access.info("%s %s %d", scope["method"], scope["path"][:200], exchange.status, extra=extra)
+            level = logging.DEBUG if scope["path"] in _PROBES and exchange.status == 200 else logging.INFO
+            _access.log(level, "%s %s %d", scope["method"], scope["path"][:200], exchange.status, extra=extra)
 
 
 def _request_id(scope: Scope) -> str:

@@ -42,7 +42,10 @@ class ApiKeys:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(key="server.api_keys_file", problem=f"cannot be read: {exc}", origin=str(path)) from exc
+            problem = exc.strerror if isinstance(exc, OSError) else str(exc)
+            raise ConfigError(
+                key="server.api_keys_file", problem=f"cannot be read: {problem}", origin=str(path)
+            ) from exc
         keys = tuple(key for line in lines if (key := line.strip()) and not key.startswith("#"))
         if not keys:
             raise ConfigError(key="server.api_keys_file", problem="holds no key", origin=str(path))

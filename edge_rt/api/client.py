@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 
 from edge_rt.api.status import rebuild
-from edge_rt.errors import BackendStepError, DaemonUnreachableError
+from edge_rt.errors import DaemonLostError, DaemonUnreachableError
 from edge_rt.types import FinishReason, Message, Usage
 
 _CONNECT_TIMEOUT_S: Final = 5.0
@@ -125,17 +125,30 @@ class Client:
                     finish_reason = choice.finish_reason or finish_reason
                     if text := choice.text or choice.delta.content or "":
                         yield Piece(text=text)
-        raise BackendStepError(reason="the daemon closed the connection before the answer was whole")
+        raise DaemonLostError(address=self.address, reason="it closed the connection")
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
         try:
             yield
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as exc:
-            raise DaemonUnreachableError(address=self.address, reason=str(exc) or type(exc).__name__) from exc
+            raise unreachable(self.address, exc) from exc
+        except httpx2.TimeoutException as exc:
+            raise DaemonLostError(address=self.address, reason="it has been silent for too long") from exc
         except httpx2.HTTPError as exc:
-            problem = str(exc) or type(exc).__name__
-            raise BackendStepError(reason=f"the connection to the daemon broke: {problem}") from exc
+            raise DaemonLostError(address=self.address, reason=str(exc) or type(exc).__name__) from exc
+
+
+def unreachable(address: str, exc: httpx2.HTTPError) -> DaemonUnreachableError:
+    """Say why a connection could not be made, in the system's words where it has some."""
+    cause: BaseException | None = exc
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, PermissionError):
+        remedy = "join the group that owns the socket (server.socket_group)"
+        return DaemonUnreachableError(address=address, reason="no right to use it", remedy=remedy)
+    reason = (cause.strerror if isinstance(cause, OSError) else None) or str(exc) or type(exc).__name__
+    return DaemonUnreachableError(address=address, reason=reason)
 
 
 class _Details(msgspec.Struct):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from edge_rt.config import Config
+from edge_rt.errors import OverloadedError
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import Chunk, GenerateRequest, ModelInfo
 
@@ -44,6 +45,24 @@ class RuntimeProtocol(Protocol):
         ...
 
 
+class Bodies:
+    """Counts the bytes of all request bodies, from their arrival until their requests have been answered."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+
+    def take(self, n_bytes: int, max_bytes: int) -> None:
+        """Raise OverloadedError where there is no room for so many more."""
+        if self.n_bytes + n_bytes > max_bytes:
+            raise OverloadedError(
+                resource="bytes of request bodies", limit=max_bytes, setting="server.max_bodies_bytes"
+            )
+        self.n_bytes += n_bytes
+
+    def give_back(self, n_bytes: int) -> None:
+        self.n_bytes -= n_bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
     """body_timeout_s: how long a client may take to send a whole body."""
@@ -52,6 +71,7 @@ class Api:
     config: Config
     telemetry: Telemetry
     body_timeout_s: float = 30.0
+    bodies: Bodies = field(default_factory=Bodies)
 
     def model_id(self, wanted: str | None) -> str:
         """Give the model a request names, or the default."""

@@ -9,7 +9,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edge_rt.api.context import Api
+from edge_rt.api.context import Api, Bodies
 from edge_rt.api.sse import HungUpError
 from edge_rt.api.status import HttpError
 from edge_rt.errors import InvalidRequestError
@@ -32,38 +32,44 @@ class Endpoint:
 
 
 async def read_body(request: Request, api: Api) -> bytes:
-    """Read the whole body. Raises HttpError when it is too large, too slow or encoded, HungUpError when it breaks off.
+    """Read the whole body. Raises HttpError when it is too large, too slow or encoded, HungUpError when it breaks off,
+    OverloadedError when all requests' bodies together are too large.
 
+    The body counts until the calling task, which answers the request, ends: what is made of it lives as long.
     What Content-Length says is believed only where it makes the answer quicker.
     """
     if "upgrade" in request.headers:  # the parser takes what follows the headers for another protocol, not for a body
         raise InvalidRequestError(param="", problem="Upgrade is not supported; send plain HTTP/1.1 without that header")
     if encoding := request.headers.get("content-encoding"):
         raise HttpError(415, f"Content-Encoding {encoding[:40]!r} is not supported; send it plain", headers=_CLOSE)
-    max_bytes = api.config.server.max_body_bytes
+    server = api.config.server
+    max_bytes = server.max_body_bytes
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
         raise _too_large(max_bytes)
     try:
         async with asyncio.timeout(api.body_timeout_s):
-            return await _collect(request, max_bytes)
+            return await _collect(request, api.bodies, max_bytes, max(server.max_bodies_bytes, max_bytes))
     except TimeoutError as exc:
         message = f"the body did not arrive within {api.body_timeout_s:g} s"
         raise HttpError(408, message, headers=_CLOSE) from exc
 
 
-async def _collect(request: Request, max_bytes: int) -> bytes:
-    body = b""
+async def _collect(request: Request, bodies: Bodies, max_bytes: int, max_bodies_bytes: int) -> bytes:
     parts: list[bytes] = []
     size_bytes = 0
+    task = asyncio.current_task()
+    assert task is not None
+    task.add_done_callback(lambda _: bodies.give_back(size_bytes))
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise HungUpError
-        body = message.get("body", b"")
-        size_bytes += len(body)
-        if size_bytes > max_bytes:
+        body: bytes = message.get("body", b"")
+        if size_bytes + len(body) > max_bytes:
             raise _too_large(max_bytes)
+        bodies.take(len(body), max_bodies_bytes)
+        size_bytes += len(body)
         if not message.get("more_body", False):
             return b"".join((*parts, body)) if parts else body
         parts.append(body)

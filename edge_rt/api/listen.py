@@ -34,7 +34,9 @@ def socket_path(server: Server, environ: Mapping[str, str], *, uid: int | None =
     if directory := environ.get("XDG_RUNTIME_DIR"):
         return Path(directory) / "edge_rt" / "edge_rt.sock"
     raise ConfigError(
-        key=_KEY, problem="there is no XDG_RUNTIME_DIR to put the socket in; set a path", origin="default"
+        key=_KEY,
+        problem="is not set, and there is no XDG_RUNTIME_DIR to put the socket in; name a path, also with --socket",
+        origin="default",
     )
 
 

@@ -1,4 +1,4 @@
-"""uvicorn fitted for a daemon: peer credentials, deadlines on request heads, no idle wake-ups, a bounded shutdown.
+"""uvicorn fitted for a daemon: peer credentials, bounds on what clients hold, no idle wake-ups, a bounded shutdown.
 
 httptools instead of uvicorn's default h11: half the CPU per event of a stream, a third per request.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from edge_rt.api.callers import Peer
+from edge_rt.api.status import reply
+from edge_rt.errors import OverloadedError
+
+_log = logging.getLogger("edge_rt.api")
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 _KEEP_ALIVE_S: Final = 75
@@ -28,33 +33,46 @@ class PeerProtocol(HttpToolsProtocol):
     """One connection. Puts its Peer into every request's scope state.
 
     head_timeout_s  for a request's line and headers, counted from the connection or from its first byte
+    send_timeout_s  for a client to read on once its socket and our buffer are full
     """
 
     head_timeout_s: ClassVar[float] = 30.0
-    _head_bytes = 0
+    send_timeout_s: ClassVar[float] = 30.0
+    idle_since_s = 0.0
+    _unparsed_bytes = 0
+    _has_moved = False
     _head_timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.app_state = {**self.app_state, "peer": Peer.of(transport.get_extra_info("socket"))}
         super().connection_made(transport)
+        self.idle_since_s = self.loop.time()
         self._await_head()
+        limit: int = self.server_state.max_connections  # type: ignore[attr-defined]
+        if len(self.connections) > limit:
+            self._make_room(limit)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self._stop_send_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._has_moved = False
         super().data_received(data)
-        if not self._is_between_requests():
-            self._stop_head_timer()
-            self._head_bytes = 0
-            return
-        # What came belongs to a head that is not whole yet.
-        self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES:
+        # The parser keeps what belongs to a head, or to the trailers behind a body, until that is whole.
+        self._unparsed_bytes = 0 if self._has_moved else self._unparsed_bytes + len(data)
+        if self._unparsed_bytes > MAX_HEAD_BYTES:
             self.transport.abort()
+        elif not self.is_between_requests():
+            self._stop_head_timer()
         elif self._head_timer is None:
             self._await_head()
+
+    def on_body(self, body: bytes) -> None:
+        self._has_moved = not self.cycle.response_complete
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         # uvicorn's own main loop does this ten times a second, also when nobody asks.
@@ -62,12 +80,25 @@ class PeerProtocol(HttpToolsProtocol):
         if self.server_state.date_s != now_s:  # type: ignore[attr-defined]
             self.server_state.date_s = now_s  # type: ignore[attr-defined]
             self.server_state.default_headers = [(b"date", formatdate(now_s, usegmt=True).encode())]
+        self._has_moved = True
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self.idle_since_s = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._send_timer = self.loop.call_later(self.send_timeout_s, self._send_late)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_send_timer()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Say nothing: uvicorn would recommend a package that this API has no use for."""
 
-    def _is_between_requests(self) -> bool:
+    def is_between_requests(self) -> bool:
         # None before the first request, whatever uvicorn's annotation says
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
 
@@ -76,7 +107,7 @@ class PeerProtocol(HttpToolsProtocol):
 
     def _head_late(self) -> None:
         self._head_timer = None
-        if self._is_between_requests():
+        if self.is_between_requests():
             self.transport.close()
 
     def _stop_head_timer(self) -> None:
@@ -84,11 +115,46 @@ class PeerProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _send_late(self) -> None:
+        # A client that does not read its answer would hold a place among its model's running requests for ever.
+        _log.warning("a client did not read its answer for %g s and is cut off", self.send_timeout_s)
+        self.transport.abort()
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _make_room(self, limit: int) -> None:
+        """Close a connection that is not being answered: an idle one before one whose request is not whole.
+
+        So clients that only sit there cannot keep out those that ask, or a health probe.
+        """
+        others = [c for c in self.connections if isinstance(c, PeerProtocol) and c is not self and c.is_sheddable()]
+        if others:
+            min(others, key=lambda c: (not c.is_between_requests(), c.idle_since_s)).transport.abort()
+            return
+        answer = reply(OverloadedError(resource="connections", limit=limit, setting="server.max_connections"))
+        headers = [
+            *answer.headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(answer.body)),
+            (b"connection", b"close"),
+        ]
+        lines = [b"HTTP/1.1 %d Service Unavailable" % answer.status, *(b"%b: %b" % header for header in headers)]
+        self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + answer.body)
+        self.transport.close()
+
+    def is_sheddable(self) -> bool:
+        return not self.transport.is_closing() and (self.is_between_requests() or self.cycle.more_body)
+
 
 class Server(uvicorn.Server):
     """Serve an app on sockets that are bound already, until stop is called. Signals are the daemon's."""
 
-    def __init__(self, app: ASGIApp, *, protocol: type[PeerProtocol] = PeerProtocol) -> None:
+    def __init__(
+        self, app: ASGIApp, *, max_connections: int = 512, protocol: type[PeerProtocol] = PeerProtocol
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -105,6 +171,7 @@ class Server(uvicorn.Server):
             )
         )
         self.server_state.date_s = 0  # type: ignore[attr-defined]
+        self.server_state.max_connections = max_connections  # type: ignore[attr-defined]
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._grace_s = 0.0

@@ -24,7 +24,6 @@ class Device:
     id: str
     kind: str
     detail: str
-    memory_bytes: int | None = None
     simulated: bool = False
 
 
@@ -116,7 +115,7 @@ class TokenSession(Protocol):
     """One language model on one device.
 
     One thread calls it, except tokenize and piece, which any thread may call. close is idempotent and legal after any
-    failure.
+    failure; no other call may be under way, and those that come after it raise BackendStepError.
     """
 
     caps: Capabilities

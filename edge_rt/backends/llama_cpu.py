@@ -7,14 +7,24 @@ owns a session: llama.cpp contexts are not thread safe.
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.backends.base import Absent, Device, LoadOptions, MemoryNeed, ModelFile, NoCellsError, SeqRows
+from edge_rt.backends.base import (
+    Absent,
+    Device,
+    LoadOptions,
+    MemoryNeed,
+    ModelFile,
+    NoCellsError,
+    SeqRows,
+)
+from edge_rt.backends.interrupt import interrupt_held
 from edge_rt.backends.llama_library import LlamaVocab, Log, load_library, system_info, version
 from edge_rt.catalog.gguf import GgufHeader, read_header
 from edge_rt.devices import cpu
@@ -40,14 +50,31 @@ class LlamaCpuBackend:
         return (Device(id="cpu", kind="cpu", detail=f"llama.cpp from llama-cpp-python {version()}, built for {built}"),)
 
     def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed:
-        """Estimate from the header alone; weights count twice where llama.cpp repacks them for this CPU."""
+        """Estimate from the header alone.
+
+        Weights count once: where llama.cpp repacks them for this CPU the copy takes memory, but the pages of the mapped
+        file are clean then and can be dropped.
+        """
         return _estimate(read_header(file.path), options)
 
     def load(self, file: ModelFile, options: LoadOptions) -> LlamaCpuSession:
-        header = read_header(file.path)  # llama.cpp aborts on crafted files: ours looks first
-        lib, log = load_library()
-        log.lines.clear()
-        return LlamaCpuSession(lib, log, file, header, options)
+        session: LlamaCpuSession | None = None
+        try:
+            with interrupt_held() as is_interrupted:
+                session = open_session(file, options, is_interrupted=is_interrupted)
+        except KeyboardInterrupt:
+            if session is not None:
+                session.close()
+            raise
+        return session
+
+
+def open_session(file: ModelFile, options: LoadOptions, *, is_interrupted: Callable[[], bool]) -> LlamaCpuSession:
+    """Load a model; give up with BackendLoadError once is_interrupted says so."""
+    header = read_header(file.path)  # llama.cpp aborts on crafted files: ours looks first
+    lib, log = load_library()
+    log.lines.clear()
+    return LlamaCpuSession(lib, log, file, header, options, is_interrupted)
 
 
 def _estimate(header: GgufHeader, options: LoadOptions) -> MemoryNeed:
@@ -65,12 +92,22 @@ def _estimate(header: GgufHeader, options: LoadOptions) -> MemoryNeed:
 class LlamaCpuSession:
     """A llama.cpp model and context. KV cells are one unified pool of n_ctx for all sequences."""
 
-    def __init__(self, lib: Any, log: Log, file: ModelFile, header: GgufHeader, options: LoadOptions) -> None:
+    def __init__(
+        self,
+        lib: Any,
+        log: Log,
+        file: ModelFile,
+        header: GgufHeader,
+        options: LoadOptions,
+        is_interrupted: Callable[[], bool],
+    ) -> None:
         self._lib, self._log = lib, log
         self._model = self._ctx = None
         model_params = lib.llama_model_default_params()
         model_params.n_gpu_layers = 0
-        self._model = lib.llama_model_load_from_file(str(file.path).encode(), model_params)
+        go_on = lib.llama_progress_callback(lambda _share, _data: not is_interrupted())  # kept alive over the call
+        model_params.progress_callback = go_on
+        self._model = lib.llama_model_load_from_file(os.fsencode(file.path), model_params)
         if not self._model:
             raise BackendLoadError(model=file.model, reason=log.reason())
         self._tokenizer = LlamaVocab(lib, self._model, header)
@@ -118,6 +155,7 @@ class LlamaCpuSession:
         return self._tokenizer.piece(token_id, special=special)
 
     def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
+        self._check_open()
         outputs = self._batch.fill(batch)
         status = self._lib.llama_decode(self._ctx, self._batch.struct)
         if status == 1:
@@ -170,8 +208,13 @@ class LlamaCpuSession:
     def set_threads(self, n_threads: int) -> None:
         self._lib.llama_set_n_threads(self._ctx, n_threads, n_threads)
 
+    def _check_open(self) -> None:
+        if self._ctx is None:
+            raise BackendStepError(reason="the session is closed")
+
     def close(self) -> None:
         if self._ctx:
+            self._tokenizer.close()
             self._lib.llama_free(self._ctx)
         if self._model:
             self._lib.llama_model_free(self._model)

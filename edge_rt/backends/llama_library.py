@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import re
 from collections import deque
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from edge_rt.backends.base import Vocab
 from edge_rt.catalog.gguf import GgufHeader
-from edge_rt.errors import BackendUnavailableError, InvalidRequestError
+from edge_rt.errors import BackendStepError, BackendUnavailableError, InvalidRequestError
+
+_MAX_BLOCK_CHARS = 16 * 1024  # shorter texts go to llama_tokenize as they are
+_MAX_BLOCK_CONTROL = 256
 
 
 class Log:
@@ -64,7 +70,10 @@ def version() -> str:
 
 
 class LlamaVocab:
-    """The tokenizer of a model that llama.cpp has loaded, whole or vocab-only; any thread may call it."""
+    """The tokenizer of a model that llama.cpp has loaded, whole or vocab-only; any thread may call it.
+
+    close before the model is freed: what comes after it raises BackendStepError.
+    """
 
     def __init__(self, lib: Any, model: Any, header: GgufHeader) -> None:
         self._lib = lib
@@ -76,6 +85,9 @@ class LlamaVocab:
     def _read_facts(self, header: GgufHeader) -> Vocab:
         lib, n_vocab = self._lib, self.n_vocab
         bos, eos = lib.llama_vocab_bos(self._vocab), lib.llama_vocab_eos(self._vocab)
+        # What llama_tokenize finds in a text with parse_special only.
+        control = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        control_texts = {self._text(i) for i in range(n_vocab) if lib.llama_vocab_get_attr(self._vocab, i) & control}
         return Vocab(
             n_vocab=n_vocab,
             bos_id=bos,
@@ -85,16 +97,24 @@ class LlamaVocab:
             chat_template=header.chat_template,
             bos_text=self._text(bos),
             eos_text=self._text(eos),
-            control_texts=frozenset(self._text(i) for i in range(n_vocab) if lib.llama_vocab_is_control(self._vocab, i))
-            - {""},
+            control_texts=frozenset(control_texts - {""}),
         )
 
     def _text(self, token_id: int) -> str:
         return self.piece(token_id, special=True).decode("utf-8", "replace") if token_id >= 0 else ""
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
-        raw = text.encode("utf-8")
+        self._check_open()
         add_special = add_bos and self.facts.add_bos
+        if not special:
+            return self._tokenize(text, special=False, add_special=add_special)
+        ids: list[int] = []
+        for i, block in enumerate(blocks(text, self.facts.control_texts)):
+            ids += self._tokenize(block, special=True, add_special=add_special and i == 0)
+        return ids
+
+    def _tokenize(self, text: str, *, special: bool, add_special: bool) -> list[int]:
+        raw = text.encode("utf-8")
         n_max = len(raw) + 2
         while True:
             ids = (ctypes.c_int32 * n_max)()
@@ -115,6 +135,7 @@ class LlamaVocab:
         return found
 
     def _read_piece(self, token_id: int, special: bool) -> bytes:
+        self._check_open()
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -122,3 +143,25 @@ class LlamaVocab:
             if n >= 0:
                 return buffer.raw[:n]
             size = -n
+
+    def _check_open(self) -> None:
+        if self._vocab is None:
+            raise BackendStepError(reason="the session is closed")
+
+    def close(self) -> None:
+        self._vocab = None
+
+
+def blocks(text: str, control_texts: frozenset[str]) -> Iterator[str]:
+    """Cut a long text behind control tokens into blocks with a bounded number of them.
+
+    llama_tokenize takes time in the square of that number: 2 MiB of nothing else would keep it for minutes.
+    """
+    start = 0
+    if len(text) > _MAX_BLOCK_CHARS and control_texts:
+        longest_first = sorted(control_texts, key=len, reverse=True)
+        found = re.finditer("|".join(map(re.escape, longest_first)), text)
+        for match in islice(found, _MAX_BLOCK_CONTROL - 1, None, _MAX_BLOCK_CONTROL):
+            yield text[start : match.end()]
+            start = match.end()
+    yield text[start:]

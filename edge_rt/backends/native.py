@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import struct
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import Absent, Device, LoadOptions, MemoryNeed, ModelFile, NoCellsError, SeqRows
+from edge_rt.backends.interrupt import interrupt_held
 from edge_rt.backends.llama_library import LlamaVocab, load_library
 from edge_rt.backends.native_library import (
     ERRORS,
@@ -139,6 +141,7 @@ class NativeSession:
     def __init__(self, lib: Any, file: ModelFile, header: GgufHeader, config: Config, options: LoadOptions) -> None:
         self._lib = lib
         self._model = self._context = self._vocab_model = None
+        self._tokenizers: list[LlamaVocab] = []  # one, once the vocabulary is loaded
         self._n_state = (header.file_bytes, header.n_params, options.n_ctx)
         self._logits = np.empty((1, header.n_vocab), dtype=np.float32)
         self.caps = Capabilities(
@@ -158,8 +161,8 @@ class NativeSession:
 
     def _open(self, file: ModelFile, header: GgufHeader, config: Config, options: LoadOptions) -> None:
         n_threads = options.n_threads or len(cpu.usable_cores())
-        self._tokenizer = self._open_vocab(file, header)
-        if self._tokenizer.n_vocab != header.n_vocab:
+        self._tokenizers.append(self._open_vocab(file, header))
+        if self._tokenizers[0].n_vocab != header.n_vocab:
             raise BackendLoadError(model=file.model, reason="tokenizer and embedding have different vocabularies")
         self._open_model(file, header, config)
         error = ctypes.create_string_buffer(256)
@@ -174,7 +177,7 @@ class NativeSession:
         )
         if not self._context:
             raise BackendLoadError(model=file.model, reason=error.value.decode())
-        self.vocab = self._tokenizer.facts
+        self.vocab = self._tokenizers[0].facts
         self.info = ModelInfo(
             model=file.model,
             variant=file.variant,
@@ -196,7 +199,8 @@ class NativeSession:
         params = llama.llama_model_default_params()
         params.vocab_only = True
         self._llama = llama
-        self._vocab_model = llama.llama_model_load_from_file(str(file.path).encode(), params)
+        with interrupt_held():
+            self._vocab_model = llama.llama_model_load_from_file(os.fsencode(file.path), params)
         if not self._vocab_model:
             raise BackendLoadError(model=file.model, reason=log.reason())
         return LlamaVocab(llama, self._vocab_model, header)
@@ -216,10 +220,10 @@ class NativeSession:
         self._mapping.madvise(mmap.MADV_DONTNEED)  # all is packed; the rows of the embedding come back as they are used
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
-        return self._tokenizer.tokenize(text, special=special, add_bos=add_bos)
+        return self._tokenizers[0].tokenize(text, special=special, add_bos=add_bos)
 
     def piece(self, token_id: int, *, special: bool = False) -> bytes:
-        return self._tokenizer.piece(token_id, special=special)
+        return self._tokenizers[0].piece(token_id, special=special)
 
     def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
         rows = (Rows * len(batch))()
@@ -243,27 +247,27 @@ class NativeSession:
             raise BackendStepError(reason=f"{n_rows} rows in one batch, the limit is {self.caps.n_batch}")
         if n_logits > len(self._logits):
             self._logits = np.empty((n_logits, self.caps.n_vocab), dtype=np.float32)
-        status = self._lib.en_decode(self._context, rows, len(batch), self._logits.ctypes.data)
+        status = self._lib.en_decode(self._opened(), rows, len(batch), self._logits.ctypes.data)
         if status == NO_CELLS:
             raise NoCellsError
         _check(status)
         return [self._logits[where] for where in outputs]
 
     def seq_copy(self, src: int, dst: int, n_tokens: int) -> None:
-        _check(self._lib.en_seq_copy(self._context, src, dst, n_tokens))
+        _check(self._lib.en_seq_copy(self._opened(), src, dst, n_tokens))
 
     def seq_trim(self, seq_id: int, n_tokens: int) -> None:
-        _check(self._lib.en_seq_trim(self._context, seq_id, n_tokens))
+        _check(self._lib.en_seq_trim(self._opened(), seq_id, n_tokens))
 
     def seq_bytes(self, seq_id: int) -> int:
-        return _STATE.size + int(self._lib.en_seq_bytes(self._context, seq_id))
+        return _STATE.size + int(self._lib.en_seq_bytes(self._opened(), seq_id))
 
     def seq_save(self, seq_id: int) -> NDArray[np.uint8]:
         state = np.empty(self.seq_bytes(seq_id), dtype=np.uint8)
-        n_tokens = self._lib.en_seq_length(self._context, seq_id)
+        n_tokens = self._lib.en_seq_length(self._opened(), seq_id)
         head = _STATE.pack(_STATE_MAGIC, *self._n_state, max(n_tokens, 0))
         state[: _STATE.size] = np.frombuffer(head, dtype=np.uint8)
-        _check(self._lib.en_seq_save(self._context, seq_id, state.ctypes.data + _STATE.size))
+        _check(self._lib.en_seq_save(self._opened(), seq_id, state.ctypes.data + _STATE.size))
         return state
 
     def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
@@ -273,13 +277,18 @@ class NativeSession:
             raise BackendStepError(reason="the saved sequence belongs to another model or context size")
         body = np.ascontiguousarray(state[_STATE.size :])
         n_tokens = _STATE.unpack(head)[4]
-        status = self._lib.en_seq_load(self._context, seq_id, n_tokens, body.ctypes.data, body.nbytes)
+        status = self._lib.en_seq_load(self._opened(), seq_id, n_tokens, body.ctypes.data, body.nbytes)
         if status == NO_CELLS:
             raise BackendStepError(reason="the saved sequence cannot be restored: the KV cells do not suffice")
         _check(status)
 
     def set_threads(self, n_threads: int) -> None:
-        _check(self._lib.en_set_threads(self._context, n_threads))
+        _check(self._lib.en_set_threads(self._opened(), n_threads))
+
+    def _opened(self) -> int:
+        if self._context is None:
+            raise BackendStepError(reason="the session is closed")
+        return int(self._context)
 
     def close(self) -> None:
         if self._context:
@@ -287,6 +296,8 @@ class NativeSession:
         if self._model:
             self._lib.en_model_free(self._model)
         if self._vocab_model:
+            for tokenizer in self._tokenizers:
+                tokenizer.close()
             self._llama.llama_model_free(self._vocab_model)
         self._context = self._model = self._vocab_model = None
 

@@ -113,6 +113,7 @@ class NullSession:
         )
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:  # noqa: ARG002 - no BOS here
+        self._check_open()
         ids: list[int] = []
         while special and text:
             found = [(at, name) for name in _SPECIAL if (at := text.find(name)) >= 0]
@@ -126,6 +127,7 @@ class NullSession:
         return ids
 
     def piece(self, token_id: int, *, special: bool = False) -> bytes:
+        self._check_open()
         if 0 <= token_id < 256:
             return bytes((token_id,))
         if not 0 <= token_id < _N_VOCAB:
@@ -134,8 +136,7 @@ class NullSession:
         return names[0] if special and names else b""
 
     def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
-        if self._closed:
-            raise BackendStepError(reason="the session is closed")
+        self._check_open()
         n_rows = sum(len(rows.token_ids) for rows in batch)
         if n_rows > self.caps.n_batch:
             raise BackendStepError(reason=f"{n_rows} rows in one batch, the limit is {self.caps.n_batch}")
@@ -187,6 +188,10 @@ class NullSession:
 
     def set_threads(self, n_threads: int) -> None:
         self.n_threads = n_threads
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BackendStepError(reason="the session is closed")
 
     def close(self) -> None:
         self._closed = True

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from edge_rt.catalog.manifest import Manifest, Variant
-from edge_rt.errors import PullError
+from edge_rt.errors import StoreError
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,16 +87,13 @@ class Place:
     def locked(self, waiting: Callable[[], None]) -> Iterator[None]:
         """Hold the file's lock against other processes and threads; calls waiting first if somebody else has it.
 
-        The kernel drops the lock when its holder dies. Raises PullError when the store cannot be written.
+        The kernel drops the lock when its holder dies. Raises StoreError when the store cannot be written.
         """
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(self.beside("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as exc:
-            remedy = "run it as the store's owner or set catalog.store_dir"
-            raise PullError(
-                source=self.file.name, problem=f"{exc.filename} cannot be written: {exc.strerror}; {remedy}"
-            ) from exc
+            raise StoreError(path=str(exc.filename), problem=str(exc.strerror)) from exc
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

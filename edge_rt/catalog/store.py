@@ -28,6 +28,11 @@ _REPACKED: Mapping[str, tuple[frozenset[str], ...]] = {
 }
 
 
+def is_file_name(model: str) -> bool:
+    """Tell a model file's path from an id of the catalog."""
+    return "/" in model or model.endswith(".gguf")
+
+
 def pick_variant(manifest: Manifest, features: frozenset[str], wanted: str = "") -> Variant:
     """Pick the variant to run: the wanted one, else the fastest form for this CPU.
 
@@ -119,7 +124,7 @@ class Store:
         variant_id  '' is the first in the manifest; `pick_variant` knows the best for a CPU
         derive      makes dst from src in the quantisation named: derive(src, dst, quant)
         A pull cut short by anything but a full disk is taken up by the next. Raises ModelNotFoundError, OfflineError,
-        PullError, DiskFullError, ModelChecksumError, ConfigError and what derive raises.
+        PullError, DiskFullError, StoreError, ModelChecksumError, ConfigError and what derive raises.
         """
         # Imported here: the daemon, which only reads the store, shall not carry an HTTP client.
         from edge_rt.catalog.fetch import FetchSettings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import traceback
 from pathlib import Path
@@ -17,6 +18,7 @@ _COMMANDS: Final = {
     "run": "Answer one prompt.",
     "chat": "Talk with a model.",
     "models": "List, pull, show, verify and remove models.",
+    "top": "Watch what a running daemon does.",
     "bench": "Measure speed, as llama-bench does.",
     "devices": "Show what this machine can run models on.",
     "config": "Show the configuration and where each value comes from.",
@@ -38,12 +40,21 @@ class LazyGroup(click.Group):
             return None
         return cast("click.Command", importlib.import_module(f"edge_rt.cli.{cmd_name}").command)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or name those it might be; click itself knows only commands that are imported."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as exc:
+            raise click.exceptions.NoSuchCommand(exc.command_name, possibilities=_COMMANDS, ctx=ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Turn edge_rt's errors into a line on stderr and an exit code."""
+        """Turn edge_rt's errors, and the system's, into a line on stderr and an exit code."""
         try:
             return super().invoke(ctx)
         except EdgeRtError as exc:
@@ -51,6 +62,14 @@ class LazyGroup(click.Group):
                 traceback.print_exc()
             click.echo(f"edge_rt: {exc}", err=True)
             ctx.exit(EXIT_CONFIG if isinstance(exc, ConfigError) else EXIT_ERROR)
+        except OSError as exc:
+            if exc.errno == errno.EPIPE:  # `| head`: click ends quietly
+                raise
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            where = f"{exc.filename}: " if exc.filename else ""
+            click.echo(f"edge_rt: {where}{exc.strerror or exc}", err=True)
+            ctx.exit(EXIT_ERROR)
         except KeyboardInterrupt:
             click.echo(err=True)
             ctx.exit(EXIT_INTERRUPTED)

@@ -20,7 +20,7 @@ from edge_rt.bench.report import FORMATS, Format, Machine, Writer, writer
 from edge_rt.bench.runner import Plan, Runner, Target
 from edge_rt.bench.workload import cases
 from edge_rt.catalog.gguf import read_header
-from edge_rt.catalog.store import Store
+from edge_rt.catalog.store import Store, is_file_name
 from edge_rt.cli.bench_options import Counts, Pair, Progress, counts_option, flat
 from edge_rt.cli.bench_serve import command as serve
 from edge_rt.devices import cpu
@@ -31,7 +31,7 @@ from edge_rt.scheduler.placement import place
 from edge_rt.worker import memory
 
 
-@click.group("bench", invoke_without_command=True, short_help="measure prefill and decode as llama-bench does")
+@click.group("bench", invoke_without_command=True, short_help="Measure prefill and decode as llama-bench does.")
 @click.option(
     "-m",
     "--model",
@@ -170,7 +170,7 @@ def _write(outputs: list[tuple[Writer, bool]], text: Callable[[Writer], str]) ->
 
 def _target(name: str, backend: str, settings: config.Config) -> Target:
     """Find a model, a path if it looks like one, else ID[:VARIANT] of the catalog, and what runs it."""
-    if "/" in name or name.endswith(".gguf"):
+    if is_file_name(name):
         path = Path(name).expanduser()
         file = ModelFile(model=path.stem, variant="", path=path, quant=read_header(path).quant)
         return _on(backend or settings.engine.backend or registry.names()[0], file)

@@ -11,20 +11,23 @@ import click
 import httpx2
 
 from edge_rt import config
+from edge_rt.api.client import unreachable
 from edge_rt.api.listen import socket_path
 from edge_rt.bench.serving import Driver, ServeCase, ServeResult, table
 from edge_rt.cli.bench_options import Progress, counts_option, flat
 from edge_rt.devices.powercap import EnergyMeter
-from edge_rt.errors import DaemonUnreachableError
 
 _CONNECT_TIMEOUT_S = 5.0
 
 
-@click.command("serve", short_help="measure a running daemon with concurrent streams")
+@click.command("serve", short_help="Measure a running daemon with concurrent streams.")
 @click.option(
-    "--socket", "socket", type=click.Path(path_type=Path), help="The daemon's socket. [default: server.socket_path]"
+    "--socket",
+    "socket",
+    type=click.Path(path_type=Path, readable=False),
+    help="The daemon's socket. [default: server.socket_path]",
 )
-@click.option("-m", "--model", default="", metavar="MODEL", help="[default: the default model]")
+@click.option("-m", "--model", default="", metavar="ID", help="The model to ask. [default: the default model]")
 @counts_option("-N", "--streams", default="1,4", least=1, text="Clients that ask at the same time.")
 @click.option(
     "--requests",
@@ -121,7 +124,7 @@ async def _run(
         try:
             await driver.prepare(cases[0].model)
         except httpx2.HTTPError as exc:
-            raise DaemonUnreachableError(address=str(path), reason=str(exc) or type(exc).__name__) from exc
+            raise unreachable(str(path), exc) from exc
         if warmup:
             line.show("warm-up")
             await driver.run(ServeCase(model=cases[0].model, n_streams=1, n_requests=1, n_prompt=16, n_gen=2))

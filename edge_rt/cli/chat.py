@@ -25,7 +25,7 @@ Ctrl-C          stop the answer that is being written
 """
 
 
-@click.command("chat", short_help="talk with a model")
+@click.command("chat", short_help="Talk with a model.")
 @click.argument("model", required=False)
 @click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 @answer_options
@@ -43,7 +43,9 @@ def command(
 ) -> None:
     """Talk with MODEL, the default model if none is named; /help inside shows what one can type.
 
-    A running daemon is asked if there is one, otherwise the model is loaded into this process.
+    MODEL is an id of `edge_rt models list`, optionally with :VARIANT, or the path of a GGUF file. A running daemon is
+    asked if there is one. Otherwise, and for a VARIANT or a file, the model is loaded into this process, and pulled
+    first if it is not here.
     """
     loaded = ctx.obj if isinstance(ctx.obj, config.Loaded) else config.load()
     model = model or loaded.config.catalog.default_model
@@ -132,5 +134,5 @@ def _read() -> str | None:
             click.echo()
         return None
     except KeyboardInterrupt:
-        click.echo()
+        click.echo("\nCtrl-D ends the chat.", err=True)
         return ""

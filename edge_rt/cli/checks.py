@@ -17,11 +17,11 @@ from typing import Literal
 import httpx2
 
 from edge_rt import config
-from edge_rt.api.listen import socket_path
 from edge_rt.backends import registry
 from edge_rt.backends.base import LoadOptions, ModelFile
 from edge_rt.backends.llama_build import Broken, Build, inspect, missing
 from edge_rt.catalog.store import Store
+from edge_rt.cli.talk import daemon_path
 from edge_rt.devices import cpu, memory, thermal
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import ConfigError, EdgeRtError
@@ -57,10 +57,15 @@ class Patient:
     inspect_build: Callable[[], Build | Broken] = inspect
     wall_clock: Callable[[], float] = time.time
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
+    uid: int = field(default_factory=os.getuid)
     memlock_bytes: Callable[[], int] = lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
 
     def store(self) -> Store:
         return Store.open(self.config.catalog, self.environ)
+
+    def socket(self) -> Path | None:
+        """Give where this user's daemon would listen, None where nothing names a place."""
+        return daemon_path(self.config.server, self.environ, uid=self.uid)
 
     def default_model(self, store: Store) -> Placement:
         """Decide how the default model would be run, as the daemon does."""
@@ -140,14 +145,22 @@ def model(patient: Patient) -> Check:
 
 
 def socket_directory(patient: Patient) -> Check:
-    path = socket_path(patient.config.server, patient.environ)
+    path = patient.socket()
+    if path is None:
+        return warn(
+            "socket",
+            "no place for the daemon's: XDG_RUNTIME_DIR is not set",
+            "name one: edge_rt serve --socket PATH, or server.socket_path; run, chat and bench need no daemon",
+        )
     directory = path.parent
     if not directory.exists():
         parent = next(p for p in directory.parents if p.exists())
         if os.access(parent, os.W_OK | os.X_OK):
             return ok("socket", f"{directory} will be made by the daemon")
         return fail(
-            "socket", f"{directory} does not exist and {parent} is not yours to write", "set server.socket_path"
+            "socket",
+            f"{directory} does not exist and {parent} is not yours to write",
+            "edge_rt serve --socket PATH, or set server.socket_path",
         )
     mode = directory.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -157,8 +170,10 @@ def socket_directory(patient: Patient) -> Check:
     return ok("socket", f"{path} in a directory of mode {stat.S_IMODE(mode):04o}")
 
 
-def daemon(patient: Patient) -> Check:
-    path = socket_path(patient.config.server, patient.environ)
+def daemon(patient: Patient) -> Check | None:
+    path = patient.socket()
+    if path is None:
+        return None  # the check of the socket has said so
     try:
         # A bare connect first: httpx2 leaves its socket open when a connect fails.
         with socket.socket(socket.AF_UNIX) as probe:
@@ -273,7 +288,9 @@ def locked_memory(patient: Patient) -> Check:
     return ok("locked memory", words)
 
 
-CHECKS: tuple[Callable[[Patient], Check], ...] = (
+Look = Callable[[Patient], Check | None]
+
+CHECKS: tuple[Look, ...] = (
     python,
     llama_build,
     store,
@@ -290,12 +307,16 @@ CHECKS: tuple[Callable[[Patient], Check], ...] = (
 )
 
 
-def examine(patient: Patient, checks: tuple[Callable[[Patient], Check], ...] = CHECKS) -> tuple[Check, ...]:
-    """Run every check; one that ends in an error of ours has failed with that error's own words."""
+def examine(patient: Patient, checks: tuple[Look, ...] = CHECKS) -> tuple[Check, ...]:
+    """Run every check; one that ends in an error of ours has failed with that error's own words.
+
+    A check that finds nothing to look at gives None and has no line.
+    """
     results: list[Check] = []
     for check in checks:
         try:
-            results.append(check(patient))
+            if (found := check(patient)) is not None:
+                results.append(found)
         except EdgeRtError as exc:
             remedy = "edge_rt config show" if isinstance(exc, ConfigError) else ""
             results.append(fail(check.__name__.replace("_", " "), str(exc), remedy))

@@ -9,11 +9,11 @@ PROGRAM = "edge_rt"
 VARIABLE = "_EDGE_RT_COMPLETE"
 
 
-@click.command("completion", short_help="print a shell completion script")
-@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+@click.command("completion", short_help="Print a shell completion script.")
+@click.argument("shell", metavar="SHELL", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes edge_rt's commands and options in SHELL.
+    """Print the script that completes edge_rt's commands and options in SHELL: bash (4.4 or newer), zsh or fish.
 
     \b
     bash  edge_rt completion bash > ~/.local/share/bash-completion/completions/edge_rt

@@ -58,7 +58,7 @@ def survey(root: SysfsRoot, backends: tuple[BackendProbe, ...]) -> Survey:
     )
 
 
-@click.command("devices", short_help="show cores, instruction sets, memory, limits and back ends")
+@click.command("devices", short_help="Show cores, instruction sets, memory, limits and back ends.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; unknown values are null with a reason.")
 def command(as_json: bool) -> None:
     """Show what this machine has for inference: cores, instruction sets, memory, limits, sensors and back ends.

@@ -15,17 +15,18 @@ from edge_rt.errors import ConfigError
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-@click.command("doctor", short_help="check this machine and this installation")
+@click.command("doctor", short_help="Check this machine and this installation.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Check with this configuration file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array of name, status, detail and remedy.")
-def command(file: Path | None, as_json: bool) -> None:
+@click.pass_obj
+def command(above: config.Loaded | None, file: Path | None, as_json: bool) -> None:
     """Check what edge_rt needs and what makes it slow; each line is ok, warn or fail, with the remedy below.
 
     The exit code is 1 if anything failed.
     """
     results: list[Check] = []
     try:
-        settings = config.load(file).config
+        settings = (config.load(file) if file is not None or above is None else above).config
     except ConfigError as exc:
         results.append(fail("config", str(exc), "correct it; the checks below use the defaults"))
         settings = config.Config()

@@ -42,7 +42,7 @@ class _Catalog:
 _pass_catalog = click.make_pass_decorator(_Catalog)
 
 
-@click.group("models", short_help="list, pull, show, verify and remove models")
+@click.group("models", short_help="List, pull, show, verify and remove models.")
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """See which models there are, and bring, check and remove their files.
@@ -134,7 +134,7 @@ def pull(catalog: _Catalog, names: tuple[str, ...], offline: bool, as_json: bool
             click.echo(row["path"])
 
 
-@command.command("show")
+@command.command("show", short_help="Show a model, its files and what is inside them.")
 @click.argument("name", metavar="MODEL")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_pass_catalog
@@ -186,7 +186,7 @@ def _details(catalog: _Catalog, manifest: Manifest, variant: Variant) -> dict[st
     }
 
 
-@command.command("verify")
+@command.command("verify", short_help="Hash the files of models again.")
 @click.argument("names", metavar="[MODEL]...", nargs=-1)
 @_pass_catalog
 def verify(catalog: _Catalog, names: tuple[str, ...]) -> None:
@@ -195,7 +195,7 @@ def verify(catalog: _Catalog, names: tuple[str, ...]) -> None:
     MODEL is an id or ID:VARIANT. Without one everything in the store is checked. The exit code is 1 if any file has
     changed.
     """
-    broken = False
+    broken, n_checked = False, 0
     with pull_progress() as progress:
         for name in names or tuple(m.id for m in catalog.store.manifests()):
             manifest, wanted = catalog.find(name)
@@ -205,6 +205,7 @@ def verify(catalog: _Catalog, names: tuple[str, ...]) -> None:
             if names and not present:
                 raise ModelNotPulledError(model=name)
             for variant in present:
+                n_checked += 1
                 try:
                     for path in catalog.store.verify(manifest.id, variant.id, progress=progress):
                         click.echo(f"ok {path}")
@@ -213,6 +214,8 @@ def verify(catalog: _Catalog, names: tuple[str, ...]) -> None:
                     click.echo(f"edge_rt: {exc}", err=True)
     if broken:
         sys.exit(1)
+    if not n_checked:
+        click.echo(f"nothing has been pulled into {catalog.store.root} yet", err=True)
 
 
 @command.command("rm")

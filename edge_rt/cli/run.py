@@ -14,7 +14,7 @@ from edge_rt.cli.talk import Talk, answer_options, given, open_talk
 from edge_rt.types import Message
 
 
-@click.command("run", short_help="answer one prompt")
+@click.command("run", short_help="Answer one prompt.")
 @click.argument("model")
 @click.argument("prompt", required=False)
 @click.option("--system", metavar="TEXT", help="What the model is told before the prompt.")
@@ -41,11 +41,11 @@ def command(
     MODEL is an id of `edge_rt models list`, optionally with :VARIANT, or the path of a GGUF file. Without PROMPT, or
     with -, the prompt is read from stdin.
 
-    A running daemon is asked if there is one, because it has the model in memory. Otherwise the model is loaded into
-    this process, and pulled first if it is not here.
+    A running daemon is asked if there is one, because it has the model in memory. Otherwise, and for a VARIANT or a
+    file, the model is loaded into this process, and pulled first if it is not here.
 
     \b
-      edge_rt run smollm2-135m-instruct "Why is the sky blue?"
+      edge_rt run smollm2-135m-instruct "What is gravity?"
       dmesg | tail | edge_rt run smollm2-135m-instruct --system "Summarise this log." -
     """
     if raw and system:
@@ -70,9 +70,11 @@ def command(
 
 def _read(prompt: str | None) -> str:
     if prompt is not None and prompt != "-":
+        if not prompt.strip():
+            raise click.UsageError("The prompt is empty.")
         return prompt
     if prompt is None and sys.stdin.isatty():
-        raise click.UsageError('Give a PROMPT, or pipe one in: edge_rt run MODEL "Why is the sky blue?"')
+        raise click.UsageError('Give a PROMPT, or pipe one in: edge_rt run MODEL "What is gravity?"')
     text = sys.stdin.buffer.read().decode("utf-8", "replace")
     if not text.strip():
         raise click.UsageError("The prompt on stdin is empty.")

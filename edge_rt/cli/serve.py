@@ -12,21 +12,29 @@ import click
 from edge_rt import config, daemon
 
 
-@click.command("serve", short_help="serve models over a Unix socket")
+@click.command("serve", short_help="Serve models over a Unix socket.")
 @click.option(
     "--config",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Read this file instead of $EDGE_RT_CONFIG or /etc/edge_rt/config.toml.",
 )
-@click.option("--socket", metavar="PATH", help="Listen on this Unix socket.")
-@click.option("--model", "models", metavar="ID", multiple=True, help="Load this model at once; may be repeated.")
+@click.option("--socket", metavar="PATH", help="Listen on this Unix socket. [default: server.socket_path]")
+@click.option(
+    "--model",
+    "models",
+    metavar="ID[:VARIANT]",
+    multiple=True,
+    help="Load this model at once, not on its first use; may be repeated.",
+)
 @click.option("--tcp", metavar="HOST:PORT", help="Listen on TCP too; needs --api-keys-file.")
 @click.option("--api-keys-file", metavar="FILE", help="The keys that open the TCP port, one a line.")
 @click.option("--offline", is_flag=True, default=None, help="Never fetch anything.")
 @click.option("--force", is_flag=True, default=None, help="Load models also where the memory looks too small.")
-@click.option("--log-level", type=click.Choice(("debug", "info", "warning", "error")))
-@click.option("--log-format", type=click.Choice(("text", "json")))
+@click.option(
+    "--log-level", type=click.Choice(("debug", "info", "warning", "error")), help="What to log. [default: info]"
+)
+@click.option("--log-format", type=click.Choice(("text", "json")), help="How to write it to stderr. [default: text]")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -40,7 +48,15 @@ def command(
     log_level: str | None,
     log_format: str | None,
 ) -> None:
-    """Serve models over a Unix socket until SIGTERM or Ctrl-C; a second one does not wait for running answers."""
+    """Serve models over a Unix socket, in the foreground, until SIGTERM or Ctrl-C.
+
+    Models are loaded on their first use and unloaded when idle; they must have been pulled (`edge_rt models pull`). A
+    second Ctrl-C does not wait for running answers. Options win over the configuration (`edge_rt config show`).
+
+    \b
+      edge_rt serve
+      edge_rt serve --socket ./edge_rt.sock --model smollm2-135m-instruct
+    """
     flags: dict[str, Any] = {
         "server.socket_path": socket,
         "server.api_keys_file": api_keys_file,
@@ -51,8 +67,10 @@ def command(
     }
     if tcp is not None:
         flags["server.tcp_host"], flags["server.tcp_port"] = _host_and_port(tcp)
-    for model in models:
+    for name in models:
+        model, _, variant = name.partition(":")
         flags[config.dotted(("models", model, "preload"))] = True
+        flags[config.dotted(("models", model, "variant"))] = variant or None
     given = ctx.find_root().params.get("file") if file is None else file
     daemon.run(config.load(given, flags=flags), ready=_announce)
 

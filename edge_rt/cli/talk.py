@@ -14,6 +14,7 @@ import click
 from edge_rt import config
 from edge_rt.api.client import Client, Piece
 from edge_rt.api.listen import socket_path
+from edge_rt.catalog.store import is_file_name
 from edge_rt.cli.progress import pull_progress
 from edge_rt.errors import ConfigError, DaemonUnreachableError, UnsupportedFeatureError
 from edge_rt.types import FinishReason, Message, Usage
@@ -37,9 +38,9 @@ class Account:
         cached = f", {self.usage.cached_tokens} of them cached" if self.usage.cached_tokens else ""
         parts = [
             f"{self.usage.prompt_tokens} prompt tokens{cached}",
-            f"prefill {self.prefill_s:.2f} s{_rate(self.prefill_tokens, self.prefill_s)}",
+            f"prefill {self.prefill_s:.2f} s{_rate(_tps(self.prefill_tokens, self.prefill_s))}",
             f"{self.usage.completion_tokens} tokens",
-            f"decode {self.decode_s:.2f} s{_rate(self.decode_tokens, self.decode_s)}",
+            f"decode {self.decode_s:.2f} s{_rate(_tps(self.decode_tokens, self.decode_s))}",
         ]
         return " · ".join(parts)
 
@@ -50,13 +51,17 @@ class Account:
             **{f.name: getattr(self.usage, f.name) for f in fields(self.usage)},
             "prefill_s": self.prefill_s,
             "decode_s": self.decode_s,
-            "prefill_tps": self.prefill_tokens / self.prefill_s if self.prefill_s else None,
-            "decode_tps": self.decode_tokens / self.decode_s if self.decode_s else None,
+            "prefill_tps": _tps(self.prefill_tokens, self.prefill_s),
+            "decode_tps": _tps(self.decode_tokens, self.decode_s),
         }
 
 
-def _rate(n_tokens: int, seconds: float) -> str:
-    return f" ({n_tokens / seconds:.1f} t/s)" if seconds > 0 else ""
+def _tps(n_tokens: int, seconds: float) -> float | None:
+    return n_tokens / seconds if n_tokens > 0 and seconds > 0 else None
+
+
+def _rate(tps: float | None) -> str:
+    return "" if tps is None else f" ({tps:.1f} t/s)"
 
 
 class Talk(Protocol):
@@ -149,21 +154,26 @@ def open_talk(loaded: config.Loaded, model: str, *, socket: Path | None, local: 
     """Connect to a running daemon, else load the model here.
 
     A daemon that answers on the configured socket is used, because it has the model in memory already, unless local
-    is set; a named socket must answer. A model that runs here is pulled if need be.
+    is set; a named socket must answer. A daemon serves models of the catalog, each in one form: a file or a variant
+    that is named runs here. A model that runs here is pulled if need be.
     """
-    is_file = model.endswith(".gguf")
-    if socket is not None and is_file:
-        raise UnsupportedFeatureError(
-            feature="a file's path with --socket", remedy="the daemon serves the catalog only"
-        )
+    if socket is not None and local:
+        raise click.UsageError("--socket asks a daemon and --local asks none: give one of them.")
+    is_ours = is_file_name(model) or ":" in model
+    if socket is not None and is_ours:
+        what = "a file" if is_file_name(model) else "a variant"
+        remedy = "a daemon serves each model of the catalog in the form that models.ID.variant names"
+        raise UnsupportedFeatureError(feature=f"{what} with --socket", remedy=remedy)
     path = socket or daemon_path(loaded.config.server, os.environ)
-    if path is not None and not local and not is_file:
+    if path is not None and not local and not is_ours:
         with Client(path) as client:
             try:
                 client.is_ready()
-            except DaemonUnreachableError:
+            except DaemonUnreachableError as exc:
                 if socket is not None:
                     raise
+                if os.path.lexists(path):  # there was one, and the user may believe there is
+                    click.echo(f"edge_rt: {path}: {exc.reason}; loading the model into this process", err=True)
             else:
                 yield DaemonTalk(client, model)
                 return
@@ -194,7 +204,11 @@ def answer_options(command: F) -> F:
         ),
         click.option("--seed", type=int, help="The same seed gives the same answer."),
         click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated."),
-        click.option("--socket", type=click.Path(path_type=Path), help="Ask the daemon on this socket, nobody else."),
+        click.option(
+            "--socket",
+            type=click.Path(path_type=Path, readable=False),
+            help="Ask the daemon on this socket, nobody else.",
+        ),
         click.option("--local", is_flag=True, help="Load the model into this process even if a daemon runs."),
         click.option("--force", is_flag=True, help="Load here even if memory seems too small."),
         click.option("-v", "--verbose", is_flag=True, help="Show on stderr where it ran and how fast."),

@@ -230,21 +230,6 @@ def pressure(root: SysfsRoot | None = None) -> Reading[float]:
     return unknown(text.source, text.reason or "has no avg10")
 
 
-def run_delay_s(pid: int | str = "self", root: SysfsRoot | None = None) -> float | None:
-    """Sum the time a process' living threads were runnable but not running; None without scheduler statistics.
-
-    Monotonic per thread only: a thread that ends takes its share away, so a difference may be negative.
-    """
-    root = root or SysfsRoot()
-    total_ns, n_read = 0, 0
-    for path in root.paths(f"proc/{pid}/task/*/schedstat"):
-        words = (root.text(path).value or "").split()
-        if len(words) == 3 and words[1].isdigit():
-            total_ns += int(words[1])
-            n_read += 1
-    return total_ns / 1e9 if n_read else None
-
-
 def _big(
     ids: tuple[int, ...], kinds: dict[int, str], capacities: dict[int, int | None], max_hz: dict[int, float | None]
 ) -> tuple[dict[int, bool], str]:

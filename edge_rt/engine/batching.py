@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 
 def pick(missing: Sequence[int], *, n_batch: int, n_prefill: int) -> list[int]:
@@ -19,7 +20,7 @@ def pick(missing: Sequence[int], *, n_batch: int, n_prefill: int) -> list[int]:
     rows = [1 if n == 1 else 0 for n in missing]
     n_rows = sum(rows)
     if n_rows > n_batch:
-        return [n if i < n_batch else 0 for i, n in enumerate(rows)]
+        return [n if older + n <= n_batch else 0 for n, older in zip(rows, accumulate(rows, initial=0), strict=False)]
     if n_rows == len(rows):
         return rows
     is_free = n_rows == 0

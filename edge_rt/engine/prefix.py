@@ -59,8 +59,9 @@ class Shelf:
         self._saved.move_to_end(id(saved))
 
     def drop(self, saved: Saved) -> None:
-        del self._saved[id(saved)]
-        self.n_bytes -= saved.state.nbytes
+        """Forget a sequence, unless the shelf has already."""
+        if self._saved.pop(id(saved), None) is not None:
+            self.n_bytes -= saved.state.nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from edge_rt.backends.base import TokenSession
-from edge_rt.engine.prefix import Placement, Saved, Shelf, Slot, choose
+from edge_rt.engine.prefix import Saved, Shelf, Slot, choose
 from edge_rt.errors import BackendStepError
 
 _log = logging.getLogger(__name__)
@@ -43,11 +43,22 @@ class Slots:
         placement = choose(self._slots, self._shelf, token_ids, can_trim=caps.can_trim, can_copy=caps.can_copy)
         if placement is None:
             return None
-        self._bring(placement)
-        slot = placement.slot
-        for other in self._slots:
-            if not other.busy and other is not slot:
-                self._shelve(other)
+        slot, source, n_reused = placement.slot, placement.source, placement.n_reused
+        if isinstance(source, Saved):
+            self._shelf.touch(source)  # what leaves the KV now may push it off the shelf all the same
+        for idle in [s for s in self._slots if not s.busy]:
+            if idle is not source or n_reused == 0:
+                self._shelve(idle)
+        if isinstance(source, Saved):
+            self._restore(source, slot)
+        elif source is not slot:
+            self._session.seq_copy(source.seq_id, slot.seq_id, n_reused)
+            slot.token_ids = source.token_ids[:n_reused]
+            if not source.busy:
+                self._shelve(source)
+        if n_reused < len(slot.token_ids):
+            self._session.seq_trim(slot.seq_id, n_reused)
+            del slot.token_ids[n_reused:]
         slot.busy, slot.is_saved = True, False
         return slot
 
@@ -62,10 +73,10 @@ class Slots:
         slot.token_ids = []
 
     def drop_oldest_idle(self) -> bool:
-        """Forget the idle slot used least recently; False if no cell is held idle."""
+        """Move the idle slot used least recently out of the KV; False if no cell is held idle."""
         idle = [slot for slot in self._slots if not slot.busy and slot.token_ids]
         if idle:
-            self.empty(min(idle, key=lambda slot: slot.last_used_s))
+            self._shelve(min(idle, key=lambda slot: slot.last_used_s))
         return bool(idle)
 
     def save_idle(self, is_free: Callable[[], bool]) -> None:
@@ -74,26 +85,15 @@ class Slots:
             if not slot.busy and is_free():
                 self._save(slot)
 
-    def _bring(self, placement: Placement) -> None:
-        """Make the slot hold the reused tokens and nothing else."""
-        slot, source, n_reused = placement.slot, placement.source, placement.n_reused
-        if source is not slot:
-            self._shelve(slot)
-        if isinstance(source, Saved):
-            try:
-                self._session.seq_load(slot.seq_id, source.state)
-            except BackendStepError as exc:
-                _log.warning("a saved prefix is computed again: %s", exc)
-                self._shelf.drop(source)
-                return
-            self._shelf.touch(source)
-            slot.token_ids = list(source.token_ids)
-        elif source is not slot:
-            self._session.seq_copy(source.seq_id, slot.seq_id, n_reused)
-            slot.token_ids = source.token_ids[:n_reused]
-        if n_reused < len(slot.token_ids):
-            self._session.seq_trim(slot.seq_id, n_reused)
-            del slot.token_ids[n_reused:]
+    def _restore(self, saved: Saved, slot: Slot) -> None:
+        """Load a saved sequence into an empty slot, which stays empty where that fails."""
+        try:
+            self._session.seq_load(slot.seq_id, saved.state)
+        except BackendStepError as exc:
+            _log.warning("a saved prefix is computed again: %s", exc)
+            self._shelf.drop(saved)
+        else:
+            slot.token_ids = list(saved.token_ids)
 
     def _shelve(self, slot: Slot) -> None:
         """Empty an idle slot, keeping what is worth it outside the KV."""

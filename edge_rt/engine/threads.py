@@ -17,6 +17,7 @@ _IDLE_COST_SHARE = 0.005  # and to those that only make sure
 _FIRST_WAIT_S = 0.5
 _MAX_WAIT_S = 300.0
 _MAX_POSTPONED_S = 20.0
+_FOLLOW_S = 10.0
 _IDLE_CORES = 0.5  # so much idle time makes one more thread worth a try
 _BETTER = 0.95  # a trial must beat the current count by this to replace it
 _CHANGED = 1.3  # the step time moved by this factor: the machine is another one
@@ -37,8 +38,11 @@ def candidates(n_cores: int) -> tuple[int, ...]:
 
 
 def bucket(n_rows: int) -> int:
-    """Group steps whose rows cost alike: 1 row, 2-3, 4-7, 8-15, 16-31, …, 512 and more."""
-    return min(n_rows, 512).bit_length()
+    """Group steps whose rows cost alike: each count below 16 by itself, then 16-31, 32-63, …, 512 and more.
+
+    A decode step costs nearly the same for 2 and for 3 rows, so a row of it does not.
+    """
+    return n_rows if n_rows < _CHUNK_ROWS else _CHUNK_ROWS + min(n_rows, 512).bit_length()
 
 
 _CHUNK_BUCKET = bucket(_CHUNK_ROWS)
@@ -97,7 +101,7 @@ class ThreadChoice:
         key = bucket(n_rows)
         state = self._buckets.get(key)
         if state is None:
-            state = self._buckets[key] = self._new_bucket(key)
+            state = self._buckets[key] = self._new_bucket(key, now_s)
         is_idle = idle_cores is None or idle_cores >= _IDLE_CORES
         if state.postponed and is_idle:
             state.hasten(now_s, upward=True)
@@ -118,16 +122,19 @@ class ThreadChoice:
         elif self._counts[state.index] == n_threads:
             _observe_current(state, row_s, now_s)
 
-    def _new_bucket(self, key: int) -> _Bucket:
+    def _new_bucket(self, key: int, now_s: float) -> _Bucket:
         """Begin where the most similar kind of step stands.
 
         Prefill is bound by arithmetic: all cores that are free are right, and finding that out on a long prompt would
-        be dear, so chunks wait for a reason. Decode is bound by memory and may be faster with fewer: one trial is due.
+        be dear, so chunks wait for a reason. Decode is bound by memory and may be faster with fewer: the first kind of
+        decode step tries at once, the others follow it and make sure later.
         """
         nearest = min(self._buckets, key=lambda other: (abs(other - key), -other), default=None)
         index = self._start if nearest is None else self._buckets[nearest].index
         if key >= _CHUNK_BUCKET:
             return _Bucket(index, True, [], due_at_s=math.inf, postponed=index + 1 < len(self._counts))
+        if nearest is not None and nearest < _CHUNK_BUCKET:
+            return _Bucket(index, False, [], due_at_s=now_s + _FOLLOW_S)
         return _Bucket(index, False, [i for i in (index - 1, index + 1) if 0 <= i < len(self._counts)])
 
     def _begin_trial(self, state: _Bucket, now_s: float, *, is_idle: bool) -> None:

@@ -117,6 +117,8 @@ class TokenEngine:
         The prompt is rendered and tokenised on the calling thread, so that a long one does not hold up the loop.
         """
         try:
+            if not self._accepting:  # the session may be closed
+                raise ShuttingDownError
             token_ids = self._prompts.read(request)
             sequence = Sequence(
                 request=request,
@@ -324,9 +326,8 @@ class TokenEngine:
         request = sequence.request
         try:
             token_id = sequence.sampler.sample(logits)
-        except EdgeRtError as exc:
-            self._running.remove(sequence)
-            self._fail(sequence, exc)
+        except BackendStepError as exc:
+            self._fail_batch([sequence], exc)
             return
         sequence.token_ids.append(token_id)
         self._totals.completion_tokens += 1

@@ -108,13 +108,12 @@ def check_text(param: str, text: str, max_bytes: int) -> int:
 
 
 def check_token_ids(param: str, token_ids: Sequence[int], limits: Limits) -> None:
-    """Raise InvalidRequestError unless there are token ids, and no more than max_prompt_bytes."""
+    """Raise InvalidRequestError unless there are token ids, and no more than max_prompt_bytes at 4 bytes each."""
     if not token_ids:
         raise InvalidRequestError(param=param, problem="must not be empty")
-    if len(token_ids) > limits.max_prompt_bytes:
-        raise InvalidRequestError(
-            param=param, problem=f"holds {len(token_ids)} token ids, the limit is {limits.max_prompt_bytes}"
-        )
+    max_ids = max(1, limits.max_prompt_bytes // 4)
+    if len(token_ids) > max_ids:
+        raise InvalidRequestError(param=param, problem=f"holds {len(token_ids)} token ids, the limit is {max_ids}")
     for i, token_id in enumerate(token_ids):
         if type(token_id) is not int or not 0 <= token_id <= _MAX_INT:
             _integer(f"{param}[{i}]", token_id, 0, _MAX_INT)

@@ -89,11 +89,12 @@ def load_message(placement: Placement, config: Config, *, force: bool) -> Load:
         backend=placement.backend,
         n_ctx=placement.n_ctx,
         n_seq_max=placement.n_seq_max,
-        n_batch=engine.n_batch,
+        n_batch=max(engine.n_batch, placement.n_seq_max),  # a step has a row for every stream
         n_threads=engine.n_threads,
         kv_type=engine.kv_type,
         chat_template=placement.chat_template,
         max_stall_s=engine.max_stall_s,
+        max_prefix_bytes=engine.max_prefix_bytes,
         stream_interval_s=engine.stream_interval_s,
         memory_margin_bytes=config.worker.memory_margin_bytes,
         force=force or config.worker.force,

@@ -97,19 +97,26 @@ def make_engine(load: Load, session: TokenSession, idle_cores: Callable[[], floa
 
 
 def engine_settings(load: Load) -> EngineSettings:
-    return EngineSettings(max_stall_s=load.max_stall_s, stream_interval_s=load.stream_interval_s)
+    return EngineSettings(
+        max_stall_s=load.max_stall_s,
+        stream_interval_s=load.stream_interval_s,
+        max_prefix_bytes=load.max_prefix_bytes,
+    )
 
 
 class _RequestSink:
-    """Sends one request's chunks to the front process."""
+    """Sends one request's chunks to the front process, and the figures before the last of them."""
 
-    __slots__ = ("_channel", "_id")
+    __slots__ = ("_channel", "_id", "_send_stats")
 
-    def __init__(self, out: WorkerChannel, request_id: str) -> None:
+    def __init__(self, out: WorkerChannel, request_id: str, send_stats: Callable[[], object]) -> None:
         self._channel = out
         self._id = request_id
+        self._send_stats = send_stats
 
     def chunk(self, chunk: Chunk) -> None:
+        if chunk.finish_reason is not None:
+            self._send_stats()  # who has the whole answer finds its tokens in the metrics
         try:
             self._channel.send(channel.ChunkOut(self._id, chunk))
         except ChannelError as exc:
@@ -149,22 +156,34 @@ class Service:
         return self._is_orderly
 
     def _read(self) -> None:
+        try:
+            self._take_messages()
+        except Exception:  # noqa: BLE001 - a worker that hears nothing would not even hear that it shall end
+            _log.exception("the channel to the front process cannot be read")
+        finally:
+            self._engine.stop(0.0)
+
+    def _take_messages(self) -> None:
+        """Take messages until the front process is gone, and send it the engine's figures meanwhile."""
         is_busy, due_at_s = True, self._clock()  # the first figures go out at once: they tell what the load cost
         while True:
             # Idle, it sleeps until a message comes: an idle worker costs no CPU time.
             messages = self._channel.receive(max(0.0, due_at_s - self._clock()) if is_busy else None)
             if messages is None:
-                self._engine.stop(0.0)
                 return
             for message in messages:
                 self._take(message)
             if not is_busy:
                 is_busy, due_at_s = True, self._clock() + STATS_INTERVAL_S
             elif self._clock() >= due_at_s:
-                stats = self._engine.stats()
-                self._channel.send(channel.Stats(replace(stats, rss_bytes=self._rss_bytes())))
+                stats = self._send_stats()
                 is_busy = bool(stats.running or stats.waiting or self._unsubmitted)
                 due_at_s = self._clock() + STATS_INTERVAL_S
+
+    def _send_stats(self) -> EngineStats:
+        stats = self._engine.stats()
+        self._channel.send(channel.Stats(replace(stats, rss_bytes=self._rss_bytes())))
+        return stats
 
     def _take(self, message: channel.ToWorker) -> None:
         if isinstance(message, channel.Cancel):
@@ -186,7 +205,7 @@ class Service:
         while True:
             message = self._desk.get()
             request_id = message.request.id if isinstance(message, channel.Generate) else message.id
-            sink = _RequestSink(self._channel, request_id)
+            sink = _RequestSink(self._channel, request_id, self._send_stats)
             try:
                 self._do(message, sink)
             except EdgeRtError as exc:

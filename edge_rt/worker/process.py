@@ -108,7 +108,7 @@ class Process:
         self._replies: dict[str, asyncio.Future[list[int] | str]] = {}
         self._ids = count()
         self._watchdog: asyncio.TimerHandle | None = None
-        self._progress_at = 0.0
+        self._progress_at_s = 0.0
         self._steps_total = -1
         self._kill_reason = ""
         self._stop_error: Callable[[], EdgeRtError] | None = None
@@ -134,7 +134,13 @@ class Process:
         except OSError as exc:
             raise BackendLoadError(model=load.model, reason=f"its process cannot be started: {exc}") from exc
         self = cls(handle, load, step_timeout_s=step_timeout_s, on_stats=on_stats)
-        await self._channel.connect(sock)
+        try:
+            await self._channel.connect(sock)
+        except BaseException:  # nobody would hear of its end yet, so kill cannot wait for that
+            sock.close()
+            handle.kill()
+            await handle.wait()
+            raise
         try:
             self._channel.send(load)
             async with asyncio.timeout(load_timeout_s):
@@ -219,12 +225,12 @@ class Process:
 
     def _received(self, message: channel.FromWorker) -> None:
         if type(message) is channel.ChunkOut:
-            self._progress_at = asyncio.get_running_loop().time()
+            self._progress_at_s = asyncio.get_running_loop().time()
             self._chunk(message.id, message.chunk)
         elif type(message) is channel.Stats:
             if message.stats.steps_total != self._steps_total:
                 self._steps_total = message.stats.steps_total
-                self._progress_at = asyncio.get_running_loop().time()
+                self._progress_at_s = asyncio.get_running_loop().time()
             self._on_stats(message.stats)
         elif type(message) is channel.Failed:
             self._failed(message.id, from_wire(message.code, message.fields))
@@ -250,7 +256,7 @@ class Process:
             stream.fail(SlowReaderError(unread=stream.n_unread, limit=MAX_UNREAD))
 
     def _failed(self, wire_id: str, error: EdgeRtError) -> None:
-        self._progress_at = asyncio.get_running_loop().time()
+        self._progress_at_s = asyncio.get_running_loop().time()
         if wire_id == "":
             if not self._loaded.done():
                 self._loaded.set_exception(error)
@@ -260,7 +266,7 @@ class Process:
             reply.set_exception(error)
 
     def _replied(self, wire_id: str, value: list[int] | str) -> None:
-        self._progress_at = asyncio.get_running_loop().time()
+        self._progress_at_s = asyncio.get_running_loop().time()
         reply = self._replies.get(wire_id)
         if reply is not None and not reply.done():
             reply.set_result(value)
@@ -302,9 +308,11 @@ class Process:
     # A child that computes without a token, a step or a reply for too long hangs inside the back end.
 
     def _watch(self) -> None:
+        """Watch over a request that has just been sent."""
+        loop = asyncio.get_running_loop()
+        if len(self._streams) + len(self._replies) == 1:  # it did nothing before, and had nothing to do
+            self._progress_at_s = loop.time()
         if self._watchdog is None:
-            loop = asyncio.get_running_loop()
-            self._progress_at = loop.time()
             self._watchdog = loop.call_later(self._step_timeout_s, self._look)
 
     def _look(self) -> None:
@@ -312,9 +320,9 @@ class Process:
         if not self._streams and not self._replies:
             return
         loop = asyncio.get_running_loop()
-        due = self._progress_at + self._step_timeout_s
-        if loop.time() < due:
-            self._watchdog = loop.call_at(due, self._look)
+        due_at_s = self._progress_at_s + self._step_timeout_s
+        if loop.time() < due_at_s:
+            self._watchdog = loop.call_at(due_at_s, self._look)
             return
         self._kill_reason = f"killed: no progress for worker.step_timeout_s = {self._step_timeout_s:g} s"
         _log.error("worker %d of %s hangs; killing it", self.pid, self._load.model)

@@ -20,22 +20,26 @@ _MAX_LINE_BYTES = 400
 async def spawn() -> tuple[socket.socket, Handle]:
     """Start a worker in a session of its own; give our end of its channel and its process."""
     ours, theirs = socket.socketpair()
-    with theirs:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # the daemon's working directory is no place to import from
-            "-m",
-            "edge_rt.worker.main",
-            "--fd",
-            str(theirs.fileno()),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-            # Before it aborts, ggml would run a debugger on itself; that takes seconds and buries the message.
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        )
+    try:
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # the daemon's working directory is no place to import from
+                "-m",
+                "edge_rt.worker.main",
+                "--fd",
+                str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                # Before it aborts, ggml would run a debugger on itself; that takes seconds and buries the message.
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            )
+    except BaseException:
+        ours.close()
+        raise
     return ours, _Child(process)
 
 

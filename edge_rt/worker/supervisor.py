@@ -53,7 +53,7 @@ class Worker:
         self._process: Process | None = None
         self._starting: asyncio.Task[Process] | None = None
         self._n_deaths = 0
-        self._ready_at = 0.0
+        self._ready_at_s = 0.0
         self._stop_error: Callable[[], EdgeRtError] | None = None
 
     @property
@@ -135,8 +135,13 @@ class Worker:
                 reason = exc.reason
                 _log.warning("worker of %s died while loading (%d): %s", self._load.model, attempt + 1, reason)
                 continue
+            except EdgeRtError:
+                raise
+            except Exception as exc:
+                _log.exception("worker of %s cannot be started", self._load.model)
+                raise BackendLoadError(model=self._load.model, reason=f"{type(exc).__name__}: {exc}") from exc
             self._process, self.info = process, process.info
-            self._ready_at = asyncio.get_running_loop().time()
+            self._ready_at_s = asyncio.get_running_loop().time()
             process.lost.add_done_callback(self._lost)
             _log.info("worker %d of %s is ready", process.pid, self._load.model)
             return process
@@ -150,7 +155,7 @@ class Worker:
         if self._stop_error is not None:
             return
         loop = asyncio.get_running_loop()
-        if loop.time() - self._ready_at >= STABLE_S:
+        if loop.time() - self._ready_at_s >= STABLE_S:
             self._n_deaths = 0
         self._n_deaths += 1
         pause_s = backoff_s(self._n_deaths)

@@ -438,6 +438,15 @@ def test_request_ids(sent: str, kept: bool) -> None:
     assert len(reply.headers["x-request-id"]) >= 11
 
 
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/metrics"])
+def test_probes_that_find_all_well_fill_no_log(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        ask(answering("x"), "GET", path)
+        ask(answering("x"), "POST", path)
+    access = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "edge_rt.access"]
+    assert access == [("DEBUG", f"GET {path} 200"), ("INFO", f"POST {path} 405")]
+
+
 def test_the_access_log_names_the_caller_but_not_what_was_asked(caplog: pytest.LogCaptureFixture) -> None:
     runtime = answering("the answer")
     with caplog.at_level(logging.INFO):

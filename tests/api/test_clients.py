@@ -14,13 +14,15 @@ from typing import Any
 
 import httpx2
 import openai
+import psutil
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from edge_rt.api.client import Client
+from edge_rt.api.client import Client, unreachable
 from edge_rt.errors import (
     ContextLengthError,
+    DaemonLostError,
     DaemonUnreachableError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -116,6 +118,28 @@ def test_openai_errors(sdk: openai.OpenAI) -> None:
     assert body["details"]["prompt_tokens"] > 5000
 
 
+def test_openai_hears_of_a_worker_killed_in_mid_stream_and_is_served_by_the_next(socket_dir: Path) -> None:
+    with (
+        Daemon(socket_dir, extra="[engine]\nstream_interval_s = 0.0\n") as own,
+        own.client() as http,
+        openai.OpenAI(base_url="http://edge_rt/v1", api_key="none", http_client=http, max_retries=0) as sdk,
+    ):
+        stream = sdk.chat.completions.create(model="null-slow", messages=user("x" * 2000), temperature=0, stream=True)
+        chunks = [next(stream) for _ in range(5)]
+        (killed,) = psutil.Process(own.process.pid).children()
+        killed.kill()
+        with pytest.raises(openai.APIError) as lost:
+            chunks.extend(stream)
+        assert lost.value.code == "worker_lost"
+        assert {chunk.choices[0].delta.content for chunk in chunks[1:]} == {"x"}
+        assert all(chunk.choices[0].finish_reason is None for chunk in chunks)
+        again = sdk.chat.completions.create(model="null-slow", messages=user("again"), temperature=0)
+        assert again.choices[0].message.content == "again"
+        (restarted,) = psutil.Process(own.process.pid).children()
+        assert restarted.pid != killed.pid
+        assert own.metric('edge_rt_worker_restarts_total{model="null-slow"}') == 1
+
+
 # curl
 
 
@@ -204,9 +228,28 @@ def test_client_raises_what_the_daemon_raised(daemon: Daemon) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_client_without_a_daemon(socket_dir: Path) -> None:
-    with Client(socket_dir / "nobody") as client, pytest.raises(DaemonUnreachableError, match="edge_rt serve"):
+    words = "nobody: No such file or directory; start one with `edge_rt serve`"
+    with Client(socket_dir / "nobody") as client, pytest.raises(DaemonUnreachableError, match=words):
         client.models()
     gc.collect()  # httpcore2 leaves a socket that could not connect to the collector, which warns
+
+
+def test_a_client_without_the_right_to_connect_is_told_whom_to_ask() -> None:
+    refused = httpx2.ConnectError("[Errno 13] Permission denied")
+    refused.__cause__ = PermissionError(13, "Permission denied")
+    error = unreachable("/run/s", refused)
+    assert "no right" in str(error)
+    assert "server.socket_group" in str(error)
+    assert "edge_rt serve" not in str(error)
+
+
+def test_a_daemon_that_is_killed_in_the_middle_of_an_answer(socket_dir: Path) -> None:
+    with Daemon(socket_dir) as daemon, Client(daemon.socket) as client:
+        answer = client.chat([Message(role="user", content="x" * 2000)], model="null-slow")
+        next(answer)
+        daemon.process.kill()
+        with pytest.raises(DaemonLostError, match="see its log"):
+            list(answer)
 
 
 # Many at once
@@ -280,20 +323,24 @@ def test_health_answers_while_all_places_are_taken(daemon: Daemon) -> None:
     asyncio.run(scenario())
 
 
-def test_500_requests_leave_the_front_process_as_small_as_it_was(daemon: Daemon) -> None:
+def test_500_requests_leave_the_daemon_and_its_worker_as_small_as_they_were(socket_dir: Path) -> None:
     async def some(client: httpx2.AsyncClient, n_requests: int) -> None:
         for _ in range(n_requests // 10):
             await asyncio.gather(*(stream_chat(client, "hello") for _ in range(10)))
 
-    async def scenario() -> None:
-        async with daemon.async_client() as client:
-            await some(client, 200)
-            before_bytes = daemon.rss_bytes
-            await some(client, 500)
-            assert daemon.rss_bytes - before_bytes < 2 * 2**20
+    with Daemon(socket_dir) as daemon:
 
-    asyncio.run(scenario())
-    assert daemon.rss_bytes < 60 * 2**20
+        async def scenario() -> None:
+            async with daemon.async_client() as client:
+                await some(client, 200)
+                (worker,) = psutil.Process(daemon.process.pid).children()
+                before_bytes = daemon.rss_bytes, worker.memory_info().rss
+                await some(client, 500)
+                assert daemon.rss_bytes - before_bytes[0] < 2 * 2**20
+                assert worker.memory_info().rss - before_bytes[1] < 2 * 2**20
+
+        asyncio.run(scenario())
+        assert daemon.rss_bytes < 60 * 2**20
 
 
 def test_nothing_unexpected_was_logged(daemon: Daemon) -> None:

@@ -17,14 +17,17 @@ N_BATCH = 128
 TEXT = "The pressure in line 3 rose at 14:05, then fell – naïve 漢字 🙂."
 
 
+def load(name: str, request: pytest.FixtureRequest) -> TokenSession:
+    path = request.getfixturevalue("model_store") if name != "null" else Path("none")
+    file = ModelFile(model="m", variant="", path=path, quant="")
+    return registry.get(name).load(file, LoadOptions(n_ctx=N_CTX, n_seq_max=4, n_batch=N_BATCH, n_threads=1))
+
+
 @pytest.fixture(
-    scope="module",
-    params=["null", *(pytest.param(name, marks=pytest.mark.model) for name in ("llama_cpu", "native"))],
+    scope="module", params=["null", *(pytest.param(n, marks=pytest.mark.model) for n in ("llama_cpu", "native"))]
 )
 def session(request: pytest.FixtureRequest) -> Iterator[TokenSession]:
-    path = request.getfixturevalue("model_store") if request.param != "null" else Path("none")
-    file = ModelFile(model="m", variant="", path=path, quant="")
-    loaded = registry.get(request.param).load(file, LoadOptions(n_ctx=N_CTX, n_seq_max=4, n_batch=N_BATCH, n_threads=1))
+    loaded = load(request.param, request)
     yield loaded
     loaded.close()
     loaded.close()
@@ -72,6 +75,24 @@ def test_control_tokens_are_parsed_only_when_asked(session: TokenSession) -> Non
     assert session.vocab.eos_id not in session.tokenize(eos, special=False)
     assert session.piece(session.vocab.eos_id) == b""
     assert session.piece(session.vocab.eos_id, special=True).decode() == eos
+
+
+def test_any_number_of_control_tokens_is_parsed(session: TokenSession) -> None:
+    eos = session.piece(session.vocab.eos_id, special=True).decode()
+    text = f"{eos}{eos}Red, green {eos} blue\n"
+    once = session.tokenize(text, special=True)
+    assert once.count(session.vocab.eos_id) == 3
+    assert session.tokenize(text * 2000, special=True) == once * 2000
+    with_bos = session.tokenize(text * 2000, special=True, add_bos=True)
+    assert with_bos in (once * 2000, [session.vocab.bos_id, *once * 2000])
+
+
+def test_control_texts_are_all_that_special_parses(session: TokenSession) -> None:
+    some = [*range(512), *range(512, session.caps.n_vocab, 16)]
+    pieces = (session.piece(i, special=True) for i in some if i < session.caps.n_vocab)
+    texts = {raw.decode(errors="ignore") for raw in pieces} | session.vocab.control_texts
+    parsed = {t for t in texts if session.tokenize(t, special=True) != session.tokenize(t, special=False)}
+    assert parsed == session.vocab.control_texts
 
 
 @pytest.mark.parametrize("offset", [-1, 0])
@@ -190,3 +211,17 @@ def test_probe_finds_devices_or_says_why_not(name: str) -> None:
     except EdgeRtError as exc:
         pytest.fail(f"probe raised {exc}")
     assert found
+
+
+def test_a_closed_session_refuses_instead_of_touching_freed_memory(
+    session: TokenSession, request: pytest.FixtureRequest
+) -> None:
+    closed = load(session.info.backend, request)
+    (token_id, *_) = closed.tokenize("a", special=False)
+    closed.close()
+    with pytest.raises(BackendStepError, match="closed"):
+        closed.tokenize("a", special=False)
+    with pytest.raises(BackendStepError, match="closed"):
+        closed.piece(token_id)
+    with pytest.raises(BackendStepError, match="closed"):
+        closed.decode([SeqRows(0, 0, [token_id], want_logits=True)])

@@ -1,4 +1,4 @@
-"""`edge_rt bench serve` and `edge_rt doctor` against the daemon they are for."""
+"""`edge_rt bench serve`, `top` and `doctor` against the daemon they are for."""
 
 from __future__ import annotations
 
@@ -41,6 +41,30 @@ def test_an_unknown_model_is_the_daemons_own_message(socket_dir: Path) -> None:
         done = _edge_rt(daemon.socket, "bench", "serve", "-m", "nope")
     assert done.returncode == 1
     assert done.stderr.startswith("edge_rt: model 'nope' is not in the catalog")
+
+
+def test_top_shows_what_the_daemon_has_done(socket_dir: Path) -> None:
+    with Daemon(socket_dir) as daemon:
+        _edge_rt(
+            daemon.socket, "bench", "serve", "-m", "null-slow", "-N", "1", "--requests", "2", "-p", "12", "-n", "5"
+        )
+        done = _edge_rt(daemon.socket, "top", "--once", "--interval", "0.2", "--json")
+        shown = _edge_rt(daemon.socket, "top", "--once", "--interval", "0.2").stdout
+    view = json.loads(done.stdout)
+    (model,) = [m for m in view["models"] if m["model"] == "null-slow"]
+    assert (model["loaded"], model["running"], model["waiting"], model["restarts"]) == (True, 0, 0, 0)
+    assert model["ttft_p50_s"] > 0
+    assert model["threads"] >= 1
+    assert model["kv_cells"] > 0
+    assert model["rss_bytes"] > 2**20
+    assert view["rss_bytes"] > 2**20
+    assert "null-slow  loaded" in shown
+
+
+def test_top_without_a_daemon_says_so(socket_dir: Path) -> None:
+    done = _edge_rt(socket_dir / "s", "top")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"edge_rt: no daemon answers on {socket_dir / 's'}")
 
 
 def test_the_doctor_finds_the_daemon(socket_dir: Path) -> None:

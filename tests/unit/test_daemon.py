@@ -48,3 +48,13 @@ def test_a_tcp_port_in_use_leaves_no_socket_behind(socket_dir: Path) -> None:
         with pytest.raises(ConfigError, match=r"server\.tcp_port: cannot bind"):
             daemon.run(config.load(environ={}, flags=flags), environ={})
     assert not path.exists()
+
+
+def test_a_start_that_fails_ends_the_daemon_with_its_error(socket_dir: Path) -> None:
+    def broken(_: daemon.Listening) -> None:
+        raise BrokenPipeError("nobody reads")
+
+    flags = {"server.socket_path": str(socket_dir / "s"), "catalog.store_dir": str(socket_dir)}
+    with pytest.raises(BrokenPipeError, match="nobody reads"):
+        daemon.run(config.load(environ={}, flags=flags), environ={}, ready=broken)
+    assert not (socket_dir / "s").exists()

@@ -38,3 +38,10 @@ def test_imports_go_down_only() -> None:
     command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_script_beside_the_clone_imports_the_package_and_not_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "edge_rt").mkdir()
+    code = "import edge_rt; edge_rt.load"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stderr}; an installation from before: make venv"

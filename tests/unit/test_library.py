@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -12,11 +17,14 @@ from edge_rt import config
 from edge_rt.errors import (
     ContextLengthError,
     InvalidRequestError,
+    ModelFormatError,
     ModelNotFoundError,
     ModelNotPulledError,
     OfflineError,
     ShuttingDownError,
 )
+from edge_rt.library import ChunkStream, Model, _Answer
+from edge_rt.types import Chunk
 
 
 def settings(**flags: object) -> config.Loaded:
@@ -90,6 +98,26 @@ def test_closing_an_answer_stops_the_engine_working_on_it(model: edge_rt.Model) 
     assert model.stats().running == 0
 
 
+@pytest.mark.parametrize("how", ["closed", "let go of"])
+def test_an_answer_that_nobody_began_to_read_is_cancelled_too(how: str) -> None:
+    slow = settings(**{"models.null.variant": "step_s=0.002", "models.null.n_ctx": 4096})
+    with edge_rt.load("null", settings=slow) as model:
+        answer = model.generate("x" * 3000)
+        if how == "closed":
+            answer.close()
+        del answer
+        assert model.generate("next").text() == "next"
+        assert (model.stats().running, model.stats().cancelled_total) == (0, 1)
+
+
+def test_an_answer_that_has_ended_stays_ended(model: edge_rt.Model) -> None:
+    answer = model.generate("short")
+    assert answer.text() == "short"
+    answer.close()
+    assert list(answer) == []
+    assert model.stats().cancelled_total == 0
+
+
 def test_threads_share_one_model(model: edge_rt.Model) -> None:
     answers: dict[str, str] = {}
 
@@ -111,11 +139,116 @@ def test_a_closed_model_refuses(model: edge_rt.Model) -> None:
         model.generate("x").text()
 
 
+def test_a_closed_model_keeps_away_from_the_memory_it_gave_back(model: edge_rt.Model) -> None:
+    model.close()
+    model.close()
+    with pytest.raises(ShuttingDownError):
+        model.tokenize("x")
+    with pytest.raises(ShuttingDownError):
+        model.detokenize([1])
+    assert model.stats().running == 0
+
+
+class LongTokenizing:
+    """An engine whose tokenize lasts until it may leave."""
+
+    def __init__(self) -> None:
+        self.entered, self.leave = threading.Event(), threading.Event()
+        self.stopped = threading.Event()
+
+    def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        self.entered.set()
+        self.leave.wait()
+        return [len(text), special, add_bos]
+
+    def warm_up(self) -> None: ...
+
+    def run(self) -> None:
+        self.stopped.wait()
+
+    def stop(self, drain_s: float) -> None:
+        assert drain_s == 0.0
+        self.stopped.set()
+
+
+def test_close_waits_for_calls_that_use_the_session_and_frees_it_once(model: edge_rt.Model) -> None:
+    engine = LongTokenizing()
+    frees: list[bool] = []
+    closing = Model(model.info, engine, config.Config(), lambda: frees.append(engine.leave.is_set()))  # type: ignore[arg-type]
+    user = threading.Thread(target=closing.tokenize, args=("x",))
+    user.start()
+    engine.entered.wait()
+    closers = [threading.Thread(target=closing.close) for _ in range(3)]
+    for closer in closers:
+        closer.start()
+    engine.stopped.wait()
+    engine.leave.set()
+    for thread in [user, *closers]:
+        thread.join()
+    assert frees == [True]
+
+
+class WatchedQueue(SimpleQueue[Any]):
+    def __init__(self) -> None:
+        self.reading = threading.Event()
+
+    def get(self, *args: Any) -> Any:
+        self.reading.set()
+        return super().get(*args)
+
+
+def test_closing_an_answer_from_another_thread_ends_its_reader() -> None:
+    answer = _Answer()
+    answer.items = watched = WatchedQueue()
+    stream = ChunkStream(answer, lambda _: None)
+    ends: list[list[Chunk]] = []
+    reader = threading.Thread(target=lambda: ends.append(list(stream)))
+    reader.start()
+    watched.reading.wait()
+    stream.close()
+    reader.join()
+    assert ends == [[]]
+
+
+FORK = """
+import os, sys
+import edge_rt
+from edge_rt import config
+from edge_rt.errors import UnsupportedFeatureError
+model = edge_rt.load("null", settings=config.load(environ={}, flags={"models.null.backend": "null"}))
+if os.fork() == 0:
+    try:
+        model.generate("x")
+    except UnsupportedFeatureError as exc:
+        model.close()
+        sys.exit(0 if "load it in the child" in str(exc) else 3)
+    sys.exit(4)
+status = os.waitstatus_to_exitcode(os.wait()[1])
+sys.exit(status or model.generate("parent").text() != "parent")
+"""
+EXIT = """
+import edge_rt
+from edge_rt import config
+settings = config.load(environ={}, flags={"models.null.backend": "null", "models.null.variant": "step_s=0.005"})
+model = edge_rt.load("null", settings=settings)
+answer = model.generate("abc", raw=True, stop=["never"], temperature=1.0)
+next(answer)
+print("in the middle")
+"""
+
+
+@pytest.mark.parametrize(("code", "output"), [(FORK, b""), (EXIT, b"in the middle\n")], ids=["fork", "exit"])
+def test_a_process_may_fork_and_end_with_a_model_in_use(code: str, output: bytes) -> None:
+    ended = subprocess.run([sys.executable, "-c", code], timeout=60, check=False, capture_output=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, output, b"")
+
+
 def test_missing_models_are_told_apart(tmp_path: object) -> None:
     with pytest.raises(ModelNotFoundError):
         edge_rt.load("no-such-model", settings=settings())
-    with pytest.raises(ModelNotFoundError):
-        edge_rt.load("/no/such/file.gguf", settings=settings())
+    for path in ("/no/such/file.gguf", "./file", Path("file")):
+        with pytest.raises(ModelFormatError, match="No such file"):
+            edge_rt.load(path, settings=settings())
     empty = {"catalog.store_dir": str(tmp_path)}
     with pytest.raises(ModelNotPulledError):
         edge_rt.load("", settings=settings(**empty))

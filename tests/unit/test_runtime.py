@@ -82,6 +82,8 @@ class FakeWorker:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         self.requests.append(request)
+        if self.world.is_late and request.deadline_s is not None:
+            raise DeadlineError(deadline_s=request.deadline_s)
         self.n_open += 1
         try:
             yield Chunk(text="a")
@@ -110,6 +112,7 @@ class World:
     workers: list[FakeWorker] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     service_s: float = 1.0
+    is_late: bool = False
 
     def make(self, load: Load, settings: config.Worker, events: WorkerEvents) -> ModelWorker:
         worker = FakeWorker(load, events, self)
@@ -288,6 +291,15 @@ def test_a_table_for_a_model_that_is_not_there_stops_the_start() -> None:
     assert caught.value.origin == "flag"
 
 
+def test_a_variant_that_does_not_exist_stops_the_start() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(World(), models__tiny__variant="q9")
+    assert (caught.value.key, caught.value.origin) == ("models.tiny.variant", "flag")
+    assert "tiny:q4_1, tiny:q4_0" in caught.value.problem
+    make(World(), models__tiny__variant="q4_0")
+    make(World(), models__tiny__variant="step_s=1", models__tiny__backend="null")
+
+
 def test_requests_over_n_parallel_wait_and_over_max_waiting_are_refused() -> None:
     async def main() -> None:
         world = World()
@@ -300,6 +312,15 @@ def test_requests_over_n_parallel_wait_and_over_max_waiting_are_refused() -> Non
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [isinstance(result, QueueFullError) for result in results] == [False, False, False, True]
         assert len(world.workers[0].requests) == 3
+
+    virtual_time.run(main())
+
+
+def test_a_deadline_that_passes_in_the_engine_is_told_as_it_was_given() -> None:
+    async def main() -> None:
+        with pytest.raises(DeadlineError) as caught:
+            await answer(make(World(is_late=True)), deadline_s=30.0)
+        assert caught.value.deadline_s == 30.0
 
     virtual_time.run(main())
 

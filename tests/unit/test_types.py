@@ -17,8 +17,9 @@ def test_rates_come_from_tokens_and_seconds() -> None:
     assert TIMINGS.tpot_s == 0.2
 
 
-def test_an_answer_of_one_token_has_no_decode_rate() -> None:
-    timings = dataclasses.replace(TIMINGS, decode_s=0.0, decode_tokens=0)
+@pytest.mark.parametrize("decode_s", [0.0, 0.0001], ids=["none", "sending-it"])
+def test_an_answer_of_one_token_has_no_decode_rate(decode_s: float) -> None:
+    timings = dataclasses.replace(TIMINGS, decode_s=decode_s, decode_tokens=0)
     assert timings.decode_tps is None
     assert timings.tpot_s is None
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 from starlette.types import Receive, Scope, Send
 
 from edge_rt.api.callers import Peer
@@ -22,12 +24,23 @@ class App:
         self.peers: list[Peer | None] = []
         self.waiting = asyncio.Event()
         self.release = asyncio.Event()
+        self.gave_up = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.peers.append(scope["state"]["peer"])
         if scope["path"] == "/wait":
             self.waiting.set()
             await self.release.wait()
+        if scope["path"] == "/body":
+            self.waiting.set()
+            while (await receive()).get("more_body", False):
+                pass
+        if scope["path"] == "/flood":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(2):  # the second waits for room
+                await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
+            self.gave_up.set()
+            return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
@@ -36,15 +49,20 @@ class HurriedProtocol(PeerProtocol):
     head_timeout_s = 0.01
 
 
+class ImpatientProtocol(PeerProtocol):
+    send_timeout_s = 0.01
+
+
 def serving(
     socket_dir: Path,
     scenario: Callable[[App, Server, Path], Awaitable[None]],
     *,
     protocol: type[PeerProtocol] = PeerProtocol,
+    max_connections: int = 512,
 ) -> None:
     async def run() -> None:
         app, path = App(), socket_dir / "s"
-        server = Server(app, protocol=protocol)
+        server = Server(app, protocol=protocol, max_connections=max_connections)
         task = asyncio.create_task(server.serve(sockets=[bind_unix(path, mode=0o600)]))
         await server.ready.wait()
         await scenario(app, server, path)
@@ -92,6 +110,84 @@ def test_an_idle_connection_is_closed_after_the_head_timeout(socket_dir: Path) -
         assert not server.server_state.connections
 
     serving(socket_dir, scenario, protocol=HurriedProtocol)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"POST /body HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nt: ",
+        b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nx: ",
+    ],
+    ids=["trailers", "head of the next request"],
+)
+def test_what_the_parser_keeps_behind_a_body_is_bounded_too(socket_dir: Path, begun: bytes) -> None:
+    async def scenario(app: App, server: Server, path: Path) -> None:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(begun)
+        await app.waiting.wait()
+        writer.write(b"y" * (4 * MAX_HEAD_BYTES))
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        assert not server.server_state.connections
+        writer.close()
+        app.release.set()
+
+    serving(socket_dir, scenario)
+
+
+def test_a_client_that_does_not_read_is_cut_off(socket_dir: Path) -> None:
+    async def scenario(app: App, server: Server, path: Path) -> None:
+        reader, writer = await asyncio.open_unix_connection(path)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /flood HTTP/1.1\r\nhost: x\r\n\r\n")
+        await app.gave_up.wait()
+        assert not server.server_state.connections
+        writer.close()
+
+    serving(socket_dir, scenario, protocol=ImpatientProtocol)
+
+
+BODY = b"POST /body HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf"
+WAIT = b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("idle", [b"", b"GET / HT", BODY], ids=["idle", "half a head", "half a body"])
+def test_connections_that_only_sit_there_make_room_for_new_ones(socket_dir: Path, idle: bytes) -> None:
+    async def scenario(app: App, server: Server, path: Path) -> None:
+        busy = asyncio.create_task(ask(path, WAIT))
+        await app.waiting.wait()
+        app.waiting.clear()
+        readers = []
+        for _ in range(9):
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(idle)
+            readers.append((reader, writer))
+            if idle == BODY:
+                await app.waiting.wait()
+                app.waiting.clear()
+        assert (await ask(path, GET)).endswith(b"ok")
+        assert len(server.server_state.connections) <= 4
+        assert await readers[0][0].read() == b""
+        app.release.set()
+        assert (await busy).endswith(b"ok")
+        for _, writer in readers:
+            writer.close()
+
+    serving(socket_dir, scenario, max_connections=4)
+
+
+def test_a_connection_is_refused_where_all_others_are_being_answered(socket_dir: Path) -> None:
+    async def scenario(app: App, server: Server, path: Path) -> None:
+        busy = [asyncio.create_task(ask(path, WAIT)) for _ in range(2)]
+        while len(app.peers) < 2:  # noqa: ASYNC110 - nothing else tells of the second one
+            await asyncio.sleep(0)
+        answer = await ask(path, GET)
+        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n")
+        assert b"limit of 2 connections" in answer
+        app.release.set()
+        assert [(await task).endswith(b"ok") for task in busy] == [True, True]
+
+    serving(socket_dir, scenario, max_connections=2)
 
 
 def test_stop_closes_idle_connections_and_waits_for_busy_ones(socket_dir: Path) -> None:

@@ -19,6 +19,7 @@ from edge_rt.errors import (
     ModelNotFoundError,
     OfflineError,
     PullError,
+    StoreError,
 )
 from tests.file_server import FileServer, cut, stall
 from tests.gguf_files import tiny_llama
@@ -169,7 +170,7 @@ def test_complete_part_without_its_rename_is_taken_up(shop: Shop) -> None:
 
 def test_store_that_cannot_be_written(shop: Shop) -> None:
     shop.root.write_text("a file where the directory should be")
-    with pytest.raises(PullError, match=r"cannot be written.*catalog\.store_dir"):
+    with pytest.raises(StoreError, match=r"cannot be written.*catalog\.store_dir"):
         shop.pull()
 
 

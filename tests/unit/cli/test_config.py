@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from edge_rt.cli import main
@@ -30,6 +31,16 @@ def test_show_changed_leaves_out_defaults(tmp_path: Path) -> None:
     assert lines[1].split()[:2] == ["engine.n_threads", "3"]
 
 
+def test_show_reads_the_file_named_before_the_command(tmp_path: Path) -> None:
+    file, other = tmp_path / "edge_rt.toml", tmp_path / "other.toml"
+    file.write_text("[engine]\nn_ctx = 1024\n")
+    other.write_text("[engine]\nn_ctx = 512\n")
+    shown = RUNNER.invoke(main, ["--config", str(file), "config", "show", "--changed"])
+    assert f"1024     {file}" in shown.stdout
+    shown = RUNNER.invoke(main, ["--config", str(file), "config", "show", "--changed", "--config", str(other)])
+    assert f"512      {other}" in shown.stdout
+
+
 def test_check_ignores_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "edge_rt.toml"
     file.write_text("[engine]\nn_ctx = 1024\n")
@@ -46,3 +57,19 @@ def test_check_names_the_wrong_key_and_exits_with_78(tmp_path: Path) -> None:
     assert "engine.n_batch" in result.stderr
     assert str(file) in result.stderr
     assert CliRunner().invoke(main, ["config", "check", str(tmp_path / "absent.toml")]).exit_code == 78
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[models.nope]\npreload = true\n", "models.nope: no such model"),
+        ('[models.smollm2-135m-instruct]\nvariant = "q9"\n', "models.smollm2-135m-instruct.variant: no such variant"),
+    ],
+)
+def test_check_refuses_models_that_the_daemon_would_refuse(text: str, key: str, tmp_path: Path) -> None:
+    file = tmp_path / "edge_rt.toml"
+    file.write_text(text)
+    result = CliRunner().invoke(main, ["config", "check", str(file)])
+    assert result.exit_code == 78
+    assert result.stderr.startswith(f"edge_rt: {key}")
+    assert str(file) in result.stderr

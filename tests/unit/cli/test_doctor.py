@@ -151,8 +151,17 @@ def test_a_directory_still_to_be_made(socket_dir: Path) -> None:
     assert (check.status, check.detail) == ("ok", f"{socket_dir / 'run'} will be made by the daemon")
 
 
+def test_a_user_without_a_runtime_directory_gets_one_warning_with_a_remedy(store_dir: Path) -> None:
+    patient = Patient(config=_store(store_dir), environ={}, uid=1000)
+    results = examine(patient, (checks.socket_directory, checks.daemon))
+    assert [(check.name, check.status) for check in results] == [("socket", "warn")]
+    assert "XDG_RUNTIME_DIR" in results[0].detail
+    assert "--socket" in results[0].remedy
+
+
 def test_without_a_daemon_it_says_how_to_start_one(socket_dir: Path) -> None:
     check = checks.daemon(Patient(config=_socket(socket_dir / "e.sock")))
+    assert check is not None
     assert (check.status, check.remedy) == ("warn", "edge_rt serve")
 
 
@@ -161,6 +170,7 @@ def test_a_stale_socket_is_no_daemon(socket_dir: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
     check = checks.daemon(Patient(config=_socket(path)))
+    assert check is not None
     assert (check.status, check.detail) == ("warn", f"nobody answers on {path}: Connection refused")
 
 
@@ -178,6 +188,7 @@ def test_a_socket_that_speaks_no_http_is_not_well(socket_dir: Path) -> None:
         thread.start()
         check = checks.daemon(Patient(config=_socket(path)))
         thread.join()
+    assert check is not None
     assert check.status == "fail"
 
 
@@ -282,6 +293,13 @@ def test_the_command_reports_this_machine(store_dir: Path, socket_dir: Path) -> 
     assert found["model"]["status"] == "warn"
     assert found["daemon"]["status"] == "warn"
     assert result.exit_code == any(check["status"] == "fail" for check in found.values())
+
+
+def test_the_command_examines_the_configuration_named_before_it(tmp_path: Path, socket_dir: Path) -> None:
+    file = tmp_path / "edge_rt.toml"
+    file.write_text(f'[server]\nsocket_path = "{socket_dir}/named.sock"\n[catalog]\nstore_dir = "{tmp_path}"\n')
+    result = CliRunner().invoke(main, ["--config", str(file), "doctor"])
+    assert f"nobody answers on {socket_dir}/named.sock" in result.stdout
 
 
 def test_a_broken_configuration_is_a_failed_line_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,7 +23,7 @@ def test_help_lists_every_command_and_each_of_them_exists() -> None:
     listed = run("--help")
     assert listed.exit_code == 0
     names = main.list_commands(click.Context(main))
-    assert {"serve", "run", "chat", "bench", "models", "devices", "config", "doctor"} <= set(names)
+    assert {"serve", "run", "chat", "top", "bench", "models", "devices", "config", "doctor"} <= set(names)
     for name in names:
         assert name in listed.output
         assert importlib.util.find_spec(f"edge_rt.cli.{name}") is not None
@@ -33,6 +34,24 @@ def test_each_command_has_help(name: str) -> None:
     shown = run(name, "--help")
     assert shown.exit_code == 0, shown.output
     assert "Usage:" in shown.output
+
+
+def test_every_overview_line_is_a_whole_sentence() -> None:
+    groups = [
+        main,
+        *(c for name in main.list_commands(click.Context(main)) if isinstance(c := command(name), click.Group)),
+    ]
+    assert len(groups) >= 4
+    for group in groups:
+        listed = run(*([group.name] if group is not main else []), "--help").output.partition("Commands:")[2]
+        lines = [line.split(maxsplit=1)[1] for line in listed.strip().splitlines()]
+        assert [line for line in lines if not (line[0].isupper() and re.search(r"[^.]\.$", line))] == []
+
+
+def command(name: str) -> click.Command:
+    found = main.get_command(click.Context(main), name)
+    assert found is not None
+    return found
 
 
 def test_help_imports_no_command_and_nothing_heavy() -> None:
@@ -65,6 +84,12 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert run("fly").exit_code == 2
 
 
+def test_a_mistyped_command_is_told_which_it_might_be() -> None:
+    done = run("serv")
+    assert done.exit_code == 2
+    assert "'serve'" in done.stderr
+
+
 def group_with(command: Callable[[], None]) -> click.Group:
     @click.group(cls=LazyGroup)
     @click.option("--debug", is_flag=True)
@@ -84,6 +109,8 @@ def group_with(command: Callable[[], None]) -> click.Group:
     [
         (ConfigError(key="a.b", problem="is bad", origin="flag"), EXIT_CONFIG, "edge_rt: a.b: is bad (from flag)"),
         (OfflineError(model="m"), EXIT_ERROR, "edge_rt: m is not in the local store"),
+        (OSError(28, "No space left on device"), EXIT_ERROR, "edge_rt: No space left on device"),
+        (PermissionError(13, "Permission denied", "/a"), EXIT_ERROR, "edge_rt: /a: Permission denied"),
         (KeyboardInterrupt(), EXIT_INTERRUPTED, ""),
     ],
 )

@@ -161,7 +161,9 @@ def test_show(models: Models) -> None:
 
 
 def test_verify(models: Models) -> None:
-    assert models("verify").exit_code == 0
+    empty = models("verify")
+    assert empty.exit_code == 0
+    assert "nothing has been pulled" in empty.stderr
     models("pull")
     result = models("verify")
     assert (result.exit_code, result.stdout) == (0, f"ok {models.root / 'tiny.Q8_0.gguf'}\n")

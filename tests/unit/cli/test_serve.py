@@ -29,3 +29,11 @@ def test_a_port_out_of_range_is_a_configuration_error(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["serve", "--tcp", "127.0.0.1:70000", "--socket", str(tmp_path / "s")])
     assert done.exit_code == EXIT_CONFIG
     assert "server.tcp_port" in done.stderr
+
+
+def test_a_model_may_be_named_with_its_variant(tmp_path: Path) -> None:
+    args = ["serve", "--socket", str(tmp_path / "s"), "--model", "smollm2-135m-instruct:q9_9"]
+    done = CliRunner(env={"EDGE_RT__CATALOG__STORE_DIR": str(tmp_path)}).invoke(main, args)
+    assert done.exit_code == EXIT_CONFIG
+    assert "models.smollm2-135m-instruct.variant" in done.stderr
+    assert "(from flag)" in done.stderr

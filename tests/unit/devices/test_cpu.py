@@ -106,7 +106,6 @@ def test_container_without_sysfs(container: SysfsRoot) -> None:
     assert usable.quota_cores.value == pytest.approx(1.5)
     assert usable.compute_cpus == (0,)
     assert cpu.governor(container).value is None
-    assert cpu.run_delay_s(1, container) is None
 
 
 def test_nothing_readable_still_gives_a_thread(plant: Plant) -> None:
@@ -160,17 +159,6 @@ def test_version_1_without_a_quota_says_so(plant: Plant) -> None:
     reading = cpu.quota_cores(root)
     assert reading.value is None
     assert reading.reason == "no quota is set"
-
-
-def test_run_delay_sums_the_threads(plant: Plant) -> None:
-    root = plant(
-        {
-            "proc/42/task/42/schedstat": "1000 1500000000 7\n",
-            "proc/42/task/43/schedstat": "1000 250000000 7\n",
-            "proc/42/task/44/schedstat": "",
-        }
-    )
-    assert cpu.run_delay_s(42, root) == pytest.approx(1.75)
 
 
 def test_the_machine_running_the_tests_has_a_usable_core() -> None:

@@ -50,3 +50,7 @@ def test_prefill_rows_follow_the_measured_row_time() -> None:
     assert prefill_rows(row_s=0.002, n_decoding=0, **sizes) == 512
     assert prefill_rows(row_s=0.2, n_decoding=3, **sizes) == 16
     assert prefill_rows(row_s=0.0, n_decoding=0, **sizes) == 512
+
+
+def test_the_oldest_streams_get_the_rows_where_there_are_not_enough() -> None:
+    assert pick([9, 9, 1, 1, 1], n_batch=2, n_prefill=16) == [0, 0, 1, 1, 0]

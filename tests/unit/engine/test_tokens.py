@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import dataclasses
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows
-from edge_rt.backends.null import NullSession
-from edge_rt.engine.threads import ThreadChoice
-from edge_rt.engine.tokens import EngineSettings, TokenEngine
 from edge_rt.errors import (
     BackendStepError,
     ContextLengthError,
@@ -24,91 +17,8 @@ from edge_rt.errors import (
     ShuttingDownError,
     UnsupportedFeatureError,
 )
-from edge_rt.types import Chunk, GenerateRequest, Message, Sampling
-from tests.fakes import FakeClock
-
-STEP_S, ROW_S = 0.01, 0.001
-
-
-class Answer:
-    """A sink that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
-        self.error: EdgeRtError | None = None
-
-    def chunk(self, chunk: Chunk) -> None:
-        assert not self.is_over
-        self.chunks.append(chunk)
-
-    def failed(self, error: EdgeRtError) -> None:
-        assert not self.is_over
-        self.error = error
-
-    @property
-    def is_over(self) -> bool:
-        return self.error is not None or bool(self.chunks and self.chunks[-1].finish_reason)
-
-    @property
-    def text(self) -> str:
-        return "".join(c.text for c in self.chunks)
-
-    @property
-    def last(self) -> Chunk:
-        return self.chunks[-1]
-
-
-class Recorder(NullSession):
-    """A null session that keeps the batches it was given."""
-
-    batches: list[list[SeqRows]]
-    breaks_states = False
-
-    def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
-        super().seq_load(seq_id, state[4:] if self.breaks_states else state)
-
-    def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
-        self.batches = [*getattr(self, "batches", []), list(batch)]
-        return super().decode(batch)
-
-
-class Bench:
-    """An engine over a null session, and a clock that its steps move."""
-
-    def __init__(self, *, n_ctx: int = 512, n_seq_max: int = 4, n_batch: int = 256, **settings: float | bool) -> None:
-        self.clock = FakeClock()
-        file = ModelFile(model="null", variant=f"step_s={STEP_S},row_s={ROW_S}", path=Path("-"), quant="")
-        options = LoadOptions(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
-        self.session = Recorder(file, options, sleep=self.clock.advance)
-        settings = {"stream_interval_s": 0.0, **settings}
-        self.engine = TokenEngine(
-            self.session, EngineSettings(**settings), ThreadChoice((1, 2)), clock=self.clock, entropy=lambda: 7
-        )
-
-    def ask(self, request: GenerateRequest) -> Answer:
-        answer = Answer()
-        self.engine.submit(request, answer)
-        return answer
-
-    def run(self, *answers: Answer, max_steps: int = 5000) -> None:
-        for _ in range(max_steps):
-            if all(a.is_over for a in answers):
-                return
-            self.engine.step()
-        pytest.fail("the engine did not finish")
-
-    def assert_idle(self) -> None:
-        stats = self.engine.stats()
-        assert (stats.waiting, stats.running, stats.cells_used) == (0, 0, 0)
-
-
-def chat(text: str, request_id: str = "r", **fields: object) -> GenerateRequest:
-    message = Message(role="user", content=text)
-    return GenerateRequest(id=request_id, model="null", messages=(message,), **fields)  # type: ignore[arg-type]
-
-
-def complete(text: str, request_id: str = "r", **fields: object) -> GenerateRequest:
-    return GenerateRequest(id=request_id, model="null", prompt=text, **fields)  # type: ignore[arg-type]
+from edge_rt.types import GenerateRequest, Sampling
+from tests.unit.engine.null_engine import ROW_S, STEP_S, Answer, Bench, chat, complete
 
 
 def test_answers_and_accounts_for_every_token() -> None:
@@ -199,8 +109,6 @@ def test_bad_prompts_are_refused(request_: GenerateRequest, error: type[EdgeRtEr
 
 def test_a_model_without_a_template_says_so() -> None:
     bench = Bench()
-    import dataclasses
-
     bench.session.vocab = dataclasses.replace(bench.session.vocab, chat_template=None)
     assert isinstance(bench.ask(chat("hello")).error, UnsupportedFeatureError)
 

@@ -188,6 +188,20 @@ def test_figures_come_at_once_after_the_load_then_only_while_busy() -> None:
         assert parent.receive() == channel.Stats(EngineStats(running=1, steps_total=5, rss_bytes=77))
 
 
+def test_the_figures_of_an_answer_come_before_its_end() -> None:
+    engine = FakeEngine()
+    with served(engine, lambda: 0.0) as (parent, _):
+        parent.receive()  # those of the load
+        parent.send(channel.Generate(request("r")))
+        assert engine.heard() == "submit r"
+        engine.figures = EngineStats(completion_tokens_total=2)
+        engine.sinks["r"].chunk(Chunk(text="a"))
+        engine.sinks["r"].chunk(LAST)
+        assert parent.receive() == channel.ChunkOut("r", Chunk(text="a"))
+        assert parent.receive() == channel.Stats(EngineStats(completion_tokens_total=2, rss_bytes=77))
+        assert parent.receive() == channel.ChunkOut("r", LAST)
+
+
 def test_shutdown_ends_the_service_in_order() -> None:
     engine = FakeEngine()
     with served(engine) as (parent, results):
@@ -200,6 +214,14 @@ def test_a_vanished_front_process_ends_the_service() -> None:
     engine = FakeEngine()
     with served(engine) as (parent, results):
         parent.sock.shutdown(socket.SHUT_RDWR)
+        assert engine.heard() == "stop 0"
+    assert results == [False]
+
+
+def test_a_front_process_that_talks_nonsense_ends_the_service() -> None:
+    engine = FakeEngine()
+    with served(engine) as (parent, results):
+        parent.sock.sendall(b"\xff" * 8)
         assert engine.heard() == "stop 0"
     assert results == [False]
 

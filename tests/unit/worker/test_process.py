@@ -283,6 +283,44 @@ def test_an_idle_child_is_left_alone_and_costs_no_timer() -> None:
     virtual_time.run(main())
 
 
+def test_the_time_between_requests_is_no_lack_of_progress() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        launch = FakeLaunch(loads)
+        process = await start(launch)
+        first = asyncio.create_task(answer(process))
+        await settle()
+        (wire_id,) = launch.children[0].requests()
+        launch.children[0].send(channel.ChunkOut(wire_id, LAST))
+        await first
+        await asyncio.sleep(STEP_TIMEOUT_S - 1.0)
+        began_at_s = loop.time()
+        with pytest.raises(WorkerLostError, match="no progress"):
+            await answer(process)
+        assert loop.time() - began_at_s == pytest.approx(STEP_TIMEOUT_S)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("moment", ["spawned", "connected"])
+def test_a_start_given_up_leaves_no_child(moment: str) -> None:
+    async def main() -> None:
+        launch = FakeLaunch(silent)
+        starting = asyncio.create_task(start(launch))
+        for _ in range(100):
+            if launch.children:
+                break
+            await asyncio.sleep(0)
+        if moment == "connected":
+            await settle()
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert launch.children[0].is_dead
+
+    virtual_time.run(main())
+
+
 def test_stop_fails_open_requests_with_the_callers_error() -> None:
     async def main() -> None:
         launch = FakeLaunch(loads)

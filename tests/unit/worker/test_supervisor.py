@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from edge_rt.errors import BackendLoadError, EdgeRtError, ModelFormatError, Shut
 from edge_rt.types import Chunk, EngineStats
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, ToWorker
+from edge_rt.worker.process import Handle
 from edge_rt.worker.supervisor import MAX_LOAD_DEATHS, STABLE_S, Worker, backoff_s
 from tests import virtual_time
 from tests.unit.worker.fake_child import (
@@ -222,6 +224,27 @@ def test_a_worker_that_cannot_be_restarted_tells_its_owner_and_its_requests() ->
         await settle()
         assert [type(error) for error in heard.downs] == [BackendLoadError]
         await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_an_unforeseen_failure_of_a_restart_is_told_too() -> None:
+    async def main() -> None:
+        launch, heard = FakeLaunch(answers), Heard()
+        broken = False
+
+        async def launch_or_break() -> tuple[socket.socket, Handle]:
+            if broken:
+                raise KeyError("odd")
+            return await launch()
+
+        worker = Worker(LOAD, settings=config.Worker(), launch=launch_or_break, events=heard)
+        await worker.start()
+        broken = True
+        launch.children[0].exit(-9)
+        with pytest.raises(BackendLoadError, match="KeyError: 'odd'"):
+            await answer(worker)
+        assert [type(error) for error in heard.downs] == [BackendLoadError]
 
     virtual_time.run(main())
 

@@ -1,0 +1,229 @@
+"""`edge_rt top`: what a running daemon is doing now, from its metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+from prometheus_client.parser import text_string_to_metric_families
+from tabulate import tabulate
+
+from edge_rt import config
+from edge_rt.api.client import Client
+from edge_rt.api.listen import socket_path
+
+_OTHER_SCREEN, _BACK, _HOME = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H\x1b[J"
+_COLUMNS = ("MODEL", "STATE", "RUN", "WAIT", "DECODE T/S", "PREFILL T/S", "TTFT P50", "THREADS", "KV CELLS", "RSS")
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """The daemon's metrics at one time: (name, model) → value, and the ttft histogram's buckets by model."""
+
+    time_s: float
+    values: Mapping[tuple[str, str], float]
+    ttft: Mapping[str, tuple[tuple[float, float], ...]]
+
+    @classmethod
+    def of(cls, text: str, time_s: float) -> Scrape:
+        """Read Prometheus' text format."""
+        values: dict[tuple[str, str], float] = {}
+        ttft: dict[str, list[tuple[float, float]]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                model = sample.labels.get("model", "")
+                if sample.name == "edge_rt_ttft_seconds_bucket":
+                    ttft.setdefault(model, []).append((float(sample.labels["le"]), sample.value))
+                elif set(sample.labels) <= {"model"}:
+                    values[sample.name, model] = sample.value
+        return cls(time_s, values, {model: tuple(buckets) for model, buckets in ttft.items()})
+
+    def models(self) -> list[str]:
+        return sorted({model for _, model in self.values if model})
+
+    def count(self, name: str, model: str = "") -> int | None:
+        value = self.values.get((f"edge_rt_{name}", model))
+        return None if value is None else round(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoad:
+    """One model's line. None where the model is not loaded, or has answered nothing yet."""
+
+    model: str
+    loaded: bool
+    running: int
+    waiting: int
+    decode_tps: float
+    prefill_tps: float
+    ttft_p50_s: float | None
+    threads: int | None
+    kv_cells: int | None
+    kv_cells_used: int | None
+    rss_bytes: int | None
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The whole view. rss_bytes is the front process' own."""
+
+    time_s: float
+    rss_bytes: int | None
+    models: tuple[ModelLoad, ...]
+
+    @classmethod
+    def between(cls, before: Scrape, now: Scrape) -> Load:
+        """Take rates over the time between two scrapes, everything else as it stands."""
+        return cls(
+            time_s=now.time_s,
+            rss_bytes=now.count("process_resident_memory_bytes"),
+            models=tuple(_model(model, before, now) for model in now.models()),
+        )
+
+
+def _model(model: str, before: Scrape, now: Scrape) -> ModelLoad:
+    def rate(name: str) -> float:
+        gained = (now.count(name, model) or 0) - (before.count(name, model) or 0)
+        return max(0, gained) / max(1e-3, now.time_s - before.time_s)  # less than before: another daemon
+
+    return ModelLoad(
+        model=model,
+        loaded=now.count("threads", model) is not None,
+        running=now.count("requests_running", model) or 0,
+        waiting=now.count("requests_waiting", model) or 0,
+        decode_tps=rate("completion_tokens_total"),
+        prefill_tps=max(0.0, rate("prompt_tokens_total") - rate("cached_tokens_total")),
+        ttft_p50_s=median(now.ttft.get(model, ())),
+        threads=now.count("threads", model),
+        kv_cells=now.count("kv_cells", model),
+        kv_cells_used=now.count("kv_cells_used", model),
+        rss_bytes=now.count("worker_resident_memory_bytes", model),
+        restarts=now.count("worker_restarts_total", model) or 0,
+    )
+
+
+def median(buckets: tuple[tuple[float, float], ...]) -> float | None:
+    """Estimate a histogram's median from (upper bound, cumulative count), straight inside a bucket, as PromQL does.
+
+    In the last bucket, which has no upper bound, it is that bucket's lower one. None for an empty histogram.
+    """
+    if not buckets or not buckets[-1][1]:
+        return None
+    half = buckets[-1][1] / 2
+    for (low, below), (high, upto) in pairwise(((0.0, 0.0), *buckets)):
+        if upto >= half:
+            return low if high == float("inf") else low + (high - low) * (half - below) / (upto - below)
+    return None
+
+
+@click.command("top", short_help="Watch what a running daemon does.")
+@click.option(
+    "--socket",
+    type=click.Path(path_type=Path, readable=False),
+    help="The daemon's socket. [default: server.socket_path]",
+)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.2, 3600),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+@click.option("--once", is_flag=True, help="Print one view, taken over one interval, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.pass_obj
+def command(above: config.Loaded | None, socket: Path | None, interval_s: float, once: bool, as_json: bool) -> None:
+    """Watch what a running daemon does, until Ctrl-C.
+
+    Tokens per second are those of the last interval, prefill without what came from the prefix cache. TTFT P50 is the
+    median of all answers since the daemon started, interpolated in the histogram's buckets. KV CELLS are those in use
+    and all of the model's pool; one holds one token of a conversation that is being answered.
+    """
+    loaded = above or config.load()
+    path = socket or socket_path(loaded.config.server, os.environ)
+    with Client(path) as client:
+        views = watch(client.metrics_text, interval_s)
+        if once:
+            click.echo(_json(next(views)) if as_json else table(next(views)))
+        elif as_json:
+            for view in views:
+                click.echo(_json(view))
+        elif sys.stdout.isatty():
+            _draw(views, str(path))
+        else:
+            for view in views:
+                click.echo(table(view) + "\n")
+
+
+def watch(
+    metrics_text: Callable[[], str],
+    interval_s: float,
+    *,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Load]:
+    """Give a view after each interval, for ever. Raises DaemonUnreachableError when the daemon is gone."""
+    before = Scrape.of(metrics_text(), clock())
+    while True:
+        sleep(interval_s)
+        now = Scrape.of(metrics_text(), clock())
+        yield Load.between(before, now)
+        before = now
+
+
+def _draw(views: Iterator[Load], place: str) -> None:
+    """Redraw in place on the terminal's other screen, so that what stood there before comes back."""
+    click.echo(f"{_OTHER_SCREEN}{_HOME}edge_rt on {place}", nl=False)
+    try:
+        for view in views:
+            click.echo(f"{_HOME}edge_rt on {place}\n\n{table(view)}\n\nCtrl-C ends.", nl=False)
+    finally:
+        click.echo(_BACK, nl=False)
+
+
+def _json(view: Load) -> str:
+    return json.dumps(asdict(view))
+
+
+def table(view: Load) -> str:
+    """Draw the view for people."""
+    front = f"daemon {_mib(view.rss_bytes)}"
+    if not view.models:
+        return f"{front}; no model has been used yet"
+    rows = [
+        (
+            m.model,
+            ("loaded" if m.loaded else "unloaded") + (f", {m.restarts} restarts" if m.restarts else ""),
+            m.running,
+            m.waiting,
+            f"{m.decode_tps:.1f}",
+            f"{m.prefill_tps:.1f}",
+            "-" if m.ttft_p50_s is None else f"{m.ttft_p50_s * 1e3:.0f} ms",
+            _or_dash(m.threads),
+            "-" if m.kv_cells is None else f"{m.kv_cells_used} / {m.kv_cells}",
+            _mib(m.rss_bytes),
+        )
+        for m in view.models
+    ]
+    align = ("left", "left", *["right"] * (len(_COLUMNS) - 2))
+    drawn = tabulate(rows, _COLUMNS, "plain", disable_numparse=True, colalign=align)
+    return f"{front}\n\n{drawn}"
+
+
+def _or_dash(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _mib(n_bytes: int | None) -> str:
+    return "-" if n_bytes is None else f"{n_bytes / 2**20:.0f} MiB"

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+
+from edge_rt.cli.top import Load, Scrape, median, table, watch
+from edge_rt.telemetry import Telemetry
+from edge_rt.types import EngineStats, Timings, Usage
+
+INF = float("inf")
+
+
+def telemetry(**stats: int) -> Telemetry:
+    """Metrics of a daemon with one loaded model."""
+    metrics = Telemetry()
+    metrics.queue_depth("m", running=2, waiting=3)
+    metrics.engine_stats("m", EngineStats(**stats))
+    return metrics
+
+
+def text(metrics: Telemetry) -> str:
+    return metrics.exposition().decode()
+
+
+@pytest.mark.parametrize(
+    ("buckets", "expected"),
+    [
+        ((), None),
+        (((0.1, 0.0), (INF, 0.0)), None),
+        (((0.1, 4.0), (0.2, 4.0), (INF, 4.0)), 0.05),
+        (((0.1, 0.0), (0.2, 4.0), (INF, 4.0)), 0.15),
+        (((0.1, 1.0), (0.2, 2.0), (0.4, 4.0), (INF, 4.0)), 0.2),
+        (((0.1, 0.0), (0.2, 0.0), (INF, 5.0)), 0.2),
+    ],
+)
+def test_the_median_of_a_histogram(buckets: tuple[tuple[float, float], ...], expected: float | None) -> None:
+    assert median(buckets) == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_view_shows_the_gauges_and_the_rates_between_two_looks() -> None:
+    metrics = telemetry(prompt_tokens_total=100, completion_tokens_total=10, cached_tokens_total=20, steps_total=1)
+    before = Scrape.of(text(metrics), 100.0)
+    metrics.engine_stats(
+        "m",
+        EngineStats(
+            prompt_tokens_total=160,
+            completion_tokens_total=50,
+            cached_tokens_total=40,
+            steps_total=9,
+            n_threads=2,
+            cells_total=4096,
+            cells_used=77,
+            rss_bytes=300 * 2**20,
+        ),
+    )
+    metrics.answer_finished(
+        "m",
+        usage=Usage(prompt_tokens=1, completion_tokens=2, cached_tokens=0),
+        timings=Timings(queue_s=0.0, prefill_s=0.15, prefill_tokens=1, decode_s=0.1, decode_tokens=1, ttft_s=0.15),
+    )
+    metrics.worker_restarted("m")
+    view = Load.between(before, Scrape.of(text(metrics), 102.0))
+    (model,) = view.models
+    assert (model.decode_tps, model.prefill_tps) == (20.0, 20.0)
+    assert (model.loaded, model.running, model.waiting, model.restarts) == (True, 2, 3, 1)
+    assert (model.threads, model.kv_cells_used, model.kv_cells, model.rss_bytes) == (2, 77, 4096, 300 * 2**20)
+    assert model.ttft_p50_s == pytest.approx(0.15)
+    header, line = table(view).splitlines()[-2:]
+    assert header.split()[:4] == ["MODEL", "STATE", "RUN", "WAIT"]
+    assert " ".join(line.split()) == "m loaded, 1 restarts 2 3 20.0 20.0 150 ms 2 77 / 4096 300 MiB"
+
+
+def test_an_unloaded_model_keeps_its_line_and_has_no_gauges() -> None:
+    metrics = telemetry(completion_tokens_total=10)
+    before = Scrape.of(text(metrics), 0.0)
+    metrics.engine_gone("m")
+    (model,) = Load.between(before, Scrape.of(text(metrics), 1.0)).models
+    assert (model.loaded, model.threads, model.kv_cells, model.rss_bytes) == (False, None, None, None)
+    assert model.decode_tps == 0.0
+
+
+def test_totals_of_a_daemon_that_was_started_again_are_no_negative_rate() -> None:
+    before = Scrape.of(text(telemetry(completion_tokens_total=100)), 0.0)
+    (model,) = Load.between(before, Scrape.of(text(telemetry(completion_tokens_total=5)), 1.0)).models
+    assert model.decode_tps == 0.0
+
+
+def test_a_fresh_daemon_says_that_no_model_was_used() -> None:
+    scrape = Scrape.of(text(Telemetry()), 0.0)
+    assert "no model has been used yet" in table(Load.between(scrape, scrape))
+
+
+def test_each_view_is_taken_over_its_own_interval() -> None:
+    texts = iter([text(telemetry(completion_tokens_total=n)) for n in (0, 10, 40)])
+    times, pauses = iter((0.0, 1.0, 3.0)), list[float]()
+    views = watch(lambda: next(texts), 1.5, clock=lambda: next(times), sleep=pauses.append)
+    rates = [next(views).models[0].decode_tps for _ in range(2)]
+    assert rates == [10.0, 15.0]
+    assert pauses == [1.5, 1.5]
