@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, a C++ compiler and, the first time, the network.
 .POSIX:
 .SUFFIXES:
-.PHONY: help venv demo test lint bench clean
+.PHONY: help venv demo test lint bench sanitize clean
 
 BIN = .venv/bin
 export PYTHON
@@ -11,6 +11,7 @@ help:
 	@echo 'make test    install, check style and types, run all tests'
 	@echo 'make lint    style, types and import order only'
 	@echo 'make bench   measure the default model on this machine'
+	@echo 'make sanitize  run the C engine on random data under AddressSanitizer, UBSan and ThreadSanitizer'
 	@echo 'make venv    install into .venv only (compiles llama.cpp once, some minutes)'
 	@echo 'make clean   remove .venv and caches; models and the compiled wheel stay'
 
@@ -32,6 +33,14 @@ test: lint
 
 bench: venv
 	$(BIN)/edge_rt bench
+
+CHECK = $(CC) -std=c17 -D_GNU_SOURCE -O1 -g -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror \
+	-Inative/include -Inative/kernels -Inative/src native/src/*.c native/kernels/*.c native/tests/check.c -lm -lpthread
+
+sanitize:
+	@mkdir -p build
+	$(CHECK) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/check-address && build/check-address
+	$(CHECK) -fsanitize=thread -o build/check-thread && build/check-thread
 
 clean:
 	rm -rf .venv build dist edge_rt.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

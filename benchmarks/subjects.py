@@ -19,8 +19,11 @@ from llama_cpp import llama_cpp as lib
 
 import edge_rt
 from edge_rt import config
+from edge_rt.backends import registry
+from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows
 from edge_rt.types import GenerateRequest, Sampling
 
+N_STREAMS = 16
 _GREEDY = Sampling()
 _ids = np.random.default_rng()
 
@@ -53,6 +56,10 @@ class Process:
     def decode_tps(self, token_ids: list[int], n_tokens: int) -> float:
         return self._ask(token_ids, n_tokens)
 
+    def streams_tps(self, token_ids: list[int], n_tokens: int) -> float:
+        """Time N_STREAMS sequences that each decode n_tokens; kinds that end in "-streams" only."""
+        return self._ask(token_ids, n_tokens)
+
     def __enter__(self) -> Self:
         return self
 
@@ -68,9 +75,12 @@ class Process:
 
 
 class BareLlama:
-    """One context of 2,048 tokens with llama.cpp's defaults (flash attention auto, repacked kernels, OpenMP)."""
+    """One context of 2,048 tokens with llama.cpp's defaults (flash attention auto, repacked kernels, OpenMP).
 
-    def __init__(self, path: Path, n_threads: int) -> None:
+    Several sequences share them out: llama.cpp is faster so than with one pool of cells for all.
+    """
+
+    def __init__(self, path: Path, n_threads: int, n_seqs: int = 1) -> None:
         self._quiet = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(self._quiet, ctypes.c_void_p(0))
         lib.llama_backend_init()
@@ -78,6 +88,7 @@ class BareLlama:
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch, params.no_perf = 2048, 512, 512, True
         params.n_threads = params.n_threads_batch = n_threads
+        params.n_seq_max = n_seqs
         self._ctx: Any = lib.llama_init_from_model(self._model, params)
         self._memory = lib.llama_get_memory(self._ctx)
         self.n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
@@ -102,11 +113,30 @@ class BareLlama:
             token_id = self._argmax(0)
         return n_tokens / (time.perf_counter() - begun_s)
 
-    def _decode(self, token_ids: list[int], start: int) -> None:
+    def streams_tps(self, token_ids: list[int], n_tokens: int) -> float:
+        """Time greedy decoding of N_STREAMS sequences together, after a prompt each."""
+        lib.llama_memory_clear(self._memory, True)
+        next_ids = []
+        for seq_id in range(N_STREAMS):
+            self._decode(token_ids, 0, seq_id)
+            next_ids.append(self._argmax(len(token_ids) - 1))
+        begun_s = time.perf_counter()
+        for i in range(n_tokens):
+            batch = self._batch
+            for row, token_id in enumerate(next_ids):
+                batch.token[row], batch.pos[row], batch.n_seq_id[row] = token_id, len(token_ids) + i, 1
+                batch.seq_id[row][0], batch.logits[row] = row, 1
+            batch.n_tokens = N_STREAMS
+            if lib.llama_decode(self._ctx, batch) != 0:
+                raise RuntimeError("llama_decode failed")
+            next_ids = [self._argmax(row) for row in range(N_STREAMS)]
+        return N_STREAMS * n_tokens / (time.perf_counter() - begun_s)
+
+    def _decode(self, token_ids: list[int], start: int, seq_id: int = 0) -> None:
         batch = self._batch
         for i, token_id in enumerate(token_ids):
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token_id, start + i, 1, 0
-            batch.seq_id[i][0] = 0
+            batch.seq_id[i][0] = seq_id
         batch.logits[len(token_ids) - 1] = 1
         batch.n_tokens = len(token_ids)
         if lib.llama_decode(self._ctx, batch) != 0:
@@ -115,6 +145,46 @@ class BareLlama:
     def _argmax(self, row: int) -> int:
         pointer = lib.llama_get_logits_ith(self._ctx, row)
         return int(np.ctypeslib.as_array(pointer, (self.n_vocab,)).argmax())
+
+
+class BareNative:
+    """edge_rt's own engine without what is around it, as BareLlama is: a session, greedy."""
+
+    def __init__(self, path: Path, n_threads: int, n_seqs: int = 1) -> None:
+        file = ModelFile(model=path.stem, variant="", path=path, quant="")
+        options = LoadOptions(n_ctx=2048, n_seq_max=n_seqs, n_threads=n_threads)
+        self._session = registry.get("native").load(file, options)
+
+    def prefill_tps(self, token_ids: list[int]) -> float:
+        """Time a prompt up to the choice of the first token."""
+        self._session.seq_trim(0, 0)
+        begun_s = time.perf_counter()
+        self._greedy([SeqRows(0, 0, token_ids, True)])
+        return len(token_ids) / (time.perf_counter() - begun_s)
+
+    def decode_tps(self, token_ids: list[int], n_tokens: int) -> float:
+        """Time greedy decoding after the first token."""
+        self._session.seq_trim(0, 0)
+        next_ids = self._greedy([SeqRows(0, 0, token_ids, True)])
+        begun_s = time.perf_counter()
+        for i in range(n_tokens):
+            next_ids = self._greedy([SeqRows(0, len(token_ids) + i, next_ids, True)])
+        return n_tokens / (time.perf_counter() - begun_s)
+
+    def streams_tps(self, token_ids: list[int], n_tokens: int) -> float:
+        """Time greedy decoding of N_STREAMS sequences together, after a prompt each."""
+        next_ids = []
+        for seq_id in range(N_STREAMS):
+            self._session.seq_trim(seq_id, 0)
+            next_ids += self._greedy([SeqRows(seq_id, 0, token_ids, True)])
+        begun_s = time.perf_counter()
+        for i in range(n_tokens):
+            start = len(token_ids) + i
+            next_ids = self._greedy([SeqRows(n, start, [token_id], True) for n, token_id in enumerate(next_ids)])
+        return N_STREAMS * n_tokens / (time.perf_counter() - begun_s)
+
+    def _greedy(self, batch: list[SeqRows]) -> list[int]:
+        return [int(logits.argmax()) for logits in self._session.decode(batch)]
 
 
 class Engine:
@@ -152,7 +222,15 @@ class Engine:
 
 def main() -> None:
     kind, path, n_threads = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    subject: Subject = {"bare": BareLlama, "engine": Engine}[kind](path, n_threads)
+    name, _, streams = kind.partition("-")
+    bare = {"bare": BareLlama, "native": BareNative}
+    subject: Subject
+    if streams:
+        many = bare[name](path, n_threads, N_STREAMS)
+        for line in sys.stdin:
+            print(many.streams_tps(*json.loads(line)), flush=True)
+        return
+    subject = Engine(path, n_threads) if name == "engine" else bare[name](path, n_threads)
     for line in sys.stdin:
         token_ids, n_tokens = json.loads(line)
         rate = subject.decode_tps(token_ids, n_tokens) if n_tokens else subject.prefill_tps(token_ids)

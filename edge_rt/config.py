@@ -218,7 +218,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(
             key="configuration file", problem=f"cannot be read: {exc.strerror}", origin=str(path)
         ) from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ConfigError(key="TOML", problem=str(exc), origin=str(path)) from exc
 
 

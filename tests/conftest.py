@@ -55,6 +55,18 @@ def socket_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def model_forms() -> dict[str, Path]:
+    """The files of the default model in this machine's own store, by form; session-wide as model_store."""
+    from edge_rt.catalog.store import Store
+
+    settings = config.load().config.catalog
+    store = Store.open(settings, os.environ)
+    manifest = store.get(settings.default_model)
+    found = {variant.id: store.path(manifest, variant) for variant in manifest.variants}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+@pytest.fixture(scope="session")
 def model_store() -> Path:
     """The file of the default model in this machine's own store, in the form that runs fastest here.
 

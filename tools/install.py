@@ -1,7 +1,7 @@
 """Make .venv and install edge_rt into it with everything its commands and tests need; quick when nothing changed.
 
 Standard library only. What the installation was made from is kept in .venv/edge_rt.stamp: pyproject.toml, these tools,
-the Python and the CPU. While that holds nothing is done, and no network or compiler is needed.
+the C sources, the Python and the CPU. While that holds nothing is done, and no network or compiler is needed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def inputs(python_version: str) -> str:
     made_from = hashlib.blake2b(digest_size=16)
     for name in ("pyproject.toml", "setup.py", "tools/build_llama.py", "tools/install.py"):
         made_from.update((ROOT / name).read_bytes())
+    for path in sorted((ROOT / "native").glob("*/*.[ch]")):
+        made_from.update(path.read_bytes())
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     for text in (str(ROOT), python_version, cpu_features(cpuinfo), os.environ.get("CMAKE_ARGS", "")):
         made_from.update(text.encode() + b"\0")

@@ -86,7 +86,7 @@ def inspect(run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.ru
 
 
 def _main() -> None:
-    from edge_rt.backends.llama_cpu import system_info, version
+    from edge_rt.backends.llama_library import system_info, version
 
     sys.stdout.write(json.dumps({"version": version(), "system_info": system_info()}))
 

@@ -7,13 +7,9 @@ owns a session: llama.cpp contexts are not thread safe.
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import os
-import re
 import struct
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,68 +23,16 @@ from edge_rt.backends.base import (
     ModelFile,
     NoCellsError,
     SeqRows,
-    Vocab,
 )
 from edge_rt.backends.interrupt import interrupt_held
+from edge_rt.backends.llama_library import LlamaVocab, Log, load_library, system_info, version
 from edge_rt.catalog.gguf import GgufHeader, read_header
 from edge_rt.devices import cpu
-from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, InvalidRequestError
+from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError
 from edge_rt.types import Capabilities, ModelInfo
 
 _KV_TYPES = {"f16": (1, 2.0), "q8_0": (8, 34 / 32)}  # ggml_type, bytes per element
 _STATE_MAGIC = b"ERTS"
-_MAX_BLOCK_CHARS = 16 * 1024  # shorter texts go to llama_tokenize as they are
-_MAX_BLOCK_CONTROL = 256
-
-
-class _Log:
-    """Keeps llama.cpp's last warnings and errors for our error texts and keeps its chatter off the terminal."""
-
-    def __init__(self, lib: Any) -> None:
-        self.lines: deque[str] = deque(maxlen=8)
-        self._callback = lib.llama_log_callback(self._take)  # llama.cpp holds the bare pointer: keep it alive
-        lib.llama_log_set(self._callback, ctypes.c_void_p(0))
-
-    def _take(self, level: int, text: bytes, _data: object) -> None:
-        if level >= 3:  # GGML_LOG_LEVEL_WARN, ERROR and CONT of them
-            line = text.decode("utf-8", "replace").strip(" .\n")
-            if line:
-                self.lines.append(line)
-
-    def reason(self) -> str:
-        return "; ".join(self.lines) or "llama.cpp gave no reason"
-
-
-_lib: Any = None
-_log: _Log | None = None
-
-
-def _load_library() -> tuple[Any, _Log]:
-    """Import llama.cpp once per process. Raises BackendUnavailableError."""
-    global _lib, _log  # noqa: PLW0603 - a shared library is per process, whoever asks
-    if _lib is None or _log is None:
-        try:
-            from llama_cpp import llama_cpp as lib
-        except ImportError as exc:
-            raise BackendUnavailableError(
-                backend="llama_cpu", reason=f"llama-cpp-python cannot be imported ({exc})", extra="llama"
-            ) from exc
-        # Before it aborts, ggml would run a debugger on itself; that takes seconds and buries the message.
-        os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-        _log = _Log(lib)
-        lib.llama_backend_init()
-        _lib = lib
-    return _lib, _log
-
-
-def system_info() -> str:
-    """Give the instruction sets llama.cpp was compiled for, as it prints them."""
-    lib, _ = _load_library()
-    return str(lib.llama_print_system_info().decode())
-
-
-def version() -> str:
-    return importlib.metadata.version("llama-cpp-python")
 
 
 class LlamaCpuBackend:
@@ -98,7 +42,7 @@ class LlamaCpuBackend:
 
     def probe(self) -> tuple[Device, ...] | Absent:
         try:
-            _load_library()
+            load_library()
         except BackendUnavailableError as exc:
             return Absent(reason=exc.reason, extra=exc.extra)
         flags = [f.split("=")[0].strip() for f in system_info().split("|") if f.strip().endswith("= 1")]
@@ -131,7 +75,7 @@ def open_session(file: ModelFile, options: LoadOptions, *, is_interrupted: Calla
     if options.n_ctx < options.n_seq_max:  # and on this
         reason = f"a context of {options.n_ctx} tokens is too small for {options.n_seq_max} sequences; raise n_ctx"
         raise BackendLoadError(model=file.model, reason=reason)
-    lib, log = _load_library()
+    lib, log = load_library()
     log.lines.clear()
     return LlamaCpuSession(lib, log, file, header, options, is_interrupted)
 
@@ -154,7 +98,7 @@ class LlamaCpuSession:
     def __init__(
         self,
         lib: Any,
-        log: _Log,
+        log: Log,
         file: ModelFile,
         header: GgufHeader,
         options: LoadOptions,
@@ -169,8 +113,8 @@ class LlamaCpuSession:
         self._model = lib.llama_model_load_from_file(os.fsencode(file.path), model_params)
         if not self._model:
             raise BackendLoadError(model=file.model, reason=log.reason())
-        self._vocab = lib.llama_model_get_vocab(self._model)
-        n_vocab = lib.llama_vocab_n_tokens(self._vocab)
+        self._tokenizer = LlamaVocab(lib, self._model, header)
+        n_vocab = self._tokenizer.n_vocab
         n_threads = options.n_threads or len(cpu.usable_cores())
         self._ctx = lib.llama_init_from_model(self._model, _context_params(lib, options, n_threads))
         if not self._ctx:
@@ -178,9 +122,8 @@ class LlamaCpuSession:
             raise BackendLoadError(model=file.model, reason=log.reason())
         self._memory = lib.llama_get_memory(self._ctx)
         self._batch = _Batch(lib, options.n_batch)
-        self._logits_type = ctypes.c_float * n_vocab
+        self._logits_type: Any = ctypes.c_float * n_vocab
         self._views: dict[int, NDArray[np.float32]] = {}
-        self._pieces: dict[int, bytes] = {}
         key = struct.pack("<4sQQI", _STATE_MAGIC, header.file_bytes, header.n_params, options.n_ctx)
         self._state_key = np.frombuffer(key, dtype=np.uint8)
         self.caps = Capabilities(
@@ -192,7 +135,7 @@ class LlamaCpuSession:
             can_copy=True,
             can_save=True,
         )
-        self.vocab = self._read_vocab(header, n_vocab)
+        self.vocab = self._tokenizer.facts
         self.info = ModelInfo(
             model=file.model,
             variant=file.variant,
@@ -208,67 +151,11 @@ class LlamaCpuSession:
             has_chat_template=header.chat_template is not None,
         )
 
-    def _read_vocab(self, header: GgufHeader, n_vocab: int) -> Vocab:
-        lib = self._lib
-        bos, eos = lib.llama_vocab_bos(self._vocab), lib.llama_vocab_eos(self._vocab)
-        # What llama_tokenize finds in a text with parse_special only.
-        control = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        control_texts = {self._text(i) for i in range(n_vocab) if lib.llama_vocab_get_attr(self._vocab, i) & control}
-        return Vocab(
-            n_vocab=n_vocab,
-            bos_id=bos,
-            eos_id=eos,
-            eog_ids=frozenset(i for i in range(n_vocab) if lib.llama_vocab_is_eog(self._vocab, i)),
-            add_bos=bool(lib.llama_vocab_get_add_bos(self._vocab)),
-            chat_template=header.chat_template,
-            bos_text=self._text(bos),
-            eos_text=self._text(eos),
-            control_texts=frozenset(control_texts - {""}),
-        )
-
-    def _text(self, token_id: int) -> str:
-        return self.piece(token_id, special=True).decode("utf-8", "replace") if token_id >= 0 else ""
-
     def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
-        self._check_open()
-        add_special = add_bos and self.vocab.add_bos
-        if not special:
-            return self._tokenize(text, special=False, add_special=add_special)
-        ids: list[int] = []
-        for i, block in enumerate(blocks(text, self.vocab.control_texts)):
-            ids += self._tokenize(block, special=True, add_special=add_special and i == 0)
-        return ids
-
-    def _tokenize(self, text: str, *, special: bool, add_special: bool) -> list[int]:
-        raw = text.encode("utf-8")
-        n_max = len(raw) + 2
-        while True:
-            ids = (ctypes.c_int32 * n_max)()
-            n = self._lib.llama_tokenize(self._vocab, raw, len(raw), ids, n_max, add_special, special)
-            if n >= 0:
-                return list(ids[:n])
-            n_max = -n  # the size it needs
+        return self._tokenizer.tokenize(text, special=special, add_bos=add_bos)
 
     def piece(self, token_id: int, *, special: bool = False) -> bytes:
-        key = token_id * 2 + special
-        found = self._pieces.get(key)
-        if found is None:
-            if not 0 <= token_id < self.caps.n_vocab:
-                raise InvalidRequestError(
-                    param="token", problem=f"id {token_id} is outside the vocabulary of {self.caps.n_vocab}"
-                )
-            found = self._pieces[key] = self._read_piece(token_id, special)
-        return found
-
-    def _read_piece(self, token_id: int, special: bool) -> bytes:
-        self._check_open()
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            n = self._lib.llama_token_to_piece(self._vocab, token_id, buffer, size, 0, special)
-            if n >= 0:
-                return buffer.raw[:n]
-            size = -n
+        return self._tokenizer.piece(token_id, special=special)
 
     def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
         self._check_open()
@@ -330,25 +217,11 @@ class LlamaCpuSession:
 
     def close(self) -> None:
         if self._ctx:
+            self._tokenizer.close()
             self._lib.llama_free(self._ctx)
         if self._model:
             self._lib.llama_model_free(self._model)
         self._ctx = self._model = None
-
-
-def blocks(text: str, control_texts: frozenset[str]) -> Iterator[str]:
-    """Cut a long text behind control tokens into blocks with a bounded number of them.
-
-    llama_tokenize takes time in the square of that number: 2 MiB of nothing else would keep it for minutes.
-    """
-    start = 0
-    if len(text) > _MAX_BLOCK_CHARS and control_texts:
-        longest_first = sorted(control_texts, key=len, reverse=True)
-        found = re.finditer("|".join(map(re.escape, longest_first)), text)
-        for match in islice(found, _MAX_BLOCK_CONTROL - 1, None, _MAX_BLOCK_CONTROL):
-            yield text[start : match.end()]
-            start = match.end()
-    yield text[start:]
 
 
 def _bytes_at(array: NDArray[np.uint8], offset: int) -> Any:

@@ -18,6 +18,7 @@ from typing import Never
 
 from edge_rt.catalog.ggml_types import GGML_TYPES
 from edge_rt.catalog.gguf_reader import ArrayValue, GgufLimits, GgufReader, Value
+from edge_rt.catalog.regular import open_regular
 from edge_rt.errors import ModelFormatError
 
 _BUFFER_BYTES = 1 << 18
@@ -53,7 +54,7 @@ class GgufHeader:
 
     metadata    every key; long arrays are there without their items
     quant       the tensor type most of the bytes have
-    n_heads, n_kv_heads  one number per layer; zeros where a layer has no attention
+    n_heads, n_kv_heads, n_ff  one number per layer; zeros where a layer has no attention or no feed-forward part
     """
 
     version: int
@@ -69,6 +70,7 @@ class GgufHeader:
     embedding_length: int
     n_heads: tuple[int, ...]
     n_kv_heads: tuple[int, ...]
+    n_ff: tuple[int, ...]
     key_dim: int
     value_dim: int
     n_vocab: int
@@ -83,7 +85,7 @@ class GgufHeader:
 def read_header(path: Path, limits: GgufLimits = GgufLimits()) -> GgufHeader:  # noqa: B008 - frozen
     """Read and check the header of a text model. Raises ModelFormatError naming the field; reads no weights."""
     try:
-        with path.open("rb", buffering=_BUFFER_BYTES) as file:
+        with open_regular(path, buffering=_BUFFER_BYTES) as file:
             reader = GgufReader(file, str(path), os.fstat(file.fileno()).st_size, limits)
             return _read(reader, _Keys(str(path)))
     except OSError as exc:
@@ -188,7 +190,7 @@ def _describe(
             keys.fail(f"{arch}.attention.head_count_kv", f"{n} heads do not divide into {n_kv} (layer {layer})")
     keys.check_floats(arch)
     head_dim = embedding_length // max(n_heads) if max(n_heads) else 0
-    keys.per_layer(f"{arch}.feed_forward_length", n_layers, default=(0,) * n_layers)
+    n_ff = keys.per_layer(f"{arch}.feed_forward_length", n_layers, default=(0,) * n_layers)
     n_bytes: Counter[str] = Counter()
     for tensor in tensors:
         n_bytes[tensor.type] += tensor.size_bytes
@@ -207,6 +209,7 @@ def _describe(
         embedding_length=embedding_length,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
+        n_ff=n_ff,
         key_dim=keys.integer(f"{arch}.attention.key_length", 1, 2**16, default=head_dim),
         value_dim=keys.integer(f"{arch}.attention.value_length", 1, 2**16, default=head_dim),
         n_vocab=_n_vocab(keys, tensors, embedding_length),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from edge_rt.catalog.regular import open_regular
 from edge_rt.catalog.sources import parse_source
 from edge_rt.errors import ModelFormatError
 
@@ -69,7 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def load_manifest(path: Path) -> Manifest:
     """Read and check one manifest. Raises ModelFormatError naming the field."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             raw = file.read(MAX_MANIFEST_BYTES + 1)
         if len(raw) > MAX_MANIFEST_BYTES:
             raise ModelFormatError(path=str(path), field="file", problem=f"longer than {MAX_MANIFEST_BYTES} bytes")

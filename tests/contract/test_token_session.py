@@ -18,12 +18,14 @@ TEXT = "The pressure in line 3 rose at 14:05, then fell – naïve 漢字 🙂."
 
 
 def load(name: str, request: pytest.FixtureRequest) -> TokenSession:
-    path = request.getfixturevalue("model_store") if name == "llama_cpu" else Path("none")
+    path = request.getfixturevalue("model_store") if name != "null" else Path("none")
     file = ModelFile(model="m", variant="", path=path, quant="")
     return registry.get(name).load(file, LoadOptions(n_ctx=N_CTX, n_seq_max=4, n_batch=N_BATCH, n_threads=1))
 
 
-@pytest.fixture(scope="module", params=["null", pytest.param("llama_cpu", marks=pytest.mark.model)])
+@pytest.fixture(
+    scope="module", params=["null", *(pytest.param(n, marks=pytest.mark.model) for n in ("llama_cpu", "native"))]
+)
 def session(request: pytest.FixtureRequest) -> Iterator[TokenSession]:
     loaded = load(request.param, request)
     yield loaded
@@ -193,7 +195,7 @@ def test_thread_count_does_not_change_the_choice(session: TokenSession) -> None:
         session.set_threads(1)
 
 
-@pytest.mark.parametrize("name", ["llama_cpu"])
+@pytest.mark.parametrize("name", ["llama_cpu", "native"])
 def test_a_file_that_is_no_model_is_refused_before_the_library_sees_it(name: str, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUF" + b"\xff" * 100)

@@ -134,7 +134,13 @@ def test_a_bad_flag_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("content", "key"),
-    [(b"[engine", "TOML"), (b"a = 1\na = 2", "TOML"), (b"a = '\xff'", "TOML"), (None, "configuration file")],
+    [
+        (b"[engine", "TOML"),
+        (b"a = 1\na = 2", "TOML"),
+        (b"a = '\xff'", "TOML"),
+        (b"a = " + b"[" * 5000, "TOML"),
+        (None, "configuration file"),
+    ],
 )
 def test_a_file_that_cannot_be_read_is_named(file: Path, content: bytes | None, key: str) -> None:
     if content is not None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from edge_rt.backends.base import LoadOptions, ModelFile
-from edge_rt.backends.llama_cpu import LlamaCpuBackend, blocks
+from edge_rt.backends.llama_cpu import LlamaCpuBackend
+from edge_rt.backends.llama_library import blocks
 from edge_rt.errors import BackendLoadError
 from tests.gguf_files import tiny_llama
 

@@ -1,0 +1,314 @@
+"""edge_rt's own engine on the CPU: weights packed for the instruction set, paged KV, a thread pool of its own.
+
+It reads the llama family of GGUF files as far as docs/native.md says and refuses the rest by name. The tokenizer is
+llama.cpp's. One thread owns a session.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_rt.backends.base import Absent, Device, LoadOptions, MemoryNeed, ModelFile, NoCellsError, SeqRows
+from edge_rt.backends.interrupt import interrupt_held
+from edge_rt.backends.llama_library import LlamaVocab, load_library
+from edge_rt.backends.native_library import (
+    ERRORS,
+    FIXED,
+    LAYER,
+    NO_CELLS,
+    TYPES,
+    Config,
+    Rows,
+    Tensor,
+    isa_names,
+    load_native,
+)
+from edge_rt.catalog.gguf import GgufHeader, TensorInfo, read_header
+from edge_rt.devices import cpu
+from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, ModelFormatError
+from edge_rt.types import Capabilities, ModelInfo
+
+_STATE = struct.Struct("<4sQQII")  # magic, file bytes, parameters, n_ctx, tokens
+_STATE_MAGIC = b"ERTN"
+_KNOWN_KEYS = frozenset(
+    f"llama.{name}"
+    for name in (
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "attention.layer_norm_rms_epsilon",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "vocab_size",
+    )
+)
+
+
+class NativeBackend:
+    """Loads GGUF models of the llama family into edge_rt's own engine."""
+
+    name: ClassVar[str] = "native"
+
+    def probe(self) -> tuple[Device, ...] | Absent:
+        try:
+            lib = load_native()
+            load_library()  # for its tokenizer
+        except BackendUnavailableError as exc:
+            return Absent(reason=exc.reason, extra=exc.extra)
+        return (Device(id="cpu", kind="cpu", detail=f"edge_rt's own engine, kernels for {', '.join(isa_names(lib))}"),)
+
+    def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed:
+        """Estimate from the header alone: the weights packed, and the rows of the embedding that tokens touch."""
+        header = read_header(file.path)
+        n_ff = max(header.n_ff)
+        row_floats = 6 * header.embedding_length + 3 * n_ff
+        return MemoryNeed(
+            weights_bytes=sum(t.size_bytes for t in header.tensors),
+            kv_bytes=2 * header.kv_elements_per_token * options.n_ctx,
+            scratch_bytes=min(options.n_batch, options.n_ubatch) * row_floats * 4
+            + options.n_seq_max * header.n_vocab * 4
+            + 48 * 2**20,  # the vocabulary in llama.cpp, and Python's and numpy's own
+        )
+
+    def load(self, file: ModelFile, options: LoadOptions) -> NativeSession:
+        header = read_header(file.path)
+        config = read_config(file.model, str(file.path), header)
+        if options.kv_type != "f16":
+            raise BackendLoadError(
+                model=file.model,
+                reason=f"the native engine keeps KV as f16, not {options.kv_type}; use llama_cpu for it",
+            )
+        return NativeSession(load_native(), file, header, config, options)
+
+
+def read_config(model: str, path: str, header: GgufHeader) -> Config:
+    """Read what the engine needs to know. Raises BackendLoadError naming what it cannot compute yet."""
+
+    def refuse(what: str) -> BackendLoadError:
+        return BackendLoadError(model=model, reason=f"the native engine does not support {what}; use llama_cpu")
+
+    if header.arch != "llama":
+        raise refuse(f"the architecture {header.arch}")
+    if unknown := sorted(k for k in header.metadata if k.startswith("llama.") and k not in _KNOWN_KEYS):
+        raise refuse(f"what the file asks for with {', '.join(unknown)}")
+    for name, values in (("head", header.n_heads), ("KV head", header.n_kv_heads), ("feed-forward", header.n_ff)):
+        if len(set(values)) != 1 or values[0] == 0:
+            raise refuse(f"{name} counts that differ between layers or are 0")
+    if header.key_dim != header.value_dim:
+        raise refuse("keys and values of different length")
+    wanted = {*FIXED, *(f"blk.{i}.{name}" for i in range(header.n_layers) for name in LAYER)}
+    if extra := sorted(t.name for t in header.tensors if t.name not in wanted):
+        raise refuse(f"the tensor {extra[0]}")
+    if types := sorted({t.type for t in header.tensors} - set(TYPES)):
+        raise refuse(f"weights of type {', '.join(types)}")
+    return Config(
+        n_layers=header.n_layers,
+        n_embd=header.embedding_length,
+        n_heads=header.n_heads[0],
+        n_kv_heads=header.n_kv_heads[0],
+        head_dim=header.key_dim,
+        n_ff=header.n_ff[0],
+        n_vocab=header.n_vocab,
+        n_rot=int(_number(path, header, "llama.rope.dimension_count", header.key_dim)),
+        rope_freq_base=_number(path, header, "llama.rope.freq_base", 10_000.0),
+        norm_eps=_number(path, header, "llama.attention.layer_norm_rms_epsilon", 1e-5),
+    )
+
+
+def _number(path: str, header: GgufHeader, key: str, default: float) -> float:
+    value = header.metadata.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2**31:
+        raise ModelFormatError(path=path, field=key, problem=f"{value!r} is not a number in range")
+    return value
+
+
+class NativeSession:
+    """A model packed for this CPU and its context. KV is one pool of blocks of 32 tokens, n_ctx tokens in all."""
+
+    def __init__(self, lib: Any, file: ModelFile, header: GgufHeader, config: Config, options: LoadOptions) -> None:
+        self._lib = lib
+        self._model = self._context = self._vocab_model = None
+        self._tokenizers: list[LlamaVocab] = []  # one, once the vocabulary is loaded
+        self._n_state = (header.file_bytes, header.n_params, options.n_ctx)
+        self._logits = np.empty((1, header.n_vocab), dtype=np.float32)
+        self.caps = Capabilities(
+            n_ctx=options.n_ctx,
+            n_seq_max=options.n_seq_max,
+            n_vocab=header.n_vocab,
+            n_batch=options.n_batch,
+            can_trim=True,
+            can_copy=True,
+            can_save=True,
+        )
+        try:
+            self._open(file, header, config, options)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, file: ModelFile, header: GgufHeader, config: Config, options: LoadOptions) -> None:
+        n_threads = options.n_threads or len(cpu.usable_cores())
+        self._tokenizers.append(self._open_vocab(file, header))
+        if self._tokenizers[0].n_vocab != header.n_vocab:
+            raise BackendLoadError(model=file.model, reason="tokenizer and embedding have different vocabularies")
+        self._open_model(file, header, config)
+        error = ctypes.create_string_buffer(256)
+        self._context = self._lib.en_context_new(
+            self._model,
+            options.n_ctx,
+            options.n_seq_max,
+            min(options.n_batch, options.n_ubatch),
+            n_threads,
+            error,
+            len(error),
+        )
+        if not self._context:
+            raise BackendLoadError(model=file.model, reason=error.value.decode())
+        self.vocab = self._tokenizers[0].facts
+        self.info = ModelInfo(
+            model=file.model,
+            variant=file.variant,
+            backend=NativeBackend.name,
+            device=options.device,
+            arch=header.arch,
+            quant=file.quant or header.quant,
+            n_params=header.n_params,
+            size_bytes=header.file_bytes,
+            n_ctx_train=header.n_ctx_train,
+            caps=self.caps,
+            n_threads=n_threads,
+            has_chat_template=header.chat_template is not None,
+        )
+
+    def _open_vocab(self, file: ModelFile, header: GgufHeader) -> LlamaVocab:
+        llama, log = load_library()
+        log.lines.clear()
+        params = llama.llama_model_default_params()
+        params.vocab_only = True
+        self._llama = llama
+        with interrupt_held():
+            self._vocab_model = llama.llama_model_load_from_file(os.fsencode(file.path), params)
+        if not self._vocab_model:
+            raise BackendLoadError(model=file.model, reason=log.reason())
+        return LlamaVocab(llama, self._vocab_model, header)
+
+    def _open_model(self, file: ModelFile, header: GgufHeader, config: Config) -> None:
+        with file.path.open("rb") as opened:
+            self._mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        self._bytes = np.frombuffer(self._mapping, dtype=np.uint8)
+        by_name = {t.name: t for t in header.tensors}
+        names = [*FIXED, *(f"blk.{i}.{name}" for i in range(config.n_layers) for name in LAYER)]
+        base = self._bytes.ctypes.data + header.data_offset
+        tensors = (Tensor * len(names))(*(_tensor(base, by_name.get(name)) for name in names))
+        error = ctypes.create_string_buffer(256)
+        self._model = self._lib.en_model_new(ctypes.byref(config), tensors, len(names), -1, error, len(error))
+        if not self._model:
+            raise BackendLoadError(model=file.model, reason=error.value.decode())
+        self._mapping.madvise(mmap.MADV_DONTNEED)  # all is packed; the rows of the embedding come back as they are used
+
+    def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
+        return self._tokenizers[0].tokenize(text, special=special, add_bos=add_bos)
+
+    def piece(self, token_id: int, *, special: bool = False) -> bytes:
+        return self._tokenizers[0].piece(token_id, special=special)
+
+    def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
+        rows = (Rows * len(batch))()
+        kept = []  # the ids must outlive the call
+        outputs: list[int | slice] = []
+        n_rows = n_logits = 0
+        for row, entry in zip(rows, batch, strict=True):
+            n = len(entry.token_ids)
+            ids = (ctypes.c_int32 * n)(*entry.token_ids)
+            kept.append(ids)
+            row.seq_id, row.start, row.n, row.token_ids = entry.seq_id, entry.start, n, ctypes.addressof(ids)
+            row.want = 2 if entry.want_all else int(entry.want_logits)
+            if entry.want_all:
+                outputs.append(slice(n_logits, n_logits + n))
+                n_logits += n
+            elif entry.want_logits:
+                outputs.append(n_logits)
+                n_logits += 1
+            n_rows += n
+        if n_rows > self.caps.n_batch:
+            raise BackendStepError(reason=f"{n_rows} rows in one batch, the limit is {self.caps.n_batch}")
+        if n_logits > len(self._logits):
+            self._logits = np.empty((n_logits, self.caps.n_vocab), dtype=np.float32)
+        status = self._lib.en_decode(self._opened(), rows, len(batch), self._logits.ctypes.data)
+        if status == NO_CELLS:
+            raise NoCellsError
+        _check(status)
+        return [self._logits[where] for where in outputs]
+
+    def seq_copy(self, src: int, dst: int, n_tokens: int) -> None:
+        _check(self._lib.en_seq_copy(self._opened(), src, dst, n_tokens))
+
+    def seq_trim(self, seq_id: int, n_tokens: int) -> None:
+        _check(self._lib.en_seq_trim(self._opened(), seq_id, n_tokens))
+
+    def seq_bytes(self, seq_id: int) -> int:
+        return _STATE.size + int(self._lib.en_seq_bytes(self._opened(), seq_id))
+
+    def seq_save(self, seq_id: int) -> NDArray[np.uint8]:
+        state = np.empty(self.seq_bytes(seq_id), dtype=np.uint8)
+        n_tokens = self._lib.en_seq_length(self._opened(), seq_id)
+        head = _STATE.pack(_STATE_MAGIC, *self._n_state, max(n_tokens, 0))
+        state[: _STATE.size] = np.frombuffer(head, dtype=np.uint8)
+        _check(self._lib.en_seq_save(self._opened(), seq_id, state.ctypes.data + _STATE.size))
+        return state
+
+    def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
+        head = state[: _STATE.size].tobytes()
+        foreign = len(head) < _STATE.size or _STATE.unpack(head)[:4] != (_STATE_MAGIC, *self._n_state)
+        if foreign:
+            raise BackendStepError(reason="the saved sequence belongs to another model or context size")
+        body = np.ascontiguousarray(state[_STATE.size :])
+        n_tokens = _STATE.unpack(head)[4]
+        status = self._lib.en_seq_load(self._opened(), seq_id, n_tokens, body.ctypes.data, body.nbytes)
+        if status == NO_CELLS:
+            raise BackendStepError(reason="the saved sequence cannot be restored: the KV cells do not suffice")
+        _check(status)
+
+    def set_threads(self, n_threads: int) -> None:
+        _check(self._lib.en_set_threads(self._opened(), n_threads))
+
+    def _opened(self) -> int:
+        if self._context is None:
+            raise BackendStepError(reason="the session is closed")
+        return int(self._context)
+
+    def close(self) -> None:
+        if self._context:
+            self._lib.en_context_free(self._context)
+        if self._model:
+            self._lib.en_model_free(self._model)
+        if self._vocab_model:
+            for tokenizer in self._tokenizers:
+                tokenizer.close()
+            self._llama.llama_model_free(self._vocab_model)
+        self._context = self._model = self._vocab_model = None
+
+
+def _tensor(base: int, info: TensorInfo | None) -> Tensor:
+    if info is None:
+        return Tensor()
+    n_rows = int(np.prod(info.shape[1:], dtype=np.int64))
+    return Tensor(base + info.offset, info.size_bytes, info.shape[0], n_rows, TYPES[info.type], 0)
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise BackendStepError(reason=ERRORS.get(status, f"the native engine gave status {status}"))

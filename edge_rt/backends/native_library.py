@@ -1,0 +1,126 @@
+"""The shared library of edge_rt's own engine, as native/include/edge_native.h declares it."""
+
+from __future__ import annotations
+
+import ctypes
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edge_rt.errors import BackendUnavailableError
+
+ABI = 1
+NO_CELLS = 1
+ERRORS = {
+    2: "rows that do not follow their sequence, or a token outside the vocabulary",
+    3: "no such sequence, or one that must be empty is not",
+    4: "no memory",
+}
+# Order of the tensors given to en_model_new: FIXED, then LAYER for each layer.
+FIXED = ("token_embd.weight", "output_norm.weight", "output.weight")
+LAYER = (
+    "attn_norm.weight",
+    "attn_q.weight",
+    "attn_k.weight",
+    "attn_v.weight",
+    "attn_output.weight",
+    "ffn_norm.weight",
+    "ffn_gate.weight",
+    "ffn_up.weight",
+    "ffn_down.weight",
+)
+TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8}
+
+
+class Tensor(ctypes.Structure):
+    """en_tensor: data may be None where the file has no such tensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("n_bytes", ctypes.c_uint64),
+        ("n_cols", ctypes.c_int64),
+        ("n_rows", ctypes.c_int64),
+        ("type", ctypes.c_int32),
+        ("pad", ctypes.c_int32),
+    )
+
+
+class Config(ctypes.Structure):
+    """en_config."""
+
+    _fields_ = (
+        *((n, ctypes.c_int32) for n in ("n_layers", "n_embd", "n_heads", "n_kv_heads")),
+        *((n, ctypes.c_int32) for n in ("head_dim", "n_ff", "n_vocab", "n_rot")),
+        ("rope_freq_base", ctypes.c_float),
+        ("norm_eps", ctypes.c_float),
+    )
+
+
+class Rows(ctypes.Structure):
+    """en_rows; want is 0 for no logits, 1 for those after the last row, 2 for all."""
+
+    _fields_ = (
+        ("seq_id", ctypes.c_int32),
+        ("start", ctypes.c_int32),
+        ("n", ctypes.c_int32),
+        ("want", ctypes.c_int32),
+        ("token_ids", ctypes.c_void_p),
+    )
+
+
+_INT, _POINTER, _SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "en_abi": (_INT, ()),
+    "en_isa_count": (_INT, ()),
+    "en_isa_name": (ctypes.c_char_p, (_INT,)),
+    "en_isa_usable": (_INT, (_INT,)),
+    "en_model_new": (_POINTER, (_POINTER, _POINTER, _INT, _INT, ctypes.c_char_p, _SIZE)),
+    "en_model_free": (None, (_POINTER,)),
+    "en_model_bytes": (ctypes.c_uint64, (_POINTER,)),
+    "en_model_isa": (ctypes.c_char_p, (_POINTER,)),
+    "en_context_new": (_POINTER, (_POINTER, _INT, _INT, _INT, _INT, ctypes.c_char_p, _SIZE)),
+    "en_context_free": (None, (_POINTER,)),
+    "en_set_threads": (_INT, (_POINTER, _INT)),
+    "en_decode": (_INT, (_POINTER, _POINTER, _INT, _POINTER)),
+    "en_seq_length": (_INT, (_POINTER, _INT)),
+    "en_seq_copy": (_INT, (_POINTER, _INT, _INT, _INT)),
+    "en_seq_trim": (_INT, (_POINTER, _INT, _INT)),
+    "en_seq_bytes": (ctypes.c_uint64, (_POINTER, _INT)),
+    "en_seq_save": (_INT, (_POINTER, _INT, _POINTER)),
+    "en_seq_load": (_INT, (_POINTER, _INT, _INT, _POINTER, ctypes.c_uint64)),
+    "en_free_blocks": (_INT, (_POINTER,)),
+    "en_matmul": (_INT, (_INT, _POINTER, _POINTER, _INT, _POINTER, _INT)),
+    "en_quantize": (_INT, (_INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
+    "en_softmax_attention": (_INT, (_INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
+}
+
+
+def load_native(path: Path | None = None) -> Any:
+    """Load the library built with the package, or the one at path. Raises BackendUnavailableError."""
+    return _load(path or Path(__file__).parent / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
+
+
+@cache
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise BackendUnavailableError(
+            backend="native", reason="the package was installed without a C compiler; install one, then edge_rt again"
+        )
+    try:
+        lib = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as exc:
+        raise BackendUnavailableError(backend="native", reason=f"the engine's library does not load: {exc}") from exc
+    if (found := lib.en_abi()) != ABI:
+        raise BackendUnavailableError(
+            backend="native", reason=f"the engine's library has version {found}, {ABI} is needed; install edge_rt again"
+        )
+    return lib
+
+
+def isa_names(lib: Any) -> tuple[str, ...]:
+    """List the instruction sets compiled in that this CPU has, best last."""
+    return tuple(lib.en_isa_name(i).decode() for i in range(lib.en_isa_count()) if lib.en_isa_usable(i))

@@ -1,0 +1,85 @@
+/* edge_rt's own inference engine: the whole interface that Python calls, coarse enough that a step is one call.
+ *
+ * A model is the packed weights; a context is the KV pool, the scratch memory and the threads that work on it. One
+ * thread at a time may call the functions of a context. Functions that can fail give 0 for success or an en_status,
+ * or NULL with the reason in error. */
+#ifndef EDGE_NATIVE_H
+#define EDGE_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define EN_API __attribute__((visibility("default")))
+#define EN_ABI 1
+
+/* The numbers of ggml_type. */
+enum en_type { EN_F32 = 0, EN_F16 = 1, EN_Q4_0 = 2, EN_Q4_1 = 3, EN_Q8_0 = 8 };
+
+enum en_status { EN_OK = 0, EN_NO_CELLS = 1, EN_BAD_ROWS = 2, EN_BAD_SEQ = 3, EN_NO_MEMORY = 4 };
+
+typedef struct en_tensor {
+    const void *data; /* NULL: the file has none */
+    uint64_t n_bytes;
+    int64_t n_cols; /* length of a row */
+    int64_t n_rows;
+    int32_t type;
+    int32_t pad;
+} en_tensor;
+
+typedef struct en_config {
+    int32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, n_rot;
+    float rope_freq_base, norm_eps;
+} en_config;
+
+/* Order of the tensors given to en_model_new: these, then EN_PER_LAYER for each layer. */
+enum { EN_TOKEN_EMBD, EN_OUTPUT_NORM, EN_OUTPUT, EN_FIRST_LAYER };
+enum { EN_ATTN_NORM, EN_ATTN_Q, EN_ATTN_K, EN_ATTN_V, EN_ATTN_OUT, EN_FFN_NORM, EN_FFN_GATE, EN_FFN_UP, EN_FFN_DOWN, EN_PER_LAYER };
+
+/* Rows of one sequence; want: 0 no logits, 1 after the last row, 2 after each. */
+typedef struct en_rows {
+    int32_t seq_id, start, n, want;
+    const int32_t *token_ids;
+} en_rows;
+
+typedef struct en_model en_model;
+typedef struct en_context en_context;
+
+EN_API int en_abi(void);
+/* The instruction sets compiled in, best last; en_isa_usable says whether this CPU has them. */
+EN_API int en_isa_count(void);
+EN_API const char *en_isa_name(int isa);
+EN_API int en_isa_usable(int isa);
+
+/* Pack the weights. The data of EN_TOKEN_EMBD must stay readable while the model lives, the rest may go.
+ * isa -1 takes the best usable. */
+EN_API en_model *en_model_new(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, char *error,
+                              size_t error_size);
+EN_API void en_model_free(en_model *model);
+EN_API uint64_t en_model_bytes(const en_model *model);
+EN_API const char *en_model_isa(const en_model *model);
+
+/* n_ctx cells of KV are shared by n_seq_max sequences; n_ubatch rows are computed at once. */
+EN_API en_context *en_context_new(const en_model *model, int n_ctx, int n_seq_max, int n_ubatch, int n_threads,
+                                  char *error, size_t error_size);
+EN_API void en_context_free(en_context *context);
+EN_API int en_set_threads(en_context *context, int n_threads);
+
+/* Compute rows of many sequences; logits takes n_vocab floats for each row that asks for them, in order. After
+ * EN_NO_CELLS, EN_BAD_ROWS and EN_BAD_SEQ nothing has changed. */
+EN_API int en_decode(en_context *context, const en_rows *rows, int n_rows, float *logits);
+
+EN_API int en_seq_length(const en_context *context, int seq_id);
+EN_API int en_seq_copy(en_context *context, int src, int dst, int n_tokens);
+EN_API int en_seq_trim(en_context *context, int seq_id, int n_tokens);
+EN_API uint64_t en_seq_bytes(const en_context *context, int seq_id);
+EN_API int en_seq_save(const en_context *context, int seq_id, void *state);
+EN_API int en_seq_load(en_context *context, int seq_id, int n_tokens, const void *state, uint64_t n_bytes);
+EN_API int en_free_blocks(const en_context *context);
+
+/* For tests and benchmarks: one product y[m][n_rows] (+)= x[m][n_cols] by w, through the kernels of an ISA. */
+EN_API int en_matmul(int isa, const en_tensor *w, const float *x, int m, float *y, int accumulate);
+EN_API int en_quantize(int isa, const float *x, int n, int8_t *q, float *d, int32_t *sums);
+EN_API int en_softmax_attention(int isa, const float *q, int n_queries, const int32_t *limits, const uint16_t *k,
+                                const uint16_t *v, int n_blocks, int head_dim, float *out);
+
+#endif

@@ -1,0 +1,485 @@
+/* AVX2 with FMA and F16C. Weights are unsigned nibbles for vpmaddubsw, whose 16-bit sums of a whole block of 32 stay
+ * exact: 16 products of at most 15 * 127 are 30,480 in each lane. */
+#include "kernels.h"
+
+#if defined(__x86_64__)
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+static int usable(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+/* A block of a tile with its nibbles and scales spread out: worth it when several activations use it. */
+typedef struct unpacked {
+    uint8_t q[8][64];
+    float d[EN_TILE], m[EN_TILE];
+} unpacked;
+
+enum { PANEL = 24 }; /* blocks unpacked at once: with the activations of four rows they stay in a 32 KiB cache */
+_Static_assert(PANEL * sizeof(unpacked) <= EN_SCRATCH_BYTES, "a panel must fit the scratch");
+
+enum kind { Q4_0, Q4_1 };
+
+INLINE __m256 halves(const uint16_t *h) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)h)); }
+
+INLINE __m256i load(const void *p) { return _mm256_loadu_si256(p); }
+
+INLINE __m256i broadcast4(const int8_t *a) {
+    int32_t four;
+    memcpy(&four, a, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+INLINE size_t tile_bytes(enum kind kind) { return kind == Q4_0 ? sizeof(en_tile_q4_0) : sizeof(en_tile_q4_1); }
+
+INLINE const uint8_t *nibbles(const void *tile, enum kind kind) {
+    return kind == Q4_0 ? ((const en_tile_q4_0 *)tile)->q[0] : ((const en_tile_q4_1 *)tile)->q[0];
+}
+
+INLINE const uint16_t *scales(const void *tile, enum kind kind) {
+    return kind == Q4_0 ? ((const en_tile_q4_0 *)tile)->d : ((const en_tile_q4_1 *)tile)->d;
+}
+
+INLINE const uint16_t *minima(const void *tile) { return ((const en_tile_q4_1 *)tile)->m; }
+
+INLINE void unpack(const void *tile, enum kind kind, unpacked *out) {
+    const __m256i low = _mm256_set1_epi8(15);
+    const uint8_t *q = nibbles(tile, kind);
+    for (int p = 0; p < 4; p++)
+        for (int h = 0; h < 2; h++) {
+            __m256i bytes = load(q + 64 * p + 32 * h);
+            _mm256_store_si256((__m256i *)(out->q[2 * p] + 32 * h), _mm256_and_si256(bytes, low));
+            _mm256_store_si256((__m256i *)(out->q[2 * p + 1] + 32 * h),
+                               _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low));
+        }
+    for (int h = 0; h < 2; h++) {
+        _mm256_store_ps(out->d + 8 * h, halves(scales(tile, kind) + 8 * h));
+        if (kind == Q4_1) _mm256_store_ps(out->m + 8 * h, halves(minima(tile) + 8 * h));
+    }
+}
+
+/* Keep a sum in its register: GCC would otherwise put off the additions of a block and spill its 64 products. */
+INLINE void stay(__m256i *sum) { __asm__("" : "+x"(*sum)); }
+
+/* Sixteen rows by n_t activations over n_blocks blocks: w is unpacked, or the packed tile. The 16-bit sums of the block
+ * live in registers, the float ones beside them on the stack. */
+INLINE void rows16(const void *w, int is_packed, enum kind kind, int n_blocks, const int8_t *q, size_t q_stride,
+                   const float *d, const int32_t *sums, const float *ds, size_t d_stride, float *y, size_t ldy,
+                   int from_zero, const int n_t) {
+    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256 total[4][2];
+    for (int t = 0; t < n_t; t++)
+        for (int h = 0; h < 2; h++)
+            total[t][h] = from_zero ? _mm256_setzero_ps() : _mm256_loadu_ps(y + t * ldy + 8 * h);
+    for (int b = 0; b < n_blocks; b++) {
+        const uint8_t *packed = (const uint8_t *)w + b * tile_bytes(kind);
+        const unpacked *spread = (const unpacked *)w + b;
+        __m256i acc[4][2];
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; p++) {
+            __m256i bytes[2];
+            if (is_packed)
+                for (int h = 0; h < 2; h++) bytes[h] = load(nibbles(packed, kind) + 64 * p + 32 * h);
+#pragma GCC unroll 2
+            for (int odd = 0; odd < 2; odd++) {
+                __m256i v[2];
+#pragma GCC unroll 2
+                for (int h = 0; h < 2; h++)
+                    v[h] = is_packed ? _mm256_and_si256(odd ? _mm256_srli_epi16(bytes[h], 4) : bytes[h], low)
+                                     : _mm256_load_si256((const __m256i *)(spread->q[2 * p + odd] + 32 * h));
+#pragma GCC unroll 4
+                for (int t = 0; t < n_t; t++) {
+                    __m256i a = broadcast4(q + t * q_stride + b * EN_BLOCK + 8 * p + 4 * odd);
+#pragma GCC unroll 2
+                    for (int h = 0; h < 2; h++) {
+                        __m256i product = _mm256_maddubs_epi16(v[h], a);
+                        acc[t][h] = p + odd ? _mm256_add_epi16(acc[t][h], product) : product;
+                        stay(&acc[t][h]);
+                    }
+                }
+            }
+        }
+        __m256 wd[2], wm[2];
+        for (int h = 0; h < 2; h++) {
+            wd[h] = is_packed ? halves(scales(packed, kind) + 8 * h) : _mm256_load_ps(spread->d + 8 * h);
+            if (kind == Q4_1) wm[h] = is_packed ? halves(minima(packed) + 8 * h) : _mm256_load_ps(spread->m + 8 * h);
+        }
+#pragma GCC unroll 4
+        for (int t = 0; t < n_t; t++) {
+            size_t at = t * d_stride + b;
+            __m256 ad = _mm256_broadcast_ss(d + at);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                __m256i dot = _mm256_madd_epi16(acc[t][h], ones);
+                if (kind == Q4_0) dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(8 * sums[at]));
+                total[t][h] = _mm256_fmadd_ps(_mm256_mul_ps(wd[h], ad), _mm256_cvtepi32_ps(dot), total[t][h]);
+                if (kind == Q4_1) total[t][h] = _mm256_fmadd_ps(wm[h], _mm256_broadcast_ss(ds + at), total[t][h]);
+            }
+        }
+    }
+    for (int t = 0; t < n_t; t++)
+        for (int h = 0; h < 2; h++) _mm256_storeu_ps(y + t * ldy + 8 * h, total[t][h]);
+}
+
+INLINE void matmul_q4(enum kind kind, const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y,
+                      size_t ldy, int accumulate, void *scratch) {
+    size_t n_blocks = (size_t)k / EN_BLOCK;
+    const uint8_t *w = tiles;
+    for (int i = 0; i < n_tiles; i++, w += n_blocks * tile_bytes(kind), y += EN_TILE) {
+        if (m < 4) {
+#define DIRECT(n) rows16(w, 1, kind, (int)n_blocks, acts->q, k, acts->d, acts->sums, acts->ds, n_blocks, y, ldy, !accumulate, n)
+            if (m == 1) DIRECT(1);
+            else if (m == 2) DIRECT(2);
+            else DIRECT(3);
+            continue;
+        }
+        unpacked *panel = scratch;
+        for (size_t b0 = 0; b0 < n_blocks; b0 += PANEL) {
+            int n = (int)(n_blocks - b0 < PANEL ? n_blocks - b0 : PANEL);
+            for (int b = 0; b < n; b++) unpack(w + (b0 + b) * tile_bytes(kind), kind, panel + b);
+            int from_zero = !accumulate && b0 == 0;
+            for (int t = 0; t < m;) {
+                size_t at = t * n_blocks + b0;
+                const int8_t *q = acts->q + (size_t)at * EN_BLOCK;
+                float *out = y + t * ldy;
+#define SPREAD(n_t) rows16(panel, 0, kind, n, q, k, acts->d + at, acts->sums + at, acts->ds + at, n_blocks, out, ldy, from_zero, n_t)
+                if (m - t >= 4) {
+                    SPREAD(4);
+                    t += 4;
+                } else if (m - t >= 2) {
+                    SPREAD(2);
+                    t += 2;
+                } else {
+                    SPREAD(1);
+                    t += 1;
+                }
+            }
+        }
+    }
+}
+
+static void matmul_q4_0(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
+                        int accumulate, void *scratch) {
+    matmul_q4(Q4_0, tiles, n_tiles, k, acts, m, y, ldy, accumulate, scratch);
+}
+
+static void matmul_q4_1(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
+                        int accumulate, void *scratch) {
+    matmul_q4(Q4_1, tiles, n_tiles, k, acts, m, y, ldy, accumulate, scratch);
+}
+
+/* vpmaddubsw wants one factor unsigned: |w| times a with w's sign. Two products of 128 * 127 fit 16 bits. */
+INLINE void q8_rows16(const en_tile_q8_0 *w, int n_blocks, const en_acts *acts, int first, float *y, size_t ldy,
+                      int accumulate, const int n_t) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256 total[4][2];
+    for (int t = 0; t < n_t; t++)
+        for (int h = 0; h < 2; h++)
+            total[t][h] = accumulate ? _mm256_loadu_ps(y + t * ldy + 8 * h) : _mm256_setzero_ps();
+    for (int b = 0; b < n_blocks; b++) {
+        __m256i acc[4][2];
+        for (int t = 0; t < n_t; t++) acc[t][0] = acc[t][1] = _mm256_setzero_si256();
+        for (int g = 0; g < 8; g++) {
+            __m256i v[2], size[2];
+            for (int h = 0; h < 2; h++) {
+                v[h] = load(w[b].q[g] + 32 * h);
+                size[h] = _mm256_abs_epi8(v[h]);
+            }
+#pragma GCC unroll 4
+            for (int t = 0; t < n_t; t++) {
+                __m256i a = broadcast4(acts->q + ((size_t)(first + t) * n_blocks + b) * EN_BLOCK + 4 * g);
+                for (int h = 0; h < 2; h++)
+                    acc[t][h] = _mm256_add_epi32(
+                        acc[t][h], _mm256_madd_epi16(_mm256_maddubs_epi16(size[h], _mm256_sign_epi8(a, v[h])), ones));
+            }
+        }
+#pragma GCC unroll 4
+        for (int t = 0; t < n_t; t++) {
+            __m256 ad = _mm256_broadcast_ss(acts->d + (size_t)(first + t) * n_blocks + b);
+            for (int h = 0; h < 2; h++)
+                total[t][h] = _mm256_fmadd_ps(_mm256_mul_ps(halves(w[b].d + 8 * h), ad), _mm256_cvtepi32_ps(acc[t][h]),
+                                              total[t][h]);
+        }
+    }
+    for (int t = 0; t < n_t; t++)
+        for (int h = 0; h < 2; h++) _mm256_storeu_ps(y + t * ldy + 8 * h, total[t][h]);
+}
+
+static void matmul_q8_0(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
+                        int accumulate, void *scratch) {
+    (void)scratch;
+    int n_blocks = k / EN_BLOCK;
+    const en_tile_q8_0 *w = tiles;
+    for (int i = 0; i < n_tiles; i++, w += n_blocks, y += EN_TILE) {
+        int t = 0;
+        for (; m - t >= 4; t += 4) q8_rows16(w, n_blocks, acts, t, y + t * ldy, ldy, accumulate, 4);
+        for (; m - t >= 2; t += 2) q8_rows16(w, n_blocks, acts, t, y + t * ldy, ldy, accumulate, 2);
+        for (; m - t >= 1; t += 1) q8_rows16(w, n_blocks, acts, t, y + t * ldy, ldy, accumulate, 1);
+    }
+}
+
+INLINE void float_rows16(const void *w, int is_half, int k, const float *x, float *y, size_t ldy, int accumulate,
+                         const int n_t) {
+    __m256 total[4][2];
+    for (int t = 0; t < n_t; t++)
+        for (int h = 0; h < 2; h++)
+            total[t][h] = accumulate ? _mm256_loadu_ps(y + t * ldy + 8 * h) : _mm256_setzero_ps();
+    for (int c = 0; c < k; c++) {
+        __m256 v[2];
+        for (int h = 0; h < 2; h++) {
+            size_t at = (size_t)c * EN_TILE + 8 * h;
+            v[h] = is_half ? halves((const uint16_t *)w + at) : _mm256_loadu_ps((const float *)w + at);
+        }
+#pragma GCC unroll 4
+        for (int t = 0; t < n_t; t++) {
+            __m256 a = _mm256_broadcast_ss(x + (size_t)t * k + c);
+            for (int h = 0; h < 2; h++) total[t][h] = _mm256_fmadd_ps(v[h], a, total[t][h]);
+        }
+    }
+    for (int t = 0; t < n_t; t++)
+        for (int h = 0; h < 2; h++) _mm256_storeu_ps(y + t * ldy + 8 * h, total[t][h]);
+}
+
+INLINE void matmul_float(int is_half, const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y,
+                         size_t ldy, int accumulate) {
+    const uint8_t *w = tiles;
+    for (int i = 0; i < n_tiles; i++, w += (size_t)k * EN_TILE * (is_half ? 2 : 4), y += EN_TILE) {
+        int t = 0;
+        for (; m - t >= 4; t += 4)
+            float_rows16(w, is_half, k, acts->x + (size_t)t * k, y + t * ldy, ldy, accumulate, 4);
+        for (; m - t >= 1; t += 1)
+            float_rows16(w, is_half, k, acts->x + (size_t)t * k, y + t * ldy, ldy, accumulate, 1);
+    }
+}
+
+static void matmul_f16(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
+                       int accumulate, void *scratch) {
+    (void)scratch;
+    matmul_float(1, tiles, n_tiles, k, acts, m, y, ldy, accumulate);
+}
+
+static void matmul_f32(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
+                       int accumulate, void *scratch) {
+    (void)scratch;
+    matmul_float(0, tiles, n_tiles, k, acts, m, y, ldy, accumulate);
+}
+
+INLINE float sum8(__m256 v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+INLINE float max8(__m256 v) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+
+INLINE int32_t sum8i(__m256i v) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+static void quantize(const float *x, int n, int8_t *q, float *d, int32_t *sums, float *ds) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int b = 0; b < n / EN_BLOCK; b++, x += EN_BLOCK, q += EN_BLOCK) {
+        __m256 v[4], highest = _mm256_setzero_ps();
+        for (int i = 0; i < 4; i++) {
+            v[i] = _mm256_loadu_ps(x + 8 * i);
+            highest = _mm256_max_ps(_mm256_andnot_ps(sign, v[i]), highest);
+        }
+        float peak = max8(highest), inverse = peak > 1e-36f ? 127.0f / peak : 0.0f;
+        __m256i r[4];
+        for (int i = 0; i < 4; i++) r[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
+        int32_t sum = sum8i(_mm256_add_epi32(_mm256_add_epi32(r[0], r[1]), _mm256_add_epi32(r[2], r[3])));
+        __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(r[0], r[1]), _mm256_packs_epi32(r[2], r[3]));
+        _mm256_storeu_si256((__m256i *)q, _mm256_permutevar8x32_epi32(bytes, order));
+        d[b] = peak / 127.0f;
+        sums[b] = sum;
+        ds[b] = d[b] * (float)sum;
+    }
+}
+
+static void rms_norm(const float *x, const float *weight, int n, float eps, float *y) {
+    __m256 square = _mm256_setzero_ps();
+    int i = 0;
+    for (; i + 8 <= n; i += 8) square = _mm256_fmadd_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(x + i), square);
+    float rest = 0.0f;
+    for (; i < n; i++) rest += x[i] * x[i];
+    float scale = 1.0f / sqrtf((sum8(square) + rest) / (float)n + eps);
+    for (i = 0; i + 8 <= n; i += 8) {
+        __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(scale));
+        _mm256_storeu_ps(y + i, _mm256_mul_ps(v, _mm256_loadu_ps(weight + i)));
+    }
+    for (; i < n; i++) y[i] = x[i] * scale * weight[i];
+}
+
+/* e^x for x in -87..88, which it is clamped to: 2^n * e^r with r within ln(2) / 2, the polynomial of Cephes' expf. */
+INLINE __m256 exp8(__m256 x) {
+    x = _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(-87.0f)), _mm256_set1_ps(88.0f));
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
+    __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
+    p = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1.0f));
+    __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(p, _mm256_castsi256_ps(exponent));
+}
+
+static void silu_mul(float *gate, const float *up, int n) {
+    const __m256 one = _mm256_set1_ps(1.0f);
+    int i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 g = _mm256_loadu_ps(gate + i);
+        __m256 e = exp8(_mm256_sub_ps(_mm256_setzero_ps(), g));
+        __m256 silu = _mm256_div_ps(g, _mm256_add_ps(one, e));
+        _mm256_storeu_ps(gate + i, _mm256_mul_ps(silu, _mm256_loadu_ps(up + i)));
+    }
+    for (; i < n; i++) gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+}
+
+static void to_half(const float *x, int n, uint16_t *y) {
+    int i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(y + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < n; i++) y[i] = en_float_to_half(x[i]);
+}
+
+/* scores[i][16 of 32] of n_q queries: k is [head_dim][32] in float. */
+INLINE void scores16(const float *q, int head_dim, const float *k, float *scores, const int n_q) {
+    __m256 acc[6][2];
+    for (int i = 0; i < n_q; i++) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
+    for (int c = 0; c < head_dim; c++) {
+        __m256 k0 = _mm256_load_ps(k + c * EN_KV_BLOCK), k1 = _mm256_load_ps(k + c * EN_KV_BLOCK + 8);
+#pragma GCC unroll 6
+        for (int i = 0; i < n_q; i++) {
+            __m256 a = _mm256_broadcast_ss(q + (size_t)i * head_dim + c);
+            acc[i][0] = _mm256_fmadd_ps(a, k0, acc[i][0]);
+            acc[i][1] = _mm256_fmadd_ps(a, k1, acc[i][1]);
+        }
+    }
+    for (int i = 0; i < n_q; i++)
+        for (int h = 0; h < 2; h++) _mm256_store_ps(scores + i * EN_KV_BLOCK + 8 * h, acc[i][h]);
+}
+
+/* out[i][16] += p[i][n_tokens] * v[n_tokens][16 of head_dim] */
+INLINE void values16(const float *p, int n_tokens, const float *v, int head_dim, float *out, const int n_q) {
+    __m256 acc[6][2];
+    for (int i = 0; i < n_q; i++)
+        for (int h = 0; h < 2; h++) acc[i][h] = _mm256_loadu_ps(out + (size_t)i * head_dim + 8 * h);
+    for (int j = 0; j < n_tokens; j++) {
+        __m256 v0 = _mm256_load_ps(v + (size_t)j * head_dim), v1 = _mm256_load_ps(v + (size_t)j * head_dim + 8);
+#pragma GCC unroll 6
+        for (int i = 0; i < n_q; i++) {
+            __m256 a = _mm256_broadcast_ss(p + i * EN_KV_BLOCK + j);
+            acc[i][0] = _mm256_fmadd_ps(a, v0, acc[i][0]);
+            acc[i][1] = _mm256_fmadd_ps(a, v1, acc[i][1]);
+        }
+    }
+    for (int i = 0; i < n_q; i++)
+        for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + (size_t)i * head_dim + 8 * h, acc[i][h]);
+}
+
+/* Turn 32 scores into weights relative to the new peak; what is beyond the limit weighs nothing. */
+INLINE void soften(float *s, int limit, float *out, int head_dim, float *peak, float *total) {
+    for (int j = limit; j < EN_KV_BLOCK; j++) s[j] = -INFINITY;
+    __m256 v[4], highest = _mm256_set1_ps(*peak);
+    for (int i = 0; i < 4; i++) {
+        v[i] = _mm256_load_ps(s + 8 * i);
+        highest = _mm256_max_ps(highest, v[i]);
+    }
+    float now = max8(highest);
+    if (now > *peak) {
+        float keep = *peak == -INFINITY ? 0.0f : expf(*peak - now);
+        *total *= keep;
+        for (int c = 0; c < head_dim; c += 8)
+            _mm256_storeu_ps(out + c, _mm256_mul_ps(_mm256_loadu_ps(out + c), _mm256_set1_ps(keep)));
+        *peak = now;
+    }
+    __m256 sum = _mm256_setzero_ps();
+    for (int i = 0; i < 4; i++) {
+        v[i] = exp8(_mm256_sub_ps(v[i], _mm256_set1_ps(now)));
+        _mm256_store_ps(s + 8 * i, v[i]);
+    }
+    for (int j = limit; j < EN_KV_BLOCK; j++) s[j] = 0.0f;
+    for (int i = 0; i < 4; i++) sum = _mm256_add_ps(sum, _mm256_load_ps(s + 8 * i));
+    *total += sum8(sum);
+}
+
+INLINE void attend_few(const float *q, const int32_t *limits, const float *k, const float *v, int head_dim, float *out,
+                       float *peak, float *total, float *s, const int n_q) {
+    int n_tokens = 0;
+    for (int i = 0; i < n_q; i++) n_tokens = limits[i] > n_tokens ? limits[i] : n_tokens;
+    if (n_tokens == 0) return;
+    scores16(q, head_dim, k, s, n_q);
+    if (n_tokens > 16) scores16(q, head_dim, k + 16, s + 16, n_q);
+    for (int i = 0; i < n_q; i++)
+        if (limits[i] == 0) memset(s + i * EN_KV_BLOCK, 0, EN_KV_BLOCK * sizeof *s);
+        else soften(s + i * EN_KV_BLOCK, limits[i], out + (size_t)i * head_dim, head_dim, peak + i, total + i);
+    for (int c = 0; c < head_dim; c += 16) values16(s, n_tokens, v + c, head_dim, out + c, n_q);
+}
+
+static void attend(const float *q, int n_queries, const int32_t *limits, const uint16_t *k, const uint16_t *v,
+                   int head_dim, float *out, float *peak, float *total, float *scratch) {
+    int n = head_dim * EN_KV_BLOCK;
+    float *s = scratch, *k32 = scratch + 8 * EN_KV_BLOCK, *v32 = k32 + n;
+    for (int i = 0; i < n; i += 8) {
+        _mm256_store_ps(k32 + i, halves(k + i));
+        _mm256_store_ps(v32 + i, halves(v + i));
+    }
+    for (int i = 0; i < n_queries;) {
+        size_t at = (size_t)i * head_dim;
+#define FEW(n_q) attend_few(q + at, limits + i, k32, v32, head_dim, out + at, peak + i, total + i, s, n_q)
+        if (n_queries - i >= 6) {
+            FEW(6);
+            i += 6;
+        } else if (n_queries - i >= 3) {
+            FEW(3);
+            i += 3;
+        } else {
+            FEW(1);
+            i += 1;
+        }
+    }
+}
+
+const en_isa en_isa_avx2 = {
+    .name = "avx2",
+    .usable = usable,
+    .matmul_q4_0 = matmul_q4_0,
+    .matmul_q4_1 = matmul_q4_1,
+    .matmul_q8_0 = matmul_q8_0,
+    .matmul_f16 = matmul_f16,
+    .matmul_f32 = matmul_f32,
+    .quantize = quantize,
+    .rms_norm = rms_norm,
+    .silu_mul = silu_mul,
+    .to_half = to_half,
+    .attend = attend,
+};
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif

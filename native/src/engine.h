@@ -1,0 +1,62 @@
+/* What the parts of the engine share. */
+#ifndef EDGE_NATIVE_ENGINE_H
+#define EDGE_NATIVE_ENGINE_H
+
+#include "edge_native.h"
+#include "kernels.h"
+#include "pool.h"
+
+/* A packed matrix of n_rows rows of n_cols columns in n_tiles tiles; the last may have rows that are padding. */
+typedef struct en_matrix {
+    void *tiles;
+    size_t tile_bytes; /* of all blocks of one tile */
+    int n_rows, n_cols, n_tiles, type;
+    en_matmul_fn *matmul;
+} en_matrix;
+
+typedef struct en_layer {
+    const float *attn_norm, *ffn_norm;
+    en_matrix q, k, v, out, gate, up, down;
+} en_layer;
+
+struct en_model {
+    en_config config;
+    const en_isa *isa;
+    en_tensor token_embd; /* as the file has it: rows are spread out when they are looked up */
+    const float *output_norm;
+    en_matrix output;
+    en_layer *layers;
+    uint8_t *arena;
+    size_t arena_bytes;
+};
+
+/* pack.c */
+int en_type_layout(int type, int *block_cols, int *block_bytes);
+size_t en_packed_bytes(const en_tensor *tensor);
+/* Pack into memory of en_packed_bytes, aligned to 64. */
+void en_pack(const en_isa *isa, const en_tensor *tensor, void *memory, en_matrix *matrix);
+void en_row_to_float(const en_tensor *tensor, int64_t row, float *out);
+
+/* kv.c: blocks of 32 tokens, each holding K and V of all layers; sequences share them by reference counts. */
+typedef struct en_kv {
+    uint8_t *memory;
+    size_t memory_bytes, block_bytes, head_bytes;
+    int n_blocks, n_free, n_seqs, max_blocks;
+    int n_kv_heads, head_dim;
+    int32_t *free_blocks, *n_refs;
+    int32_t *lengths; /* tokens of each sequence */
+    int32_t *tables;  /* n_seqs by max_blocks */
+} en_kv;
+
+int en_kv_init(en_kv *kv, const en_config *config, int n_ctx, int n_seqs);
+void en_kv_drop(en_kv *kv);
+/* Blocks that n more tokens of a sequence take: new ones, and a copy of a last one it shares. */
+int en_kv_need(const en_kv *kv, int seq, int length, int n);
+/* Make room for n more tokens and count them in; the caller has checked the need. */
+void en_kv_extend(en_kv *kv, int seq, int n);
+void en_kv_trim(en_kv *kv, int seq, int n_tokens);
+void en_kv_share(en_kv *kv, int src, int dst, int n_tokens);
+uint16_t *en_kv_keys(const en_kv *kv, int seq, int block, int layer, int head);
+uint16_t *en_kv_values(const en_kv *kv, int seq, int block, int layer, int head);
+
+#endif

@@ -1,0 +1,95 @@
+/* Paged KV: one pool of blocks of 32 tokens, tables of blocks for the sequences, copies only on write. */
+#include "engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+int en_kv_init(en_kv *kv, const en_config *config, int n_ctx, int n_seqs) {
+    *kv = (en_kv){.n_seqs = n_seqs, .n_kv_heads = config->n_kv_heads, .head_dim = config->head_dim};
+    kv->n_blocks = kv->n_free = kv->max_blocks = (n_ctx + EN_KV_BLOCK - 1) / EN_KV_BLOCK;
+    kv->head_bytes = (size_t)2 * EN_KV_BLOCK * config->head_dim * sizeof(uint16_t);
+    kv->block_bytes = kv->head_bytes * config->n_kv_heads * config->n_layers;
+    kv->memory_bytes = kv->block_bytes * kv->n_blocks;
+    kv->free_blocks = malloc(sizeof(int32_t) * kv->n_blocks);
+    kv->n_refs = calloc(kv->n_blocks, sizeof(int32_t));
+    kv->lengths = calloc(n_seqs, sizeof(int32_t));
+    kv->tables = calloc((size_t)n_seqs * kv->max_blocks, sizeof(int32_t));
+    /* Pages that no token has reached take no memory. */
+    void *memory = mmap(NULL, kv->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    kv->memory = memory == MAP_FAILED ? NULL : memory;
+    if (!kv->free_blocks || !kv->n_refs || !kv->lengths || !kv->tables || !kv->memory) return EN_NO_MEMORY;
+    for (int i = 0; i < kv->n_blocks; i++) kv->free_blocks[i] = kv->n_blocks - 1 - i; /* the first is taken first */
+    return EN_OK;
+}
+
+void en_kv_drop(en_kv *kv) {
+    if (kv->memory) munmap(kv->memory, kv->memory_bytes);
+    free(kv->free_blocks);
+    free(kv->n_refs);
+    free(kv->lengths);
+    free(kv->tables);
+}
+
+static int n_blocks_of(int n_tokens) { return (n_tokens + EN_KV_BLOCK - 1) / EN_KV_BLOCK; }
+
+static int32_t *table_of(const en_kv *kv, int seq) { return kv->tables + (size_t)seq * kv->max_blocks; }
+
+static void release(en_kv *kv, int32_t block) {
+    if (--kv->n_refs[block] == 0) kv->free_blocks[kv->n_free++] = block;
+}
+
+static int32_t take(en_kv *kv) {
+    int32_t block = kv->free_blocks[--kv->n_free];
+    kv->n_refs[block] = 1;
+    return block;
+}
+
+int en_kv_need(const en_kv *kv, int seq, int length, int n) {
+    int need = n_blocks_of(length + n) - n_blocks_of(length);
+    if (n > 0 && length == kv->lengths[seq] && length % EN_KV_BLOCK != 0 &&
+        kv->n_refs[table_of(kv, seq)[length / EN_KV_BLOCK]] > 1)
+        need++;
+    return need;
+}
+
+void en_kv_extend(en_kv *kv, int seq, int n) {
+    int32_t *table = table_of(kv, seq);
+    int length = kv->lengths[seq], last = length / EN_KV_BLOCK;
+    if (n > 0 && length % EN_KV_BLOCK != 0 && kv->n_refs[table[last]] > 1) {
+        int32_t own = take(kv);
+        memcpy(kv->memory + own * kv->block_bytes, kv->memory + table[last] * kv->block_bytes, kv->block_bytes);
+        release(kv, table[last]);
+        table[last] = own;
+    }
+    for (int i = n_blocks_of(length); i < n_blocks_of(length + n); i++) table[i] = take(kv);
+    kv->lengths[seq] += n;
+}
+
+void en_kv_trim(en_kv *kv, int seq, int n_tokens) {
+    if (n_tokens >= kv->lengths[seq]) return;
+    for (int i = n_blocks_of(n_tokens); i < n_blocks_of(kv->lengths[seq]); i++) release(kv, table_of(kv, seq)[i]);
+    kv->lengths[seq] = n_tokens;
+}
+
+void en_kv_share(en_kv *kv, int src, int dst, int n_tokens) {
+    for (int i = 0; i < n_blocks_of(n_tokens); i++) {
+        int32_t block = table_of(kv, src)[i];
+        table_of(kv, dst)[i] = block;
+        kv->n_refs[block]++;
+    }
+    kv->lengths[dst] = n_tokens;
+}
+
+static uint8_t *head_at(const en_kv *kv, int seq, int block, int layer, int head) {
+    size_t at = (size_t)table_of(kv, seq)[block] * kv->block_bytes;
+    return kv->memory + at + ((size_t)layer * kv->n_kv_heads + head) * kv->head_bytes;
+}
+
+uint16_t *en_kv_keys(const en_kv *kv, int seq, int block, int layer, int head) {
+    return (uint16_t *)head_at(kv, seq, block, layer, head);
+}
+
+uint16_t *en_kv_values(const en_kv *kv, int seq, int block, int layer, int head) {
+    return (uint16_t *)head_at(kv, seq, block, layer, head) + (size_t)EN_KV_BLOCK * kv->head_dim;
+}

@@ -1,0 +1,68 @@
+/* Single kernels behind the public interface, for tests that compare instruction sets. */
+#include "engine.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int can_run(int isa) { return en_isa_at(isa) && en_isa_at(isa)->usable(); }
+
+static void *take(size_t n_bytes) { return aligned_alloc(64, (n_bytes + 64) / 64 * 64); }
+
+int en_matmul(int isa, const en_tensor *w, const float *x, int m, float *y, int accumulate) {
+    int cols, bytes;
+    if (!can_run(isa) || !en_type_layout(w->type, &cols, &bytes) || m < 1 || w->n_cols % cols) return EN_BAD_ROWS;
+    size_t k = (size_t)w->n_cols, n_blocks = k / EN_BLOCK, n_tiles = ((size_t)w->n_rows + EN_TILE - 1) / EN_TILE;
+    size_t ldy = n_tiles * EN_TILE;
+    void *packed = take(en_packed_bytes(w)), *scratch = take(EN_SCRATCH_BYTES);
+    int8_t *q = take(m * k);
+    float *d = take(m * n_blocks * 4), *ds = take(m * n_blocks * 4), *out = take(m * ldy * 4);
+    int32_t *sums = take(m * n_blocks * 4);
+    int status = packed && scratch && q && d && ds && out && sums ? EN_OK : EN_NO_MEMORY;
+    if (status == EN_OK) {
+        en_matrix matrix;
+        en_pack(en_isa_at(isa), w, packed, &matrix);
+        if (cols == EN_BLOCK)
+            for (int t = 0; t < m; t++)
+                en_isa_at(isa)->quantize(x + t * k, (int)k, q + t * k, d + t * n_blocks, sums + t * n_blocks, ds + t * n_blocks);
+        memset(out, 0, m * ldy * 4);
+        for (int t = 0; t < m; t++) memcpy(out + t * ldy, y + t * w->n_rows, (size_t)w->n_rows * 4);
+        en_acts acts = {x, q, d, sums, ds};
+        matrix.matmul(packed, (int)n_tiles, (int)k, &acts, m, out, ldy, accumulate, scratch);
+        for (int t = 0; t < m; t++) memcpy(y + t * w->n_rows, out + t * ldy, (size_t)w->n_rows * 4);
+    }
+    free(packed), free(scratch), free(q), free(d), free(ds), free(out), free(sums);
+    return status;
+}
+
+int en_quantize(int isa, const float *x, int n, int8_t *q, float *d, int32_t *sums) {
+    if (!can_run(isa) || n % EN_BLOCK) return EN_BAD_ROWS;
+    float *ds = take((size_t)n / EN_BLOCK * 4);
+    if (!ds) return EN_NO_MEMORY;
+    en_isa_at(isa)->quantize(x, n, q, d, sums, ds);
+    free(ds);
+    return EN_OK;
+}
+
+int en_softmax_attention(int isa, const float *q, int n_queries, const int32_t *limits, const uint16_t *k,
+                         const uint16_t *v, int n_blocks, int head_dim, float *out) {
+    if (!can_run(isa) || n_queries < 1 || n_queries > EN_MAX_QUERIES || head_dim % 16) return EN_BAD_ROWS;
+    float peak[EN_MAX_QUERIES], total[EN_MAX_QUERIES];
+    int32_t here[EN_MAX_QUERIES];
+    float *scratch = take(en_attend_floats(head_dim) * sizeof(float));
+    if (!scratch) return EN_NO_MEMORY;
+    memset(out, 0, sizeof(float) * n_queries * head_dim);
+    for (int i = 0; i < n_queries; i++) peak[i] = -INFINITY, total[i] = 0.0f;
+    size_t step = (size_t)EN_KV_BLOCK * head_dim;
+    for (int b = 0; b < n_blocks; b++) {
+        for (int i = 0; i < n_queries; i++) {
+            int visible = limits[i] - b * EN_KV_BLOCK;
+            here[i] = visible < 0 ? 0 : visible > EN_KV_BLOCK ? EN_KV_BLOCK : visible;
+        }
+        en_isa_at(isa)->attend(q, n_queries, here, k + b * step, v + b * step, head_dim, out, peak, total, scratch);
+    }
+    for (int i = 0; i < n_queries; i++)
+        for (int c = 0; c < head_dim; c++) out[i * head_dim + c] /= total[i];
+    free(scratch);
+    return EN_OK;
+}

@@ -1,0 +1,147 @@
+"""What the native back end takes and refuses, and tiny models with random weights against llama.cpp."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_rt.backends import native_library, registry
+from edge_rt.backends.base import Absent, LoadOptions, ModelFile, SeqRows
+from edge_rt.backends.native_library import load_native
+from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError
+from tests.gguf_files import GgufFile, Tensor, tiny_llama
+
+if isinstance(registry.get("native").probe(), Absent):
+    pytest.skip("the native engine is not here", allow_module_level=True)
+
+OPTIONS = LoadOptions(n_ctx=128, n_seq_max=2, n_batch=64, n_ubatch=16, n_threads=1)
+
+
+def write(file: GgufFile, path: Path, *, seed: int | None = None) -> ModelFile:
+    """Write a model, with random float weights if there is a seed."""
+    raw = file.encode()
+    if seed is not None:
+        rng = np.random.default_rng(seed)
+        data = bytearray()
+        for tensor in file.tensors:
+            values = rng.standard_normal(math.prod(tensor.shape)) / (1 if len(tensor.shape) == 1 else 4)
+            data += values.astype({"F32": np.float32, "F16": np.float16}[tensor.type]).tobytes()
+            data += bytes(-len(data) % file.alignment)
+        raw = raw[: len(raw) - len(data)] + bytes(data)
+    path.write_bytes(raw)
+    return ModelFile(model="tiny", variant="", path=path, quant="")
+
+
+def refusal(file: GgufFile, path: Path, options: LoadOptions = OPTIONS) -> str:
+    with pytest.raises(BackendLoadError) as caught:
+        registry.get("native").load(write(file, path), options)
+    return caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "content"),
+    [
+        ("llama.rope.scaling.type", "string", "yarn"),
+        ("llama.expert_count", "u32", 8),
+        ("llama.attention.sliding_window", "u32", 512),
+    ],
+)
+def test_what_a_key_asks_for_is_refused_by_name(tmp_path: Path, key: str, kind: str, content: object) -> None:
+    file = tiny_llama()
+    file.set(key, kind, content)
+    assert key in refusal(file, tmp_path / "m.gguf")
+
+
+def test_other_architecture_is_refused(tmp_path: Path) -> None:
+    file = tiny_llama()
+    file.keys = {(k.replace("llama.", "qwen2.") if isinstance(k, str) else k): v for k, v in file.keys.items()}
+    file.set("general.architecture", "string", "qwen2")
+    assert "qwen2" in refusal(file, tmp_path / "m.gguf")
+
+
+def test_tensor_it_does_not_know_is_refused(tmp_path: Path) -> None:
+    file = tiny_llama()
+    file.tensors.append(Tensor("blk.0.attn_q.bias", (64,)))
+    assert "blk.0.attn_q.bias" in refusal(file, tmp_path / "m.gguf")
+
+
+def test_weights_without_kernels_are_refused(tmp_path: Path) -> None:
+    assert "Q4_K" in refusal(tiny_llama(width=256, linear="Q4_K"), tmp_path / "m.gguf")
+
+
+def test_missing_or_misshapen_tensor_is_refused(tmp_path: Path) -> None:
+    file = tiny_llama()
+    file.tensors.remove(file.tensor("blk.1.ffn_up.weight"))
+    assert refusal(file, tmp_path / "m.gguf") == "ffn_up (layer 1) is missing"
+    file = tiny_llama()
+    file.tensor("blk.1.attn_k.weight").shape = (64, 48)
+    assert "attn_k (layer 1)" in refusal(file, tmp_path / "m.gguf")
+
+
+def test_kv_of_another_type_is_refused(tmp_path: Path) -> None:
+    assert "q8_0" in refusal(tiny_llama(), tmp_path / "m.gguf", LoadOptions(n_ctx=64, kv_type="q8_0"))
+
+
+@pytest.mark.parametrize("linear", ["F32", "F16"])
+@pytest.mark.parametrize("n_vocab", [64, 77])
+def test_random_model_in_float_gives_llama_cpps_logits(tmp_path: Path, linear: str, n_vocab: int) -> None:
+    file = write(tiny_llama(linear=linear, embedding=linear, n_vocab=n_vocab), tmp_path / "m.gguf", seed=3)
+    ids = [int(i) for i in np.random.default_rng(7).integers(0, n_vocab, 50)]
+    logits = {}
+    for name in ("native", "llama_cpu"):
+        session = registry.get(name).load(file, OPTIONS)
+        try:
+            logits[name] = session.decode([SeqRows(0, 0, ids, False, want_all=True)])[0].copy()
+        finally:
+            session.close()
+    theirs = logits["llama_cpu"]
+    # both keep KV in F16, llama.cpp also sums values and rounds activations for F16 weights in it
+    assert np.std(logits["native"] - theirs) < 0.01 * np.std(theirs)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [SeqRows(0, 1, [1], True), SeqRows(0, 0, [64], True), SeqRows(0, 0, [-1], True), SeqRows(2, 0, [1], True)],
+    ids=["gap", "beyond the vocabulary", "negative", "no such sequence"],
+)
+def test_wrong_rows_are_refused_and_nothing_changes(tmp_path: Path, rows: SeqRows) -> None:
+    session = registry.get("native").load(write(tiny_llama(), tmp_path / "m.gguf"), OPTIONS)
+    try:
+        before = session.seq_bytes(0)
+        with pytest.raises(BackendStepError):
+            session.decode([SeqRows(1, 0, [1, 2], False), rows])
+        assert (session.seq_bytes(0), session.seq_bytes(1)) == (before, before)
+    finally:
+        session.close()
+
+
+def test_copy_needs_an_empty_target_and_a_long_enough_source(tmp_path: Path) -> None:
+    session = registry.get("native").load(write(tiny_llama(), tmp_path / "m.gguf"), OPTIONS)
+    try:
+        session.decode([SeqRows(0, 0, [1, 2, 3], False)])
+        with pytest.raises(BackendStepError):
+            session.seq_copy(0, 1, 4)
+        session.seq_copy(0, 1, 3)
+        with pytest.raises(BackendStepError):
+            session.seq_copy(0, 1, 3)
+    finally:
+        session.close()
+
+
+def test_library_that_is_not_there_or_is_none_makes_the_back_end_absent(tmp_path: Path) -> None:
+    with pytest.raises(BackendUnavailableError, match="C compiler"):
+        load_native(tmp_path / "gone.so")
+    (tmp_path / "broken.so").write_bytes(b"no library")
+    with pytest.raises(BackendUnavailableError, match="does not load"):
+        load_native(tmp_path / "broken.so")
+
+
+def test_types_are_ggmls() -> None:
+    from edge_rt.catalog.ggml_types import GGML_TYPES
+
+    assert {name: GGML_TYPES[number].name for name, number in native_library.TYPES.items()} == {
+        name: name for name in native_library.TYPES
+    }

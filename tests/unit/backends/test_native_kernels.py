@@ -1,0 +1,177 @@
+"""The native engine's kernels: each instruction set against portable C, and portable C against numpy."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from edge_rt.backends.native_library import TYPES, Tensor, isa_names, load_native
+from edge_rt.errors import BackendUnavailableError
+
+try:
+    LIB: Any = load_native()
+except BackendUnavailableError as exc:
+    pytest.skip(f"the native engine is not here: {exc.reason}", allow_module_level=True)
+
+ISAS = isa_names(LIB)
+PORTABLE = 0
+OTHERS = range(1, len(ISAS))
+QUANTS = ("Q4_0", "Q4_1", "Q8_0")
+FILLS = ("random", "extreme", "zero scales")
+
+
+def half(values: NDArray[Any]) -> NDArray[np.uint8]:
+    return values.astype(np.float16).view(np.uint8).reshape(*values.shape, 2)
+
+
+def weights(quant: str, n_rows: int, n_cols: int, rng: np.random.Generator, fill: str) -> NDArray[np.uint8]:
+    """Random GGUF blocks; extreme ones have all weights at one end or the other."""
+    if quant in ("F32", "F16"):
+        values = rng.standard_normal((n_rows, n_cols)).astype(np.float16 if quant == "F16" else np.float32)
+        return values.view(np.uint8).ravel()
+    n_blocks = n_rows * n_cols // 32
+    scale = np.zeros(n_blocks) if fill == "zero scales" else rng.standard_normal(n_blocks) * 0.1
+    parts = [half(scale)]
+    if quant == "Q4_1":
+        parts.append(half(rng.standard_normal(n_blocks)))
+    n_bytes = 32 if quant == "Q8_0" else 16
+    ends = [0x80, 0x7F] if quant == "Q8_0" else [0x00, 0xFF, 0x0F, 0xF0]
+    if fill == "extreme":
+        parts.append(rng.choice(np.array(ends, np.uint8), (n_blocks, 1)).repeat(n_bytes, axis=1))
+    else:
+        parts.append(rng.integers(0, 256, (n_blocks, n_bytes), dtype=np.uint8))
+    return np.concatenate(parts, axis=1).ravel()
+
+
+def activations(m: int, n_cols: int, rng: np.random.Generator, fill: str) -> NDArray[np.float32]:
+    if fill == "extreme":
+        x = np.repeat(rng.choice([-3.0, 3.0], (m, n_cols // 32 or 1)), 32, axis=1)[:, :n_cols]
+        return np.ascontiguousarray(x, dtype=np.float32)
+    x = rng.standard_normal((m, n_cols)).astype(np.float32)
+    x[:, :32] = 0.0  # a block of nothing
+    return x
+
+
+def matmul(isa: int, quant: str, w: NDArray[np.uint8], x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
+    """Add x times w to y."""
+    tensor = Tensor(w.ctypes.data, w.nbytes, x.shape[1], y.shape[1], TYPES[quant], 0)
+    assert LIB.en_matmul(isa, ctypes.byref(tensor), x.ctypes.data, len(x), y.ctypes.data, 1) == 0
+
+
+def dequantised(quant: str, w: NDArray[np.uint8], n_rows: int) -> NDArray[np.float64]:
+    if quant in ("F32", "F16"):
+        return w.view(np.float16 if quant == "F16" else np.float32).reshape(n_rows, -1).astype(np.float64)
+    size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[quant]
+    blocks = w.reshape(-1, size)
+    d = blocks[:, :2].copy().view(np.float16).astype(np.float64)
+    if quant == "Q8_0":
+        return (d * blocks[:, 2:].view(np.int8)).reshape(n_rows, -1)
+    qs = blocks[:, size - 16 :]
+    q = np.concatenate([qs & 15, qs >> 4], axis=1).astype(np.float64)
+    low = blocks[:, 2:4].copy().view(np.float16).astype(np.float64) if quant == "Q4_1" else -8 * d
+    return (d * q + low).reshape(n_rows, -1)
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("quant", ["F32", "F16", *QUANTS])
+def test_portable_product_is_numpys(quant: str, fill: str) -> None:
+    rng = np.random.default_rng(5)
+    w, x = weights(quant, 35, 96, rng, fill), activations(3, 96, rng, fill)
+    y = np.zeros((3, 35), np.float32)
+    matmul(PORTABLE, quant, w, x, y)
+    exact = x.astype(np.float64) @ dequantised(quant, w, 35).T
+    # int8 activations: half a step of a block's peak / 127 each
+    error = 1e-5 if quant in ("F32", "F16") else np.abs(x).max() / 254
+    bound = error * np.abs(dequantised(quant, w, 35)).sum(axis=1) + 1e-4
+    assert (np.abs(y - exact) <= bound).all()
+    assert fill == "zero scales" or np.abs(exact).max() > 1.0
+
+
+@pytest.mark.parametrize("isa", OTHERS, ids=ISAS[1:])
+@pytest.mark.parametrize("quant", ["F32", "F16", *QUANTS])
+@given(
+    n_rows=st.integers(1, 70),
+    n_blocks=st.integers(1, 60),
+    m=st.integers(1, 13),
+    fill=st.sampled_from(FILLS),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_product_is_bit_equal_to_portable(
+    isa: int, quant: str, n_rows: int, n_blocks: int, m: int, fill: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    w, x = weights(quant, n_rows, 32 * n_blocks, rng, fill), activations(m, 32 * n_blocks, rng, fill)
+    start = rng.standard_normal((m, n_rows)).astype(np.float32)
+    ours, reference = start.copy(), start.copy()
+    matmul(isa, quant, w, x, ours)
+    matmul(PORTABLE, quant, w, x, reference)
+    assert ours.tobytes() == reference.tobytes()
+
+
+@pytest.mark.parametrize("isa", range(len(ISAS)), ids=ISAS)
+@pytest.mark.parametrize("quant", ["F32", "F16", *QUANTS])
+def test_a_row_does_not_depend_on_its_batch(isa: int, quant: str) -> None:
+    rng = np.random.default_rng(11)
+    w, x = weights(quant, 48, 960, rng, "random"), activations(11, 960, rng, "random")
+    together = np.zeros((11, 48), np.float32)
+    matmul(isa, quant, w, x, together)
+    for t in range(11):
+        alone = np.zeros((1, 48), np.float32)
+        matmul(isa, quant, w, x[t : t + 1].copy(), alone)
+        assert alone.tobytes() == together[t].tobytes()
+
+
+@pytest.mark.parametrize("isa", OTHERS, ids=ISAS[1:])
+@given(seed=st.integers(0, 2**32 - 1), exponent=st.integers(-44, 38), n_blocks=st.integers(1, 5))
+def test_quantised_activations_are_bit_equal_to_portable(isa: int, seed: int, exponent: int, n_blocks: int) -> None:
+    rng = np.random.default_rng(seed)
+    with np.errstate(over="ignore", under="ignore"):
+        x = np.clip(rng.uniform(-1, 1, 32 * n_blocks) * 10.0**exponent, -3e38, 3e38).astype(np.float32)
+    results = []
+    for which in (PORTABLE, isa):
+        q, d = np.zeros(x.size, np.int8), np.zeros(n_blocks, np.float32)
+        sums = np.zeros(n_blocks, np.int32)
+        assert LIB.en_quantize(which, x.ctypes.data, x.size, q.ctypes.data, d.ctypes.data, sums.ctypes.data) == 0
+        assert (sums == q.reshape(-1, 32).sum(axis=1, dtype=np.int32)).all()
+        assert np.abs(q.astype(int)).max() <= 127
+        results.append(q.tobytes() + d.tobytes())
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("isa", range(len(ISAS)), ids=ISAS)
+@pytest.mark.parametrize(("n_queries", "head_dim"), [(1, 64), (3, 16), (7, 128), (24, 64), (32, 80)])
+def test_attention_by_blocks_is_the_softmax_over_all(isa: int, n_queries: int, head_dim: int) -> None:
+    rng = np.random.default_rng(n_queries)
+    n_blocks = 4
+    q = rng.standard_normal((n_queries, head_dim)).astype(np.float32)
+    k = rng.standard_normal((n_blocks * 32, head_dim)).astype(np.float16)
+    v = rng.standard_normal((n_blocks * 32, head_dim)).astype(np.float16)
+    limits = np.sort(rng.integers(1, n_blocks * 32 + 1, n_queries).astype(np.int32))
+    hidden_k, hidden_v = k.copy(), v.copy()
+    hidden_k[limits[-1] :] = np.nan  # what no query may see, as a block's former owner may have left it
+    hidden_v[limits[-1] :] = np.nan
+    transposed = np.ascontiguousarray(hidden_k.reshape(n_blocks, 32, head_dim).transpose(0, 2, 1))
+    out = np.zeros((n_queries, head_dim), np.float32)
+    status = LIB.en_softmax_attention(
+        isa,
+        q.ctypes.data,
+        n_queries,
+        limits.ctypes.data,
+        transposed.ctypes.data,
+        hidden_v.ctypes.data,
+        n_blocks,
+        head_dim,
+        out.ctypes.data,
+    )
+    assert status == 0
+    for i, limit in enumerate(limits):
+        scores = k[:limit].astype(np.float64) @ q[i].astype(np.float64)
+        weight = np.exp(scores - scores.max())
+        expected = weight @ v[:limit].astype(np.float64) / weight.sum()
+        assert np.abs(out[i] - expected).max() < 2e-5
