@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import os
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -53,6 +54,8 @@ def load_library() -> tuple[Any, Log]:
             raise BackendUnavailableError(
                 backend="llama_cpu", reason=f"llama-cpp-python cannot be imported ({exc})", extra="llama"
             ) from exc
+        # Before it aborts, ggml would run a debugger on itself; that takes seconds and buries the message.
+        os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         _log = Log(lib)
         lib.llama_backend_init()
         _lib = lib

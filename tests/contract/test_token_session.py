@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_rt.backends import registry
-from edge_rt.backends.base import LoadOptions, ModelFile, NoCellsError, SeqRows, TokenSession
+from edge_rt.backends.base import Absent, LoadOptions, ModelFile, NoCellsError, SeqRows, TokenSession
 from edge_rt.errors import BackendStepError, EdgeRtError, InvalidRequestError, ModelFormatError
 
 N_CTX = 256
@@ -18,6 +18,8 @@ TEXT = "The pressure in line 3 rose at 14:05, then fell – naïve 漢字 🙂."
 
 
 def load(name: str, request: pytest.FixtureRequest) -> TokenSession:
+    if isinstance(absent := registry.get(name).probe(), Absent):
+        pytest.skip(f"{name}: {absent.reason}")
     path = request.getfixturevalue("model_store") if name != "null" else Path("none")
     file = ModelFile(model="m", variant="", path=path, quant="")
     return registry.get(name).load(file, LoadOptions(n_ctx=N_CTX, n_seq_max=4, n_batch=N_BATCH, n_threads=1))
