@@ -175,7 +175,7 @@ class GgufReader:
         """Read n strings; those that are not empty must differ. Their hashes are compared, a part of them at a time."""
         hashes = array("q")
         for _ in range(n):
-            if raw := self.take(self._length()):
+            if raw := self.take(self._length()).partition(b"\0")[0]:  # llama.cpp reads them as C strings
                 hashes.append(hash(raw))
         n_buckets = 1 + len(hashes) // _BUCKET_ITEMS
         if sum(len({h for h in hashes if h % n_buckets == b}) for b in range(n_buckets)) < len(hashes):

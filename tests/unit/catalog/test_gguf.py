@@ -52,7 +52,7 @@ def test_a_vocabulary_with_the_same_token_twice_is_refused(tmp_path: Path, n_voc
     tokens = ["", "", *(f"t{i}" for i in range(n_vocab - 2))]
     file.set("tokenizer.ggml.tokens", "[string]", tokens)
     assert read_header(write(tmp_path / "m.gguf", file)).n_vocab == n_vocab
-    file.set("tokenizer.ggml.tokens", "[string]", [*tokens[:-1], "t0"])
+    file.set("tokenizer.ggml.tokens", "[string]", [*tokens[:-1], "t0\0more"])
     with pytest.raises(ModelFormatError, match=r"tokenizer\.ggml\.tokens: two of its strings are the same"):
         read_header(write(tmp_path / "m.gguf", file))
 
