@@ -21,7 +21,7 @@ AT_LEAST = 0.9
 
 def main() -> None:
     arguments = harness.parse(__doc__)
-    n_gen = 48 if arguments.quick else 256
+    n_gen = 48 if arguments.quick else 128
     n_pairs = arguments.pairs(7, quick=2)
     path = model_path(config.load().config)
     claims: list[harness.Claim] = []
