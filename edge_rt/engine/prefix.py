@@ -1,8 +1,8 @@
 """Which KV slot a new prompt takes, and how much of it is computed already.
 
 A finished sequence stays in its slot until another request comes. Then it must leave the KV, because attention reads
-every cell in use, whoever's it is: 512 idle cells make a small model's decode 8 % slower, a full pool of 4,096 a fifth. So it is
-copied to the shelf as soon as the engine has nothing else to do.
+every cell in use, whoever's it is: 512 idle cells make a small model's decode 8 % slower, a full pool of 4,096 a
+fifth. So it is copied to the shelf as soon as the engine has nothing else to do.
 """
 
 from __future__ import annotations
