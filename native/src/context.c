@@ -1,0 +1,111 @@
+/* Memory and threads of a context. */
+#include "context.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static size_t aligned(size_t n) { return (n + 63) / 64 * 64; }
+
+static void *cut(uint8_t **next, size_t n_bytes) {
+    uint8_t *at = *next;
+    *next += aligned(n_bytes);
+    return at;
+}
+
+static int max_width(const en_context *c) {
+    int width = c->model->config.n_embd;
+    width = c->q_dim > width ? c->q_dim : width;
+    return c->model->config.n_ff > width ? c->model->config.n_ff : width;
+}
+
+/* Lay the scratch out; with next NULL only count. */
+static size_t lay_out(en_context *c, uint8_t *memory) {
+    const en_config *g = &c->model->config;
+    size_t n = (size_t)c->n_ubatch, width = (size_t)max_width(c);
+    uint8_t *next = memory;
+    c->places = cut(&next, n * sizeof *c->places);
+    c->tasks = cut(&next, n * sizeof *c->tasks);
+    c->x = cut(&next, n * g->n_embd * sizeof(float));
+    c->qkv = cut(&next, n * c->qkv_dim * sizeof(float));
+    c->attended = cut(&next, n * c->q_dim * sizeof(float));
+    c->gate = cut(&next, n * g->n_ff * sizeof(float));
+    c->up = cut(&next, n * g->n_ff * sizeof(float));
+    c->turns = cut(&next, n * g->n_rot * sizeof(float));
+    c->normed = cut(&next, n * g->n_embd * sizeof(float));
+    c->q8 = cut(&next, n * width);
+    c->q8_d = cut(&next, n * width / EN_BLOCK * sizeof(float));
+    c->q8_ds = cut(&next, n * width / EN_BLOCK * sizeof(float));
+    c->q8_sums = cut(&next, n * width / EN_BLOCK * sizeof(int32_t));
+    c->frequencies = cut(&next, (size_t)g->n_rot / 2 * sizeof(double));
+    return (size_t)(next - memory);
+}
+
+static int lay_out_threads(en_context *c, int n_threads) {
+    size_t head = (size_t)c->model->config.head_dim;
+    size_t kernel = EN_SCRATCH_BYTES, attend = aligned(en_attend_floats((int)head) * sizeof(float));
+    size_t queries = aligned(EN_MAX_QUERIES * head * sizeof(float));
+    size_t partial = aligned((size_t)c->n_ubatch * EN_TILE * sizeof(float)), each = kernel + attend + 2 * queries + partial;
+    uint8_t *memory = aligned_alloc(64, each * n_threads);
+    if (!memory) return EN_NO_MEMORY;
+    free(c->thread_block);
+    c->thread_block = memory;
+    for (int i = 0; i < n_threads; i++) {
+        uint8_t *next = memory + each * i;
+        c->threads[i].kernel = cut(&next, kernel);
+        c->threads[i].attend = cut(&next, attend);
+        c->threads[i].q = cut(&next, queries);
+        c->threads[i].out = cut(&next, queries);
+        c->threads[i].partial = cut(&next, partial);
+    }
+    return EN_OK;
+}
+
+en_context *en_context_new(const en_model *model, int n_ctx, int n_seq_max, int n_ubatch, int n_threads, char *error,
+                           size_t error_size) {
+    const en_config *g = &model->config;
+    if (n_ctx < 1 || n_ctx > 1 << 24 || n_seq_max < 1 || n_seq_max > 1 << 16 || n_ubatch < 1 || n_ubatch > 1 << 16) {
+        snprintf(error, error_size, "context, sequences or rows are out of range");
+        return NULL;
+    }
+    en_context *c = calloc(1, sizeof *c);
+    if (!c) return NULL;
+    c->model = model;
+    c->n_ctx = n_ctx;
+    c->n_ubatch = n_ubatch;
+    c->q_dim = g->n_heads * g->head_dim;
+    c->kv_dim = g->n_kv_heads * g->head_dim;
+    c->qkv_dim = c->q_dim + 2 * c->kv_dim;
+    size_t n_bytes = lay_out(c, NULL);
+    c->memory = aligned_alloc(64, aligned(n_bytes));
+    if (c->memory) lay_out(c, c->memory);
+    int failed = !c->memory || en_kv_init(&c->kv, g, n_ctx, n_seq_max) != EN_OK || en_set_threads(c, n_threads) != EN_OK;
+    if (failed) {
+        snprintf(error, error_size, "no memory or no threads for the context");
+        en_context_free(c);
+        return NULL;
+    }
+    for (int i = 0; i < g->n_rot / 2; i++) c->frequencies[i] = pow((double)g->rope_freq_base, -2.0 * i / g->n_rot);
+    return c;
+}
+
+void en_context_free(en_context *context) {
+    if (!context) return;
+    en_pool_free(context->pool);
+    en_kv_drop(&context->kv);
+    free(context->memory);
+    free(context->thread_block);
+    free(context);
+}
+
+int en_set_threads(en_context *c, int n_threads) {
+    if (c->pool && en_pool_threads(c->pool) == n_threads) return EN_OK;
+    en_pool *pool = en_pool_new(n_threads);
+    if (!pool || lay_out_threads(c, n_threads) != EN_OK) {
+        en_pool_free(pool);
+        return EN_NO_MEMORY;
+    }
+    en_pool_free(c->pool);
+    c->pool = pool;
+    return EN_OK;
+}

@@ -1,0 +1,82 @@
+/* A context and a step of it, for the files that compute a step. */
+#ifndef EDGE_NATIVE_CONTEXT_H
+#define EDGE_NATIVE_CONTEXT_H
+
+#include "engine.h"
+
+/* Where a row of the step belongs. */
+typedef struct row_place {
+    int32_t seq, position, token, wants;
+} row_place;
+
+/* Rows of one sequence that attention takes at once, by one of its KV heads. */
+typedef struct attend_task {
+    int32_t first_row, n_rows;
+} attend_task;
+
+typedef struct thread_memory {
+    uint8_t *kernel;  /* EN_SCRATCH_BYTES */
+    float *attend;    /* of the attend kernel */
+    float *q, *out;   /* EN_MAX_QUERIES by head_dim */
+    float *partial;   /* n_ubatch by EN_TILE, for a last tile that is not full */
+} thread_memory;
+
+struct en_context {
+    const en_model *model;
+    en_pool *pool;
+    en_kv kv;
+    int n_ctx, n_ubatch, qkv_dim, q_dim, kv_dim;
+    row_place *places;
+    attend_task *tasks;
+    int n_tasks;
+    float *x, *qkv, *attended, *gate, *up, *turns; /* of n_ubatch rows */
+    float *normed;                                 /* as wide as the widest input of a product */
+    int8_t *q8;
+    float *q8_d, *q8_ds;
+    int32_t *q8_sums;
+    double *frequencies;
+    uint8_t *memory;
+    uint8_t *thread_block;
+    thread_memory threads[EN_MAX_THREADS];
+};
+
+typedef struct step {
+    en_context *c;
+    const en_layer *layer;
+    int layer_number, n_rows;
+} step;
+
+typedef void row_fn(step *s, int row);
+
+typedef struct product {
+    const en_matrix *w;
+    float *y;
+    size_t ldy;
+} product;
+
+typedef struct product_job {
+    en_context *c;
+    en_acts acts;
+    product products[3];
+    int n_products, n_rows, n_tiles, n_each, accumulate;
+} product_job;
+
+/* products.c */
+/* Call fn for each row of the step. */
+void en_for_rows(step *s, row_fn *fn);
+/* Quantize one row of a matrix of rows of this width into the context's int8 activations. */
+void en_quantize_row(const en_context *c, const float *x, int width, int row);
+/* The context's int8 activations, with the floats they were made of. */
+en_acts en_acts_of(const en_context *c, const float *x);
+/* Multiply the same activations with all matrices of the job, in one run of the pool. */
+void en_multiply(product_job *job);
+
+/* attention.c */
+/* Turn q and k, scale q for the softmax, and put k and v into the KV. */
+void en_rotate_and_keep(step *s, int row);
+/* Cut the rows into tasks of one sequence and ascending positions. */
+void en_cut_tasks(en_context *c, int n_rows);
+/* Write the heads' outputs of all rows into attended. */
+void en_attend(step *s);
+
+#endif

@@ -1,0 +1,135 @@
+/* One step: rows of many sequences through the layers. */
+#include "context.h"
+
+#include <math.h>
+#include <string.h>
+
+static void embed(step *s, int row) {
+    en_context *c = s->c;
+    size_t n_embd = c->model->config.n_embd;
+    en_row_to_float(&c->model->token_embd, c->places[row].token, c->x + row * n_embd);
+    int n_rot = c->model->config.n_rot;
+    float *turn = c->turns + (size_t)row * n_rot;
+    for (int i = 0; i < n_rot / 2; i++) {
+        double angle = c->places[row].position * c->frequencies[i];
+        turn[2 * i] = (float)cos(angle);
+        turn[2 * i + 1] = (float)sin(angle);
+    }
+}
+
+static void norm_with(const step *s, int row, const float *weight) {
+    en_context *c = s->c;
+    int n_embd = c->model->config.n_embd;
+    size_t at = (size_t)row * n_embd;
+    c->model->isa->rms_norm(c->x + at, weight, n_embd, c->model->config.norm_eps, c->normed + at);
+    en_quantize_row(c, c->normed, n_embd, row);
+}
+
+static void norm_attention(step *s, int row) { norm_with(s, row, s->layer->attn_norm); }
+static void norm_ffn(step *s, int row) { norm_with(s, row, s->layer->ffn_norm); }
+static void norm_output(step *s, int row) { norm_with(s, row, s->c->model->output_norm); }
+
+static void quantize_attended(step *s, int row) { en_quantize_row(s->c, s->c->attended, s->c->q_dim, row); }
+
+static void activate(step *s, int row) {
+    en_context *c = s->c;
+    size_t n_ff = c->model->config.n_ff;
+    c->model->isa->silu_mul(c->gate + row * n_ff, c->up + row * n_ff, (int)n_ff);
+    en_quantize_row(c, c->gate, (int)n_ff, row);
+}
+
+/* Move the rows whose logits are wanted to the front; the others are done after the last layer's attention. */
+static int keep_wanted(en_context *c, int n_rows) {
+    size_t n_embd = c->model->config.n_embd, q_dim = c->q_dim;
+    int n = 0;
+    for (int row = 0; row < n_rows; row++)
+        if (c->places[row].wants) {
+            memmove(c->x + n * n_embd, c->x + row * n_embd, n_embd * sizeof(float));
+            memmove(c->attended + n * q_dim, c->attended + row * q_dim, q_dim * sizeof(float));
+            n++;
+        }
+    return n;
+}
+
+static void run_layer(step *s, int is_last) {
+    en_context *c = s->c;
+    const en_layer *w = s->layer;
+    const en_config *g = &c->model->config;
+    en_for_rows(s, norm_attention);
+    product_job qkv = {
+        .c = c, .acts = en_acts_of(c, c->normed), .n_rows = s->n_rows, .n_products = 3,
+        .products = {{&w->q, c->qkv, c->qkv_dim}, {&w->k, c->qkv + c->q_dim, c->qkv_dim},
+                     {&w->v, c->qkv + c->q_dim + c->kv_dim, c->qkv_dim}}};
+    en_multiply(&qkv);
+    en_for_rows(s, en_rotate_and_keep);
+    en_attend(s);
+    if (is_last) s->n_rows = keep_wanted(c, s->n_rows);
+    en_for_rows(s, quantize_attended);
+    product_job out = {.c = c, .acts = en_acts_of(c, c->attended), .n_rows = s->n_rows, .n_products = 1, .accumulate = 1,
+                       .products = {{&w->out, c->x, g->n_embd}}};
+    en_multiply(&out);
+    en_for_rows(s, norm_ffn);
+    product_job wide = {.c = c, .acts = en_acts_of(c, c->normed), .n_rows = s->n_rows, .n_products = 2,
+                        .products = {{&w->gate, c->gate, g->n_ff}, {&w->up, c->up, g->n_ff}}};
+    en_multiply(&wide);
+    en_for_rows(s, activate);
+    product_job down = {.c = c, .acts = en_acts_of(c, c->gate), .n_rows = s->n_rows, .n_products = 1, .accumulate = 1,
+                        .products = {{&w->down, c->x, g->n_embd}}};
+    en_multiply(&down);
+}
+
+/* Compute the rows laid out in places; gives how many logits rows were written. */
+static int run_step(en_context *c, int n_rows, float *logits) {
+    const en_model *model = c->model;
+    step s = {.c = c, .n_rows = n_rows};
+    en_cut_tasks(c, n_rows);
+    en_for_rows(&s, embed);
+    for (int i = 0; i < model->config.n_layers; i++) {
+        s.layer = &model->layers[i];
+        s.layer_number = i;
+        run_layer(&s, i == model->config.n_layers - 1);
+    }
+    en_for_rows(&s, norm_output);
+    product_job head = {.c = c, .acts = en_acts_of(c, c->normed), .n_rows = s.n_rows, .n_products = 1,
+                        .products = {{&model->output, logits, model->config.n_vocab}}};
+    en_multiply(&head);
+    return s.n_rows;
+}
+
+/* Check everything before anything changes: ids, positions, and the blocks all rows together take. */
+static int check_rows(const en_context *c, const en_rows *rows, int n_rows) {
+    int64_t need = 0;
+    for (int i = 0; i < n_rows; i++) {
+        const en_rows *r = &rows[i];
+        if (r->seq_id < 0 || r->seq_id >= c->kv.n_seqs) return EN_BAD_SEQ;
+        int length = c->kv.lengths[r->seq_id];
+        for (int j = 0; j < i; j++)
+            if (rows[j].seq_id == r->seq_id) length += rows[j].n;
+        if (r->n < 1 || r->start != length) return EN_BAD_ROWS;
+        for (int j = 0; j < r->n; j++)
+            if (r->token_ids[j] < 0 || r->token_ids[j] >= c->model->config.n_vocab) return EN_BAD_ROWS;
+        if ((int64_t)length + r->n > c->n_ctx) return EN_NO_CELLS;
+        need += en_kv_need(&c->kv, r->seq_id, length, r->n);
+    }
+    return need > c->kv.n_free ? EN_NO_CELLS : EN_OK;
+}
+
+int en_decode(en_context *c, const en_rows *rows, int n_rows, float *logits) {
+    int status = check_rows(c, rows, n_rows);
+    if (status != EN_OK) return status;
+    int n = 0;
+    for (int i = 0; i < n_rows; i++) {
+        const en_rows *r = &rows[i];
+        en_kv_extend(&c->kv, r->seq_id, r->n);
+        for (int j = 0; j < r->n; j++) {
+            int wants = r->want == 2 || (r->want == 1 && j == r->n - 1);
+            c->places[n++] = (row_place){r->seq_id, r->start + j, r->token_ids[j], wants};
+            if (n == c->n_ubatch) {
+                logits += (size_t)run_step(c, n, logits) * c->model->config.n_vocab;
+                n = 0;
+            }
+        }
+    }
+    if (n > 0) run_step(c, n, logits);
+    return EN_OK;
+}
