@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_rt.errors import BackendUnavailableError
 
-ABI = 1
+ABI = 2
 NO_CELLS = 1
 ERRORS = {
     2: "rows that do not follow their sequence, or a token outside the vocabulary",
@@ -30,7 +30,18 @@ LAYER = (
     "ffn_up.weight",
     "ffn_down.weight",
 )
-TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8}
+TYPES = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+}
 
 
 class Tensor(ctypes.Structure):
@@ -91,7 +102,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_seq_load": (_INT, (_POINTER, _INT, _INT, _POINTER, ctypes.c_uint64)),
     "en_free_blocks": (_INT, (_POINTER,)),
     "en_matmul": (_INT, (_INT, _POINTER, _POINTER, _INT, _POINTER, _INT)),
-    "en_quantize": (_INT, (_INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
+    "en_quantize": (_INT, (_INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "en_dequantize": (_INT, (_POINTER, ctypes.c_int64, _POINTER)),
     "en_softmax_attention": (_INT, (_INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
 }
 

@@ -10,10 +10,21 @@
 #include <stdint.h>
 
 #define EN_API __attribute__((visibility("default")))
-#define EN_ABI 1
+#define EN_ABI 2
 
 /* The numbers of ggml_type. */
-enum en_type { EN_F32 = 0, EN_F16 = 1, EN_Q4_0 = 2, EN_Q4_1 = 3, EN_Q8_0 = 8 };
+enum en_type {
+    EN_F32 = 0,
+    EN_F16 = 1,
+    EN_Q4_0 = 2,
+    EN_Q4_1 = 3,
+    EN_Q5_0 = 6,
+    EN_Q5_1 = 7,
+    EN_Q8_0 = 8,
+    EN_Q4_K = 12,
+    EN_Q5_K = 13,
+    EN_Q6_K = 14
+};
 
 enum en_status { EN_OK = 0, EN_NO_CELLS = 1, EN_BAD_ROWS = 2, EN_BAD_SEQ = 3, EN_NO_MEMORY = 4 };
 
@@ -78,7 +89,9 @@ EN_API int en_free_blocks(const en_context *context);
 
 /* For tests and benchmarks: one product y[m][n_rows] (+)= x[m][n_cols] by w, through the kernels of an ISA. */
 EN_API int en_matmul(int isa, const en_tensor *w, const float *x, int m, float *y, int accumulate);
-EN_API int en_quantize(int isa, const float *x, int n, int8_t *q, float *d, int32_t *sums);
+EN_API int en_quantize(int isa, const float *x, int n, int8_t *q, float *d, int32_t *sums, int16_t *half_sums);
+/* A row of a tensor as floats. */
+EN_API int en_dequantize(const en_tensor *tensor, int64_t row, float *out);
 EN_API int en_softmax_attention(int isa, const float *q, int n_queries, const int32_t *limits, const uint16_t *k,
                                 const uint16_t *v, int n_blocks, int head_dim, float *out);
 

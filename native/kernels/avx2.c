@@ -294,7 +294,7 @@ INLINE int32_t sum8i(__m256i v) {
     return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
 
-static void quantize(const float *x, int n, int8_t *q, float *d, int32_t *sums, float *ds) {
+static void quantize(const float *x, int n, int8_t *q, float *d, int32_t *sums, float *ds, int16_t *half_sums) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     for (int b = 0; b < n / EN_BLOCK; b++, x += EN_BLOCK, q += EN_BLOCK) {
@@ -306,12 +306,14 @@ static void quantize(const float *x, int n, int8_t *q, float *d, int32_t *sums, 
         float peak = max8(highest), inverse = peak > 1e-36f ? 127.0f / peak : 0.0f;
         __m256i r[4];
         for (int i = 0; i < 4; i++) r[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
-        int32_t sum = sum8i(_mm256_add_epi32(_mm256_add_epi32(r[0], r[1]), _mm256_add_epi32(r[2], r[3])));
+        int32_t first = sum8i(_mm256_add_epi32(r[0], r[1])), last = sum8i(_mm256_add_epi32(r[2], r[3]));
         __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(r[0], r[1]), _mm256_packs_epi32(r[2], r[3]));
         _mm256_storeu_si256((__m256i *)q, _mm256_permutevar8x32_epi32(bytes, order));
         d[b] = peak / 127.0f;
-        sums[b] = sum;
-        ds[b] = d[b] * (float)sum;
+        sums[b] = first + last;
+        ds[b] = d[b] * (float)sums[b];
+        half_sums[2 * b] = (int16_t)first;
+        half_sums[2 * b + 1] = (int16_t)last;
     }
 }
 
@@ -466,11 +468,8 @@ static void attend(const float *q, int n_queries, const int32_t *limits, const u
 const en_isa en_isa_avx2 = {
     .name = "avx2",
     .usable = usable,
-    .matmul_q4_0 = matmul_q4_0,
-    .matmul_q4_1 = matmul_q4_1,
-    .matmul_q8_0 = matmul_q8_0,
-    .matmul_f16 = matmul_f16,
-    .matmul_f32 = matmul_f32,
+    .matmul = {[EN_PACKED_F32] = matmul_f32, [EN_PACKED_F16] = matmul_f16, [EN_PACKED_Q4_0] = matmul_q4_0,
+               [EN_PACKED_Q4_1] = matmul_q4_1, [EN_PACKED_Q8_0] = matmul_q8_0},
     .quantize = quantize,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

@@ -36,72 +36,141 @@ uint16_t en_float_to_half(float f) {
 
 static int always(void) { return 1; }
 
-static float start_of(const float *y, int accumulate) { return accumulate ? *y : 0.0f; }
+/* The level of a weight before its offset: row r, column c of a block. */
+static int place(int r, int c) { return 32 * (r / 8) + 4 * (r % 8) + c % 4; }
 
-/* The exact product of 32 weights of a row and 32 activations. */
-static int32_t dot_q4(const uint8_t q[4][64], int row, const int8_t *a) {
+static int32_t nibble(const en_nibbles q, int r, int c) { return q[c / 8][place(r, c)] >> (c % 8 < 4 ? 0 : 4) & 15; }
+
+static int32_t fifth(const en_fifth_bits h, int r, int c) { return (h[place(r, c)] >> c / 4 & 1) << 4; }
+
+static int32_t sixth(const en_sixth_bits h, int r, int c) { return (h[c / 16][place(r, c)] >> 2 * (c / 4 % 4) & 3) << 4; }
+
+/* The exact product of the 32 levels of a row less an offset and 32 activations; h may be NULL. */
+static int32_t dot(const en_nibbles q, const uint8_t *h, int r, int32_t offset, const int8_t *a) {
     int32_t sum = 0;
-    for (int p = 0; p < 4; p++) {
-        const uint8_t *bytes = q[p] + 4 * row;
-        for (int e = 0; e < 4; e++) sum += (bytes[e] & 15) * a[8 * p + e] + (bytes[e] >> 4) * a[8 * p + 4 + e];
+    for (int c = 0; c < EN_BLOCK; c++) sum += (nibble(q, r, c) + (h ? fifth(h, r, c) : 0) - offset) * a[c];
+    return sum;
+}
+
+/* Add a tile's row r times the activations of the blocks from at on to sum. */
+typedef float tile_fn(const void *tile, int r, const en_acts *acts, size_t at, float sum);
+
+static float add_block(uint16_t d, int32_t product, const en_acts *acts, size_t at, float sum) {
+    return fmaf(en_half_to_float(d) * acts->d[at], (float)product, sum);
+}
+
+static float add_minimum(uint16_t m, const en_acts *acts, size_t at, float sum) {
+    return fmaf(en_half_to_float(m), acts->ds[at], sum);
+}
+
+static float q4_0(const void *tile, int r, const en_acts *acts, size_t at, float sum) {
+    const en_tile_q4_0 *w = tile;
+    return add_block(w->d[r], dot(w->q, NULL, r, 8, acts->q + at * EN_BLOCK), acts, at, sum);
+}
+
+static float q4_1(const void *tile, int r, const en_acts *acts, size_t at, float sum) {
+    const en_tile_q4_1 *w = tile;
+    sum = add_block(w->d[r], dot(w->q, NULL, r, 0, acts->q + at * EN_BLOCK), acts, at, sum);
+    return add_minimum(w->m[r], acts, at, sum);
+}
+
+static float q5_0(const void *tile, int r, const en_acts *acts, size_t at, float sum) {
+    const en_tile_q5_0 *w = tile;
+    return add_block(w->d[r], dot(w->q, w->h, r, 16, acts->q + at * EN_BLOCK), acts, at, sum);
+}
+
+static float q5_1(const void *tile, int r, const en_acts *acts, size_t at, float sum) {
+    const en_tile_q5_1 *w = tile;
+    sum = add_block(w->d[r], dot(w->q, w->h, r, 0, acts->q + at * EN_BLOCK), acts, at, sum);
+    return add_minimum(w->m[r], acts, at, sum);
+}
+
+static float q8_0(const void *tile, int r, const en_acts *acts, size_t at, float sum) {
+    const en_tile_q8_0 *w = tile;
+    const int8_t *a = acts->q + at * EN_BLOCK;
+    int32_t product = 0;
+    for (int c = 0; c < EN_BLOCK; c++) product += w->q[c / 4][place(r, c)] * a[c];
+    return add_block(w->d[r], product, acts, at, sum);
+}
+
+/* A block of Q4_K or Q5_K. */
+static float add_scaled(uint16_t d, uint8_t scale, uint16_t dmin, uint8_t min, int32_t product, const en_acts *acts,
+                        size_t at, float sum) {
+    sum = fmaf(en_half_to_float(d) * (float)scale * acts->d[at], (float)product, sum);
+    return fmaf(-(en_half_to_float(dmin) * (float)min), acts->ds[at], sum);
+}
+
+static float q4_k(const void *tile, int r, const en_acts *acts, size_t at, float sum) {
+    const en_tile_q4_k *w = tile;
+    for (int b = 0; b < 8; b++, at++)
+        sum = add_scaled(w->d[r], w->scales[b][r], w->dmin[r], w->mins[b][r],
+                         dot(w->q[b], NULL, r, 0, acts->q + at * EN_BLOCK), acts, at, sum);
+    return sum;
+}
+
+static float q5_k(const void *tile, int r, const en_acts *acts, size_t at, float sum) {
+    const en_tile_q5_k *w = tile;
+    for (int b = 0; b < 8; b++, at++)
+        sum = add_scaled(w->d[r], w->scales[b][r], w->dmin[r], w->mins[b][r],
+                         dot(w->q[b], w->h[b], r, 0, acts->q + at * EN_BLOCK), acts, at, sum);
+    return sum;
+}
+
+/* Scaled dots stay exact in float too: 2 * 16 * 32 * 127 * 128 is below 2^24. */
+static float q6_k(const void *tile, int r, const en_acts *acts, size_t at, float sum) {
+    const en_tile_q6_k *w = tile;
+    for (int b = 0; b < 8; b++, at++) {
+        const int8_t *a = acts->q + at * EN_BLOCK;
+        int32_t product = 0;
+        for (int c = 0; c < EN_BLOCK; c++)
+            product += w->scales[2 * b + c / 16][r] * (nibble(w->q[b], r, c) + sixth(w->h[b], r, c) - 32) * a[c];
+        sum = add_block(w->d[r], product, acts, at, sum);
     }
     return sum;
 }
 
-static void matmul_q4_0(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
-                        int accumulate, void *scratch) {
-    (void)scratch;
-    const en_tile_q4_0 *w = tiles;
-    int n_blocks = k / EN_BLOCK;
-    for (int i = 0; i < n_tiles; i++, w += n_blocks, y += EN_TILE)
+static void multiply(tile_fn *fn, size_t tile_bytes, int tile_cols, const void *tiles, int n_tiles, int k,
+                     const en_acts *acts, int m, float *y, size_t ldy, int accumulate) {
+    const uint8_t *w = tiles;
+    size_t n_blocks = (size_t)k / EN_BLOCK, n_steps = (size_t)k / tile_cols;
+    for (int i = 0; i < n_tiles; i++, w += n_steps * tile_bytes, y += EN_TILE)
         for (int t = 0; t < m; t++)
             for (int r = 0; r < EN_TILE; r++) {
-                float *out = y + (size_t)t * ldy + r, sum = start_of(out, accumulate);
-                for (int b = 0; b < n_blocks; b++) {
-                    size_t at = (size_t)t * n_blocks + b;
-                    int32_t dot = dot_q4(w[b].q, r, acts->q + at * EN_BLOCK) - 8 * acts->sums[at];
-                    sum = fmaf(en_half_to_float(w[b].d[r]) * acts->d[at], (float)dot, sum);
-                }
+                float *out = y + (size_t)t * ldy + r, sum = accumulate ? *out : 0.0f;
+                for (size_t s = 0; s < n_steps; s++)
+                    sum = fn(w + s * tile_bytes, r, acts, t * n_blocks + s * (tile_cols / EN_BLOCK), sum);
                 *out = sum;
             }
 }
 
-static void matmul_q4_1(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
-                        int accumulate, void *scratch) {
-    (void)scratch;
-    const en_tile_q4_1 *w = tiles;
-    int n_blocks = k / EN_BLOCK;
-    for (int i = 0; i < n_tiles; i++, w += n_blocks, y += EN_TILE)
-        for (int t = 0; t < m; t++)
-            for (int r = 0; r < EN_TILE; r++) {
-                float *out = y + (size_t)t * ldy + r, sum = start_of(out, accumulate);
-                for (int b = 0; b < n_blocks; b++) {
-                    size_t at = (size_t)t * n_blocks + b;
-                    int32_t dot = dot_q4(w[b].q, r, acts->q + at * EN_BLOCK);
-                    sum = fmaf(en_half_to_float(w[b].d[r]) * acts->d[at], (float)dot, sum);
-                    sum = fmaf(en_half_to_float(w[b].m[r]), acts->ds[at], sum);
-                }
-                *out = sum;
-            }
+#define MATMUL(form, cols)                                                                                              \
+    static void matmul_##form(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,    \
+                              int accumulate, void *scratch) {                                                          \
+        (void)scratch;                                                                                                  \
+        multiply(form, sizeof(en_tile_##form), cols, tiles, n_tiles, k, acts, m, y, ldy, accumulate);                    \
+    }
+
+MATMUL(q4_0, 32)
+MATMUL(q4_1, 32)
+MATMUL(q5_0, 32)
+MATMUL(q5_1, 32)
+MATMUL(q8_0, 32)
+MATMUL(q4_k, 256)
+MATMUL(q5_k, 256)
+MATMUL(q6_k, 256)
+
+static float weight_at(const void *w, int is_half, size_t at) {
+    return is_half ? en_half_to_float(((const uint16_t *)w)[at]) : ((const float *)w)[at];
 }
 
-static void matmul_q8_0(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
-                        int accumulate, void *scratch) {
-    (void)scratch;
-    const en_tile_q8_0 *w = tiles;
-    int n_blocks = k / EN_BLOCK;
-    for (int i = 0; i < n_tiles; i++, w += n_blocks, y += EN_TILE)
+static void multiply_floats(int is_half, const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y,
+                            size_t ldy, int accumulate) {
+    for (size_t i = 0; i < (size_t)n_tiles; i++, y += EN_TILE)
         for (int t = 0; t < m; t++)
             for (int r = 0; r < EN_TILE; r++) {
-                float *out = y + (size_t)t * ldy + r, sum = start_of(out, accumulate);
-                for (int b = 0; b < n_blocks; b++) {
-                    size_t at = (size_t)t * n_blocks + b;
-                    const int8_t *a = acts->q + at * EN_BLOCK;
-                    int32_t dot = 0;
-                    for (int g = 0; g < 8; g++)
-                        for (int e = 0; e < 4; e++) dot += w[b].q[g][4 * r + e] * a[4 * g + e];
-                    sum = fmaf(en_half_to_float(w[b].d[r]) * acts->d[at], (float)dot, sum);
-                }
+                float *out = y + (size_t)t * ldy + r, sum = accumulate ? *out : 0.0f;
+                for (int c = 0; c < k; c++)
+                    sum = fmaf(weight_at(tiles, is_half, (i * k + c) * EN_TILE + r), acts->x[(size_t)t * k + c], sum);
                 *out = sum;
             }
 }
@@ -109,44 +178,31 @@ static void matmul_q8_0(const void *tiles, int n_tiles, int k, const en_acts *ac
 static void matmul_f16(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
                        int accumulate, void *scratch) {
     (void)scratch;
-    const uint16_t *w = tiles;
-    for (int i = 0; i < n_tiles; i++, w += (size_t)k * EN_TILE, y += EN_TILE)
-        for (int t = 0; t < m; t++)
-            for (int r = 0; r < EN_TILE; r++) {
-                float *out = y + (size_t)t * ldy + r, sum = start_of(out, accumulate);
-                for (int c = 0; c < k; c++)
-                    sum = fmaf(en_half_to_float(w[(size_t)c * EN_TILE + r]), acts->x[(size_t)t * k + c], sum);
-                *out = sum;
-            }
+    multiply_floats(1, tiles, n_tiles, k, acts, m, y, ldy, accumulate);
 }
 
 static void matmul_f32(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
                        int accumulate, void *scratch) {
     (void)scratch;
-    const float *w = tiles;
-    for (int i = 0; i < n_tiles; i++, w += (size_t)k * EN_TILE, y += EN_TILE)
-        for (int t = 0; t < m; t++)
-            for (int r = 0; r < EN_TILE; r++) {
-                float *out = y + (size_t)t * ldy + r, sum = start_of(out, accumulate);
-                for (int c = 0; c < k; c++) sum = fmaf(w[(size_t)c * EN_TILE + r], acts->x[(size_t)t * k + c], sum);
-                *out = sum;
-            }
+    multiply_floats(0, tiles, n_tiles, k, acts, m, y, ldy, accumulate);
 }
 
-static void quantize(const float *x, int n, int8_t *q, float *d, int32_t *sums, float *ds) {
+static void quantize(const float *x, int n, int8_t *q, float *d, int32_t *sums, float *ds, int16_t *half_sums) {
     for (int b = 0; b < n / EN_BLOCK; b++, x += EN_BLOCK, q += EN_BLOCK) {
         float peak = 0.0f;
         for (int i = 0; i < EN_BLOCK; i++) peak = fabsf(x[i]) > peak ? fabsf(x[i]) : peak;
         /* Below the threshold 127 / peak would overflow: such a block is nothing. */
         float inverse = peak > 1e-36f ? 127.0f / peak : 0.0f;
-        int32_t sum = 0;
+        int sum[2] = {0, 0};
         for (int i = 0; i < EN_BLOCK; i++) {
             q[i] = (int8_t)lrintf(x[i] * inverse);
-            sum += q[i];
+            sum[i / 16] += q[i];
         }
         d[b] = peak / 127.0f;
-        sums[b] = sum;
-        ds[b] = d[b] * (float)sum;
+        sums[b] = sum[0] + sum[1];
+        ds[b] = d[b] * (float)sums[b];
+        half_sums[2 * b] = (int16_t)sum[0];
+        half_sums[2 * b + 1] = (int16_t)sum[1];
     }
 }
 
@@ -191,11 +247,10 @@ static void attend(const float *q, int n_queries, const int32_t *limits, const u
 const en_isa en_isa_portable = {
     .name = "portable",
     .usable = always,
-    .matmul_q4_0 = matmul_q4_0,
-    .matmul_q4_1 = matmul_q4_1,
-    .matmul_q8_0 = matmul_q8_0,
-    .matmul_f16 = matmul_f16,
-    .matmul_f32 = matmul_f32,
+    .matmul = {[EN_PACKED_F32] = matmul_f32, [EN_PACKED_F16] = matmul_f16, [EN_PACKED_Q4_0] = matmul_q4_0,
+               [EN_PACKED_Q4_1] = matmul_q4_1, [EN_PACKED_Q5_0] = matmul_q5_0, [EN_PACKED_Q5_1] = matmul_q5_1,
+               [EN_PACKED_Q8_0] = matmul_q8_0, [EN_PACKED_Q4_K] = matmul_q4_k, [EN_PACKED_Q5_K] = matmul_q5_k,
+               [EN_PACKED_Q6_K] = matmul_q6_k},
     .quantize = quantize,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

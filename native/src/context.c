@@ -37,6 +37,7 @@ static size_t lay_out(en_context *c, uint8_t *memory) {
     c->q8_d = cut(&next, n * width / EN_BLOCK * sizeof(float));
     c->q8_ds = cut(&next, n * width / EN_BLOCK * sizeof(float));
     c->q8_sums = cut(&next, n * width / EN_BLOCK * sizeof(int32_t));
+    c->q8_half_sums = cut(&next, n * width / EN_BLOCK * 2 * sizeof(int16_t));
     c->frequencies = cut(&next, (size_t)g->n_rot / 2 * sizeof(double));
     return (size_t)(next - memory);
 }

@@ -34,6 +34,7 @@ struct en_context {
     int8_t *q8;
     float *q8_d, *q8_ds;
     int32_t *q8_sums;
+    int16_t *q8_half_sums;
     double *frequencies;
     uint8_t *memory;
     uint8_t *thread_block;

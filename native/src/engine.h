@@ -30,12 +30,17 @@ struct en_model {
     size_t arena_bytes;
 };
 
-/* pack.c */
+/* formats.c */
+int en_format_of(int type); /* en_format, or -1 */
 int en_type_layout(int type, int *block_cols, int *block_bytes);
+size_t en_tile_bytes(int format); /* of 16 rows of one block */
+void en_pack_block(int format, const uint8_t *from, int row, uint8_t *tile);
+void en_row_to_float(const en_tensor *tensor, int64_t row, float *out);
+
+/* pack.c */
 size_t en_packed_bytes(const en_tensor *tensor);
 /* Pack into memory of en_packed_bytes, aligned to 64. */
 void en_pack(const en_isa *isa, const en_tensor *tensor, void *memory, en_matrix *matrix);
-void en_row_to_float(const en_tensor *tensor, int64_t row, float *out);
 
 /* kv.c: blocks of 32 tokens, each holding K and V of all layers; sequences share them by reference counts. */
 typedef struct en_kv {

@@ -18,29 +18,37 @@ int en_matmul(int isa, const en_tensor *w, const float *x, int m, float *y, int 
     int8_t *q = take(m * k);
     float *d = take(m * n_blocks * 4), *ds = take(m * n_blocks * 4), *out = take(m * ldy * 4);
     int32_t *sums = take(m * n_blocks * 4);
-    int status = packed && scratch && q && d && ds && out && sums ? EN_OK : EN_NO_MEMORY;
+    int16_t *half_sums = take(m * n_blocks * 4);
+    int status = packed && scratch && q && d && ds && out && sums && half_sums ? EN_OK : EN_NO_MEMORY;
     if (status == EN_OK) {
         en_matrix matrix;
         en_pack(en_isa_at(isa), w, packed, &matrix);
-        if (cols == EN_BLOCK)
+        if (cols >= EN_BLOCK)
             for (int t = 0; t < m; t++)
-                en_isa_at(isa)->quantize(x + t * k, (int)k, q + t * k, d + t * n_blocks, sums + t * n_blocks, ds + t * n_blocks);
+                en_isa_at(isa)->quantize(x + t * k, (int)k, q + t * k, d + t * n_blocks, sums + t * n_blocks, ds + t * n_blocks,
+                                         half_sums + 2 * t * n_blocks);
         memset(out, 0, m * ldy * 4);
         for (int t = 0; t < m; t++) memcpy(out + t * ldy, y + t * w->n_rows, (size_t)w->n_rows * 4);
-        en_acts acts = {x, q, d, sums, ds};
+        en_acts acts = {x, q, d, sums, ds, half_sums};
         matrix.matmul(packed, (int)n_tiles, (int)k, &acts, m, out, ldy, accumulate, scratch);
         for (int t = 0; t < m; t++) memcpy(y + t * w->n_rows, out + t * ldy, (size_t)w->n_rows * 4);
     }
-    free(packed), free(scratch), free(q), free(d), free(ds), free(out), free(sums);
+    free(packed), free(scratch), free(q), free(d), free(ds), free(out), free(sums), free(half_sums);
     return status;
 }
 
-int en_quantize(int isa, const float *x, int n, int8_t *q, float *d, int32_t *sums) {
+int en_quantize(int isa, const float *x, int n, int8_t *q, float *d, int32_t *sums, int16_t *half_sums) {
     if (!can_run(isa) || n % EN_BLOCK) return EN_BAD_ROWS;
     float *ds = take((size_t)n / EN_BLOCK * 4);
     if (!ds) return EN_NO_MEMORY;
-    en_isa_at(isa)->quantize(x, n, q, d, sums, ds);
+    en_isa_at(isa)->quantize(x, n, q, d, sums, ds, half_sums);
     free(ds);
+    return EN_OK;
+}
+
+int en_dequantize(const en_tensor *tensor, int64_t row, float *out) {
+    if (en_format_of(tensor->type) < 0 || row < 0 || row >= tensor->n_rows) return EN_BAD_ROWS;
+    en_row_to_float(tensor, row, out);
     return EN_OK;
 }
 

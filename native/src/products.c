@@ -75,10 +75,11 @@ void en_multiply(product_job *job) {
 }
 
 en_acts en_acts_of(const en_context *c, const float *x) {
-    return (en_acts){.x = x, .q = c->q8, .d = c->q8_d, .sums = c->q8_sums, .ds = c->q8_ds};
+    return (en_acts){.x = x, .q = c->q8, .d = c->q8_d, .sums = c->q8_sums, .ds = c->q8_ds, .half_sums = c->q8_half_sums};
 }
 
 void en_quantize_row(const en_context *c, const float *x, int width, int row) {
     size_t at = (size_t)row * width, block = at / EN_BLOCK;
-    c->model->isa->quantize(x + at, width, c->q8 + at, c->q8_d + block, c->q8_sums + block, c->q8_ds + block);
+    c->model->isa->quantize(x + at, width, c->q8 + at, c->q8_d + block, c->q8_sums + block, c->q8_ds + block,
+                             c->q8_half_sums + 2 * block);
 }

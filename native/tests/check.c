@@ -12,8 +12,11 @@ static uint32_t next(void) { return state = state * 1664525u + 1013904223u, stat
 static float uniform(void) { return (float)(next() % 20001) / 10000.0f - 1.0f; }
 
 static const struct { int type, cols, bytes; } types[] = {
-    {EN_F32, 1, 4}, {EN_F16, 1, 2}, {EN_Q4_0, 32, 18}, {EN_Q4_1, 32, 20}, {EN_Q8_0, 32, 34},
+    {EN_F32, 1, 4},    {EN_F16, 1, 2},      {EN_Q4_0, 32, 18},   {EN_Q4_1, 32, 20},   {EN_Q8_0, 32, 34},
+    {EN_Q5_0, 32, 22}, {EN_Q5_1, 32, 24}, {EN_Q4_K, 256, 144}, {EN_Q5_K, 256, 176}, {EN_Q6_K, 256, 210},
 };
+
+enum { N_TYPES = sizeof types / sizeof types[0] };
 
 /* Exactly as many bytes as the tensor has, so that one read too far is seen; halves are small and finite. */
 static en_tensor tensor(int which, int n_cols, int n_rows) {
@@ -25,8 +28,10 @@ static en_tensor tensor(int which, int n_cols, int n_rows) {
             float f = uniform();
             memcpy(data + at, &f, sizeof f);
         } else {
-            data[at + 1] = (uint8_t)((data[at + 1] & 0x83) | 0x20);
-            if (types[which].type == EN_Q4_1) data[at + 3] = (uint8_t)((data[at + 3] & 0x83) | 0x20);
+            size_t d = types[which].type == EN_Q6_K ? at + 208 : at;
+            data[d + 1] = (uint8_t)((data[d + 1] & 0x83) | 0x20);
+            int type = types[which].type, has_minimum = type == EN_Q4_1 || type == EN_Q5_1 || type == EN_Q4_K || type == EN_Q5_K;
+            if (has_minimum) data[d + 3] = (uint8_t)((data[d + 3] & 0x83) | 0x20);
         }
     }
     return (en_tensor){data, n_bytes, n_cols, n_rows, types[which].type, 0};
@@ -34,7 +39,8 @@ static en_tensor tensor(int which, int n_cols, int n_rows) {
 
 static int products(void) {
     for (int round = 0; round < 200; round++) {
-        int which = (int)(next() % 5), n_cols = 32 * (1 + (int)(next() % 60)), n_rows = 1 + (int)(next() % 40);
+        int which = (int)(next() % N_TYPES), n_rows = 1 + (int)(next() % 40);
+        int n_cols = types[which].cols == 256 ? 256 * (1 + (int)(next() % 8)) : 32 * (1 + (int)(next() % 60));
         int m = 1 + (int)(next() % 9);
         en_tensor w = tensor(which, n_cols, n_rows);
         float *x = malloc(sizeof *x * m * n_cols), *y[2];
@@ -101,7 +107,8 @@ static int steps(int which) {
 
 int main(void) {
     int failed = products();
-    for (int which = 0; which < 5; which++) failed |= steps(which);
+    for (int which = 0; which < N_TYPES; which++)
+        if (types[which].cols <= 32) failed |= steps(which);
     puts(failed ? "failed" : "all good");
     return failed;
 }

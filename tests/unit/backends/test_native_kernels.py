@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edge_rt.backends.native_library import TYPES, Tensor, isa_names, load_native
+from edge_rt.catalog.ggml_types import GGML_TYPES
 from edge_rt.errors import BackendUnavailableError
 
 try:
@@ -20,9 +23,13 @@ except BackendUnavailableError as exc:
     pytest.skip(f"the native engine is not here: {exc.reason}", allow_module_level=True)
 
 ISAS = isa_names(LIB)
+GGML = ctypes.CDLL(str(Path(find_spec("llama_cpp").submodule_search_locations[0]) / "lib" / "libggml-base.so"))
 PORTABLE = 0
 OTHERS = range(1, len(ISAS))
-QUANTS = ("Q4_0", "Q4_1", "Q8_0")
+QUANTS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+WITH_MINIMA = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
+LAYOUT = {t.name: t for t in GGML_TYPES.values()}
+ENDS = (0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F)
 FILLS = ("random", "extreme", "zero scales")
 
 
@@ -35,18 +42,18 @@ def weights(quant: str, n_rows: int, n_cols: int, rng: np.random.Generator, fill
     if quant in ("F32", "F16"):
         values = rng.standard_normal((n_rows, n_cols)).astype(np.float16 if quant == "F16" else np.float32)
         return values.view(np.uint8).ravel()
-    n_blocks = n_rows * n_cols // 32
-    scale = np.zeros(n_blocks) if fill == "zero scales" else rng.standard_normal(n_blocks) * 0.1
-    parts = [half(scale)]
-    if quant == "Q4_1":
-        parts.append(half(rng.standard_normal(n_blocks)))
-    n_bytes = 32 if quant == "Q8_0" else 16
-    ends = [0x80, 0x7F] if quant == "Q8_0" else [0x00, 0xFF, 0x0F, 0xF0]
+    layout = LAYOUT[quant]
+    n_blocks = n_rows * n_cols // layout.block_size
     if fill == "extreme":
-        parts.append(rng.choice(np.array(ends, np.uint8), (n_blocks, 1)).repeat(n_bytes, axis=1))
+        blocks = rng.choice(np.array(ENDS, np.uint8), (n_blocks, 1)).repeat(layout.block_bytes, axis=1)
     else:
-        parts.append(rng.integers(0, 256, (n_blocks, n_bytes), dtype=np.uint8))
-    return np.concatenate(parts, axis=1).ravel()
+        blocks = rng.integers(0, 256, (n_blocks, layout.block_bytes), dtype=np.uint8)
+    scale = np.zeros(n_blocks) if fill == "zero scales" else rng.standard_normal(n_blocks) * 0.1
+    at = 208 if quant == "Q6_K" else 0
+    blocks[:, at : at + 2] = half(scale)
+    if quant in WITH_MINIMA:
+        blocks[:, 2:4] = half(rng.standard_normal(n_blocks))
+    return blocks.ravel()
 
 
 def activations(m: int, n_cols: int, rng: np.random.Generator, fill: str) -> NDArray[np.float32]:
@@ -64,28 +71,43 @@ def matmul(isa: int, quant: str, w: NDArray[np.uint8], x: NDArray[np.float32], y
     assert LIB.en_matmul(isa, ctypes.byref(tensor), x.ctypes.data, len(x), y.ctypes.data, 1) == 0
 
 
-def dequantised(quant: str, w: NDArray[np.uint8], n_rows: int) -> NDArray[np.float64]:
-    if quant in ("F32", "F16"):
-        return w.view(np.float16 if quant == "F16" else np.float32).reshape(n_rows, -1).astype(np.float64)
-    size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[quant]
-    blocks = w.reshape(-1, size)
-    d = blocks[:, :2].copy().view(np.float16).astype(np.float64)
-    if quant == "Q8_0":
-        return (d * blocks[:, 2:].view(np.int8)).reshape(n_rows, -1)
-    qs = blocks[:, size - 16 :]
-    q = np.concatenate([qs & 15, qs >> 4], axis=1).astype(np.float64)
-    low = blocks[:, 2:4].copy().view(np.float16).astype(np.float64) if quant == "Q4_1" else -8 * d
-    return (d * q + low).reshape(n_rows, -1)
+def dequantised(quant: str, w: NDArray[np.uint8], n_rows: int) -> NDArray[np.float32]:
+    """What llama.cpp takes the blocks for."""
+    layout = LAYOUT[quant]
+    n_elements = w.nbytes // layout.block_bytes * layout.block_size
+    if quant == "F32":
+        return w.view(np.float32).reshape(n_rows, -1)
+    if quant == "F16":
+        return w.view(np.float16).reshape(n_rows, -1).astype(np.float32)
+    out = np.empty(n_elements, np.float32)
+    getattr(GGML, f"dequantize_row_{quant[:3].lower()}{quant[3:]}")(
+        ctypes.c_void_p(w.ctypes.data), ctypes.c_void_p(out.ctypes.data), ctypes.c_int64(n_elements)
+    )
+    return out.reshape(n_rows, -1)
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("quant", ["F32", "F16", *QUANTS])
+def test_a_row_is_what_llama_cpp_takes_it_for(quant: str, fill: str) -> None:
+    w = weights(quant, 7, 512, np.random.default_rng(3), fill)
+    tensor = Tensor(w.ctypes.data, w.nbytes, 512, 7, TYPES[quant], 0)
+    out = np.empty((7, 512), np.float32)
+    for row in range(7):
+        assert LIB.en_dequantize(ctypes.byref(tensor), row, out[row].ctypes.data) == 0
+    expected = dequantised(quant, w, 7)
+    assert np.abs(out - expected).max() <= 1e-6 * max(1.0, np.abs(expected).max())
+    assert LIB.en_dequantize(ctypes.byref(tensor), 7, out.ctypes.data) != 0
 
 
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("quant", ["F32", "F16", *QUANTS])
 def test_portable_product_is_numpys(quant: str, fill: str) -> None:
     rng = np.random.default_rng(5)
-    w, x = weights(quant, 35, 96, rng, fill), activations(3, 96, rng, fill)
+    n_cols = 3 * max(32, LAYOUT[quant].block_size)
+    w, x = weights(quant, 35, n_cols, rng, fill), activations(3, n_cols, rng, fill)
     y = np.zeros((3, 35), np.float32)
     matmul(PORTABLE, quant, w, x, y)
-    exact = x.astype(np.float64) @ dequantised(quant, w, 35).T
+    exact = x.astype(np.float64) @ dequantised(quant, w, 35).T.astype(np.float64)
     # int8 activations: half a step of a block's peak / 127 each
     error = 1e-5 if quant in ("F32", "F16") else np.abs(x).max() / 254
     bound = error * np.abs(dequantised(quant, w, 35)).sum(axis=1) + 1e-4
@@ -106,7 +128,8 @@ def test_product_is_bit_equal_to_portable(
     isa: int, quant: str, n_rows: int, n_blocks: int, m: int, fill: str, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    w, x = weights(quant, n_rows, 32 * n_blocks, rng, fill), activations(m, 32 * n_blocks, rng, fill)
+    n_cols = 256 * (n_blocks % 8 + 1) if quant.endswith("K") else 32 * n_blocks
+    w, x = weights(quant, n_rows, n_cols, rng, fill), activations(m, n_cols, rng, fill)
     start = rng.standard_normal((m, n_rows)).astype(np.float32)
     ours, reference = start.copy(), start.copy()
     matmul(isa, quant, w, x, ours)
@@ -118,7 +141,7 @@ def test_product_is_bit_equal_to_portable(
 @pytest.mark.parametrize("quant", ["F32", "F16", *QUANTS])
 def test_a_row_does_not_depend_on_its_batch(isa: int, quant: str) -> None:
     rng = np.random.default_rng(11)
-    w, x = weights(quant, 48, 960, rng, "random"), activations(11, 960, rng, "random")
+    w, x = weights(quant, 48, 1024, rng, "random"), activations(11, 1024, rng, "random")
     together = np.zeros((11, 48), np.float32)
     matmul(isa, quant, w, x, together)
     for t in range(11):
@@ -136,9 +159,11 @@ def test_quantised_activations_are_bit_equal_to_portable(isa: int, seed: int, ex
     results = []
     for which in (PORTABLE, isa):
         q, d = np.zeros(x.size, np.int8), np.zeros(n_blocks, np.float32)
-        sums = np.zeros(n_blocks, np.int32)
-        assert LIB.en_quantize(which, x.ctypes.data, x.size, q.ctypes.data, d.ctypes.data, sums.ctypes.data) == 0
+        sums, half_sums = np.zeros(n_blocks, np.int32), np.zeros(2 * n_blocks, np.int16)
+        outputs = (q.ctypes.data, d.ctypes.data, sums.ctypes.data, half_sums.ctypes.data)
+        assert LIB.en_quantize(which, x.ctypes.data, x.size, *outputs) == 0
         assert (sums == q.reshape(-1, 32).sum(axis=1, dtype=np.int32)).all()
+        assert (half_sums == q.reshape(-1, 16).sum(axis=1, dtype=np.int32)).all()
         assert np.abs(q.astype(int)).max() <= 127
         results.append(q.tobytes() + d.tobytes())
     assert results[0] == results[1]
