@@ -69,7 +69,7 @@ def test_tensor_it_does_not_know_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_without_kernels_are_refused(tmp_path: Path) -> None:
-    assert "Q4_K" in refusal(tiny_llama(width=256, linear="Q4_K"), tmp_path / "m.gguf")
+    assert "IQ3_S" in refusal(tiny_llama(width=256, linear="IQ3_S"), tmp_path / "m.gguf")
 
 
 def test_missing_or_misshapen_tensor_is_refused(tmp_path: Path) -> None:
