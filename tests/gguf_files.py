@@ -22,7 +22,7 @@ _CODES = {
     "f64": (12, "d"),
 }
 # ggml's number, block size and block bytes of the types the tests write
-TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "IQ3_S": (21, 256, 110)}
+TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q8_0": (8, 32, 34), "IQ3_S": (21, 256, 110)}
 
 
 def string(text: str | bytes) -> bytes:
