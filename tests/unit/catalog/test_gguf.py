@@ -195,7 +195,7 @@ CASES: dict[str, tuple[Callable[[GgufFile], None], str, str]] = {
     "unknown tensor type": (_tensor(type_number=43), EMBEDDING, "unknown tensor type 43"),
     "removed tensor type": (_tensor(type_number=31), EMBEDDING, "unknown tensor type 31"),
     "row not of whole blocks": (_tensor(shape=(48, 64), type="Q4_0"), EMBEDDING, "not a multiple"),
-    "row below a k-quant's block": (_tensor(shape=(64, 64), type="Q4_K"), EMBEDDING, "block of 256"),
+    "row below a k-quant's block": (_tensor(shape=(64, 64), type="IQ3_S"), EMBEDDING, "block of 256"),
     "offset not aligned": (_tensor(offset=8), EMBEDDING, "alignment"),
     "offset past the end": (_tensor(offset=2**40), EMBEDDING, "truncated"),
     "offset wraps": (_add(Tensor("x", (32,), offset=2**64 - 32)), "tensor x", "truncated"),
