@@ -22,6 +22,7 @@ from edge_rt.backends.llama_library import LlamaVocab, load_library
 from edge_rt.backends.native_library import (
     ERRORS,
     FIXED,
+    KV_TYPES,
     LAYER,
     NO_CELLS,
     TYPES,
@@ -36,7 +37,7 @@ from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, ModelFormatError
 from edge_rt.types import Capabilities, ModelInfo
 
-_STATE = struct.Struct("<4sQQII")  # magic, file bytes, parameters, n_ctx, tokens
+_STATE = struct.Struct("<4sQQIII")  # magic, file bytes, parameters, n_ctx, type of KV, tokens
 _STATE_MAGIC = b"ERTN"
 _KNOWN_KEYS = frozenset(
     f"llama.{name}"
@@ -77,7 +78,7 @@ class NativeBackend:
         row_floats = 6 * header.embedding_length + 3 * n_ff
         return MemoryNeed(
             weights_bytes=sum(t.size_bytes for t in header.tensors),
-            kv_bytes=2 * header.kv_elements_per_token * options.n_ctx,
+            kv_bytes=_kv_bytes(header, options),
             scratch_bytes=min(options.n_batch, options.n_ubatch) * row_floats * 4
             + options.n_seq_max * header.n_vocab * 4
             + 48 * 2**20,  # the vocabulary in llama.cpp, and Python's and numpy's own
@@ -86,10 +87,10 @@ class NativeBackend:
     def load(self, file: ModelFile, options: LoadOptions) -> NativeSession:
         header = read_header(file.path)
         config = read_config(file.model, str(file.path), header)
-        if options.kv_type != "f16":
+        if options.kv_type not in KV_TYPES:
             raise BackendLoadError(
                 model=file.model,
-                reason=f"the native engine keeps KV as f16, not {options.kv_type}; use llama_cpu for it",
+                reason=f"the native engine keeps KV as {' or '.join(KV_TYPES)}, not {options.kv_type}",
             )
         return NativeSession(load_native(), file, header, config, options)
 
@@ -128,6 +129,14 @@ def read_config(model: str, path: str, header: GgufHeader) -> Config:
     )
 
 
+def _kv_bytes(header: GgufHeader, options: LoadOptions) -> int:
+    """Count whole blocks of 32 tokens; q8_0 adds a float for the K and the V of each token and head."""
+    n_tokens = -(-options.n_ctx // 32) * 32
+    if options.kv_type == "q8_0":
+        return n_tokens * (header.kv_elements_per_token + 2 * 4 * sum(header.n_kv_heads))
+    return n_tokens * 2 * header.kv_elements_per_token
+
+
 def _number(path: str, header: GgufHeader, key: str, default: float) -> float:
     value = header.metadata.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2**31:
@@ -142,7 +151,7 @@ class NativeSession:
         self._lib = lib
         self._model = self._context = self._vocab_model = None
         self._tokenizers: list[LlamaVocab] = []  # one, once the vocabulary is loaded
-        self._n_state = (header.file_bytes, header.n_params, options.n_ctx)
+        self._n_state = (header.file_bytes, header.n_params, options.n_ctx, KV_TYPES[options.kv_type])
         self._logits = np.empty((1, header.n_vocab), dtype=np.float32)
         self.caps = Capabilities(
             n_ctx=options.n_ctx,
@@ -172,6 +181,7 @@ class NativeSession:
             options.n_seq_max,
             min(options.n_batch, options.n_ubatch),
             n_threads,
+            KV_TYPES[options.kv_type],
             error,
             len(error),
         )
@@ -272,11 +282,11 @@ class NativeSession:
 
     def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
         head = state[: _STATE.size].tobytes()
-        foreign = len(head) < _STATE.size or _STATE.unpack(head)[:4] != (_STATE_MAGIC, *self._n_state)
+        foreign = len(head) < _STATE.size or _STATE.unpack(head)[:-1] != (_STATE_MAGIC, *self._n_state)
         if foreign:
-            raise BackendStepError(reason="the saved sequence belongs to another model or context size")
+            raise BackendStepError(reason="the saved sequence belongs to another model, context size or type of KV")
         body = np.ascontiguousarray(state[_STATE.size :])
-        n_tokens = _STATE.unpack(head)[4]
+        n_tokens = _STATE.unpack(head)[-1]
         status = self._lib.en_seq_load(self._opened(), seq_id, n_tokens, body.ctypes.data, body.nbytes)
         if status == NO_CELLS:
             raise BackendStepError(reason="the saved sequence cannot be restored: the KV cells do not suffice")

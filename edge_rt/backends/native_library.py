@@ -30,6 +30,7 @@ LAYER = (
     "ffn_up.weight",
     "ffn_down.weight",
 )
+KV_TYPES = {"f16": 1, "q8_0": 8}
 TYPES = {
     "F32": 0,
     "F16": 1,
@@ -90,7 +91,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_model_free": (None, (_POINTER,)),
     "en_model_bytes": (ctypes.c_uint64, (_POINTER,)),
     "en_model_isa": (ctypes.c_char_p, (_POINTER,)),
-    "en_context_new": (_POINTER, (_POINTER, _INT, _INT, _INT, _INT, ctypes.c_char_p, _SIZE)),
+    "en_context_new": (_POINTER, (_POINTER, _INT, _INT, _INT, _INT, _INT, ctypes.c_char_p, _SIZE)),
     "en_context_free": (None, (_POINTER,)),
     "en_set_threads": (_INT, (_POINTER, _INT)),
     "en_decode": (_INT, (_POINTER, _POINTER, _INT, _POINTER)),
@@ -104,6 +105,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_matmul": (_INT, (_INT, _POINTER, _POINTER, _INT, _POINTER, _INT)),
     "en_quantize": (_INT, (_INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER)),
     "en_dequantize": (_INT, (_POINTER, ctypes.c_int64, _POINTER)),
+    "en_keep_and_spread": (_INT, (_INT, _INT, _POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
     "en_softmax_attention": (_INT, (_INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
 }
 

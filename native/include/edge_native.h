@@ -69,9 +69,10 @@ EN_API void en_model_free(en_model *model);
 EN_API uint64_t en_model_bytes(const en_model *model);
 EN_API const char *en_model_isa(const en_model *model);
 
-/* n_ctx cells of KV are shared by n_seq_max sequences; n_ubatch rows are computed at once. */
+/* n_ctx cells of KV are shared by n_seq_max sequences; n_ubatch rows are computed at once. kv_type is EN_F16, or EN_Q8_0
+ * for int8 with one scale for each token and head. */
 EN_API en_context *en_context_new(const en_model *model, int n_ctx, int n_seq_max, int n_ubatch, int n_threads,
-                                  char *error, size_t error_size);
+                                  int kv_type, char *error, size_t error_size);
 EN_API void en_context_free(en_context *context);
 EN_API int en_set_threads(en_context *context, int n_threads);
 
@@ -92,7 +93,11 @@ EN_API int en_matmul(int isa, const en_tensor *w, const float *x, int m, float *
 EN_API int en_quantize(int isa, const float *x, int n, int8_t *q, float *d, int32_t *sums, int16_t *half_sums);
 /* A row of a tensor as floats. */
 EN_API int en_dequantize(const en_tensor *tensor, int64_t row, float *out);
-EN_API int en_softmax_attention(int isa, const float *q, int n_queries, const int32_t *limits, const uint16_t *k,
-                                const uint16_t *v, int n_blocks, int head_dim, float *out);
+/* What n_tokens (at most 32) tokens' k and v, row after row, are kept as and read back: k[head_dim][32], v[32][head_dim]. */
+EN_API int en_keep_and_spread(int isa, int kv_type, const float *k, const float *v, int n_tokens, int head_dim,
+                              float *k_back, float *v_back);
+/* Blocks of k[head_dim][32] and v[32][head_dim]. */
+EN_API int en_softmax_attention(int isa, const float *q, int n_queries, const int32_t *limits, const float *k,
+                                const float *v, int n_blocks, int head_dim, float *out);
 
 #endif

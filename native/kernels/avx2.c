@@ -441,17 +441,37 @@ INLINE void attend_few(const float *q, const int32_t *limits, const float *k, co
     for (int c = 0; c < head_dim; c += 16) values16(s, n_tokens, v + c, head_dim, out + c, n_q);
 }
 
-static void attend(const float *q, int n_queries, const int32_t *limits, const uint16_t *k, const uint16_t *v,
-                   int head_dim, float *out, float *peak, float *total, float *scratch) {
-    int n = head_dim * EN_KV_BLOCK;
-    float *s = scratch, *k32 = scratch + 8 * EN_KV_BLOCK, *v32 = k32 + n;
-    for (int i = 0; i < n; i += 8) {
-        _mm256_store_ps(k32 + i, halves(k + i));
-        _mm256_store_ps(v32 + i, halves(v + i));
+static void half_to_float(const uint16_t *x, int n, float *y) {
+    for (int i = 0; i < n; i += 16) {
+        _mm256_store_ps(y + i, halves(x + i));
+        _mm256_store_ps(y + i + 8, halves(x + i + 8));
     }
+}
+
+INLINE __m256 bytes8(const int8_t *x) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)x)));
+}
+
+static void keys_from_int8(const int8_t *k, const float *scales, int head_dim, float *y) {
+    __m256 scale[4];
+    for (int i = 0; i < 4; i++) scale[i] = _mm256_loadu_ps(scales + 8 * i);
+    for (int c = 0; c < head_dim; c++, k += EN_KV_BLOCK, y += EN_KV_BLOCK)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) _mm256_store_ps(y + 8 * i, _mm256_mul_ps(bytes8(k + 8 * i), scale[i]));
+}
+
+static void values_from_int8(const int8_t *v, const float *scales, int head_dim, float *y) {
+    for (int j = 0; j < EN_KV_BLOCK; j++, v += head_dim, y += head_dim) {
+        __m256 scale = _mm256_broadcast_ss(scales + j);
+        for (int c = 0; c < head_dim; c += 8) _mm256_store_ps(y + c, _mm256_mul_ps(bytes8(v + c), scale));
+    }
+}
+
+static void attend(const float *q, int n_queries, const int32_t *limits, const float *k, const float *v, int head_dim,
+                   float *out, float *peak, float *total, float *scratch) {
     for (int i = 0; i < n_queries;) {
         size_t at = (size_t)i * head_dim;
-#define FEW(n_q) attend_few(q + at, limits + i, k32, v32, head_dim, out + at, peak + i, total + i, s, n_q)
+#define FEW(n_q) attend_few(q + at, limits + i, k, v, head_dim, out + at, peak + i, total + i, scratch, n_q)
         if (n_queries - i >= 6) {
             FEW(6);
             i += 6;
@@ -474,6 +494,9 @@ const en_isa en_isa_avx2 = {
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,
     .to_half = to_half,
+    .half_to_float = half_to_float,
+    .keys_from_int8 = keys_from_int8,
+    .values_from_int8 = values_from_int8,
     .attend = attend,
 };
 

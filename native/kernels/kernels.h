@@ -118,14 +118,20 @@ typedef struct en_isa {
     /* gate[i] = silu(gate[i]) * up[i] */
     void (*silu_mul)(float *gate, const float *up, int n);
     void (*to_half)(const float *x, int n, uint16_t *y);
-    /* One block of KV (k[head_dim][32], v[32][head_dim]) into the running softmax of n_queries (at most EN_MAX_QUERIES)
-     * queries: limits[i] of the 32 tokens are visible to query i; out, peak and total carry on from block to block. */
-    void (*attend)(const float *q, int n_queries, const int32_t *limits, const uint16_t *k, const uint16_t *v,
-                   int head_dim, float *out, float *peak, float *total, float *scratch);
+    /* Spread a block of KV out to floats. y is aligned to 64 bytes, x, k and v to 32; n is a multiple of 16.
+     * keys: y[c][j] = k[c][j] * scales[j] of [head_dim][32]; values: y[j][c] = v[j][c] * scales[j] of [32][head_dim]. */
+    void (*half_to_float)(const uint16_t *x, int n, float *y);
+    void (*keys_from_int8)(const int8_t *k, const float *scales, int head_dim, float *y);
+    void (*values_from_int8)(const int8_t *v, const float *scales, int head_dim, float *y);
+    /* One block of KV (k[head_dim][32], v[32][head_dim], both aligned to 64 bytes) into the running softmax of n_queries
+     * (at most EN_MAX_QUERIES) queries: limits[i] of the 32 tokens are visible to query i; out, peak and total carry on
+     * from block to block. What no query sees may be anything, NaN too. A query's result does not depend on its company.
+     * scratch has EN_ATTEND_FLOATS. */
+    void (*attend)(const float *q, int n_queries, const int32_t *limits, const float *k, const float *v, int head_dim,
+                   float *out, float *peak, float *total, float *scratch);
 } en_isa;
 
-/* Floats of scratch that attend needs. */
-static inline size_t en_attend_floats(int head_dim) { return (size_t)head_dim * 2 * EN_KV_BLOCK + 8 * EN_KV_BLOCK; }
+enum { EN_ATTEND_FLOATS = EN_MAX_QUERIES * EN_KV_BLOCK };
 
 extern const en_isa en_isa_portable;
 #if defined(__x86_64__)

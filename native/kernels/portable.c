@@ -221,15 +221,29 @@ static void to_half(const float *x, int n, uint16_t *y) {
     for (int i = 0; i < n; i++) y[i] = en_float_to_half(x[i]);
 }
 
-static void attend(const float *q, int n_queries, const int32_t *limits, const uint16_t *k, const uint16_t *v,
-                   int head_dim, float *out, float *peak, float *total, float *scratch) {
+static void half_to_float(const uint16_t *x, int n, float *y) {
+    for (int i = 0; i < n; i++) y[i] = en_half_to_float(x[i]);
+}
+
+static void keys_from_int8(const int8_t *k, const float *scales, int head_dim, float *y) {
+    for (int c = 0; c < head_dim; c++)
+        for (int j = 0; j < EN_KV_BLOCK; j++) y[c * EN_KV_BLOCK + j] = (float)k[c * EN_KV_BLOCK + j] * scales[j];
+}
+
+static void values_from_int8(const int8_t *v, const float *scales, int head_dim, float *y) {
+    for (int j = 0; j < EN_KV_BLOCK; j++)
+        for (int c = 0; c < head_dim; c++) y[j * head_dim + c] = (float)v[j * head_dim + c] * scales[j];
+}
+
+static void attend(const float *q, int n_queries, const int32_t *limits, const float *k, const float *v, int head_dim,
+                   float *out, float *peak, float *total, float *scratch) {
     (void)scratch;
     for (int i = 0; i < n_queries; i++, q += head_dim, out += head_dim) {
         if (limits[i] == 0) continue;
         float scores[EN_KV_BLOCK], highest = peak[i];
         for (int j = 0; j < limits[i]; j++) {
             scores[j] = 0.0f;
-            for (int c = 0; c < head_dim; c++) scores[j] += q[c] * en_half_to_float(k[c * EN_KV_BLOCK + j]);
+            for (int c = 0; c < head_dim; c++) scores[j] += q[c] * k[c * EN_KV_BLOCK + j];
             highest = scores[j] > highest ? scores[j] : highest;
         }
         float keep = expf(peak[i] - highest);
@@ -239,7 +253,7 @@ static void attend(const float *q, int n_queries, const int32_t *limits, const u
         for (int j = 0; j < limits[i]; j++) {
             float p = expf(scores[j] - highest);
             total[i] += p;
-            for (int c = 0; c < head_dim; c++) out[c] += p * en_half_to_float(v[j * head_dim + c]);
+            for (int c = 0; c < head_dim; c++) out[c] += p * v[j * head_dim + c];
         }
     }
 }
@@ -255,5 +269,8 @@ const en_isa en_isa_portable = {
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,
     .to_half = to_half,
+    .half_to_float = half_to_float,
+    .keys_from_int8 = keys_from_int8,
+    .values_from_int8 = values_from_int8,
     .attend = attend,
 };

@@ -22,14 +22,10 @@ void en_rotate_and_keep(step *s, int row) {
     float scale = 1.0f / sqrtf((float)head_dim);
     for (int h = 0; h < g->n_heads; h++) rotate(q + h * head_dim, turn, g->n_rot);
     for (int i = 0; i < c->q_dim; i++) q[i] *= scale;
-    uint16_t half[512];
     for (int h = 0; h < g->n_kv_heads; h++) {
         rotate(k + h * head_dim, turn, g->n_rot);
-        c->model->isa->to_half(k + h * head_dim, head_dim, half);
-        uint16_t *keys = en_kv_keys(&c->kv, place->seq, block, s->layer_number, h) + slot;
-        for (int i = 0; i < head_dim; i++) keys[i * EN_KV_BLOCK] = half[i];
-        uint16_t *values = en_kv_values(&c->kv, place->seq, block, s->layer_number, h);
-        c->model->isa->to_half(v + h * head_dim, head_dim, values + slot * head_dim);
+        void *head = en_kv_head(&c->kv, place->seq, block, s->layer_number, h);
+        en_kv_keep(c->model->isa, c->kv.type, head, head_dim, slot, k + h * head_dim, v + h * head_dim);
     }
 }
 
@@ -38,6 +34,7 @@ static void attend_chunk(void *argument, int chunk, int thread) {
     step *s = argument;
     en_context *c = s->c;
     const en_config *g = &c->model->config;
+    const en_isa *isa = c->model->isa;
     thread_memory *memory = &c->threads[thread];
     /* The last rows of a prompt see most: they come first, so that no thread ends with the longest task. */
     const attend_task *task = &c->tasks[c->n_tasks - 1 - chunk / g->n_kv_heads];
@@ -60,9 +57,9 @@ static void attend_chunk(void *argument, int chunk, int thread) {
             int visible = places[i / group].position + 1 - block * EN_KV_BLOCK;
             limits[i] = visible < 0 ? 0 : visible > EN_KV_BLOCK ? EN_KV_BLOCK : visible;
         }
-        c->model->isa->attend(memory->q, n_queries, limits, en_kv_keys(&c->kv, places->seq, block, s->layer_number, head),
-                              en_kv_values(&c->kv, places->seq, block, s->layer_number, head), head_dim, memory->out, peak,
-                              total, memory->attend);
+        const void *kept = en_kv_head(&c->kv, places->seq, block, s->layer_number, head);
+        en_kv_spread(isa, c->kv.type, kept, head_dim, memory->k, memory->v);
+        isa->attend(memory->q, n_queries, limits, memory->k, memory->v, head_dim, memory->out, peak, total, memory->attend);
     }
     for (int i = 0; i < n_queries; i++) {
         size_t row = task->first_row + i / group;

@@ -44,9 +44,10 @@ static size_t lay_out(en_context *c, uint8_t *memory) {
 
 static int lay_out_threads(en_context *c, int n_threads) {
     size_t head = (size_t)c->model->config.head_dim;
-    size_t kernel = EN_SCRATCH_BYTES, attend = aligned(en_attend_floats((int)head) * sizeof(float));
-    size_t queries = aligned(EN_MAX_QUERIES * head * sizeof(float));
-    size_t partial = aligned((size_t)c->n_ubatch * EN_TILE * sizeof(float)), each = kernel + attend + 2 * queries + partial;
+    size_t kernel = EN_SCRATCH_BYTES, attend = EN_ATTEND_FLOATS * sizeof(float);
+    size_t block = EN_KV_BLOCK * head * sizeof(float), queries = EN_MAX_QUERIES * head * sizeof(float);
+    size_t partial = aligned((size_t)c->n_ubatch * EN_TILE * sizeof(float));
+    size_t each = kernel + attend + 2 * block + 2 * queries + partial;
     uint8_t *memory = aligned_alloc(64, each * n_threads);
     if (!memory) return EN_NO_MEMORY;
     free(c->thread_block);
@@ -55,6 +56,8 @@ static int lay_out_threads(en_context *c, int n_threads) {
         uint8_t *next = memory + each * i;
         c->threads[i].kernel = cut(&next, kernel);
         c->threads[i].attend = cut(&next, attend);
+        c->threads[i].k = cut(&next, block);
+        c->threads[i].v = cut(&next, block);
         c->threads[i].q = cut(&next, queries);
         c->threads[i].out = cut(&next, queries);
         c->threads[i].partial = cut(&next, partial);
@@ -62,11 +65,15 @@ static int lay_out_threads(en_context *c, int n_threads) {
     return EN_OK;
 }
 
-en_context *en_context_new(const en_model *model, int n_ctx, int n_seq_max, int n_ubatch, int n_threads, char *error,
-                           size_t error_size) {
+en_context *en_context_new(const en_model *model, int n_ctx, int n_seq_max, int n_ubatch, int n_threads, int kv_type,
+                           char *error, size_t error_size) {
     const en_config *g = &model->config;
     if (n_ctx < 1 || n_ctx > 1 << 24 || n_seq_max < 1 || n_seq_max > 1 << 16 || n_ubatch < 1 || n_ubatch > 1 << 16) {
         snprintf(error, error_size, "context, sequences or rows are out of range");
+        return NULL;
+    }
+    if (kv_type != EN_F16 && kv_type != EN_Q8_0) {
+        snprintf(error, error_size, "KV is kept as F16 or Q8_0, not as type %d", kv_type);
         return NULL;
     }
     en_context *c = calloc(1, sizeof *c);
@@ -80,7 +87,8 @@ en_context *en_context_new(const en_model *model, int n_ctx, int n_seq_max, int 
     size_t n_bytes = lay_out(c, NULL);
     c->memory = aligned_alloc(64, aligned(n_bytes));
     if (c->memory) lay_out(c, c->memory);
-    int failed = !c->memory || en_kv_init(&c->kv, g, n_ctx, n_seq_max) != EN_OK || en_set_threads(c, n_threads) != EN_OK;
+    int failed = !c->memory || en_kv_init(&c->kv, g, kv_type, n_ctx, n_seq_max) != EN_OK ||
+                 en_set_threads(c, n_threads) != EN_OK;
     if (failed) {
         snprintf(error, error_size, "no memory or no threads for the context");
         en_context_free(c);

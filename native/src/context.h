@@ -16,7 +16,8 @@ typedef struct attend_task {
 
 typedef struct thread_memory {
     uint8_t *kernel;  /* EN_SCRATCH_BYTES */
-    float *attend;    /* of the attend kernel */
+    float *attend;    /* EN_ATTEND_FLOATS */
+    float *k, *v;     /* a block of one KV head, spread out */
     float *q, *out;   /* EN_MAX_QUERIES by head_dim */
     float *partial;   /* n_ubatch by EN_TILE, for a last tile that is not full */
 } thread_memory;

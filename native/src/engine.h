@@ -44,16 +44,17 @@ void en_pack(const en_isa *isa, const en_tensor *tensor, void *memory, en_matrix
 
 /* kv.c: blocks of 32 tokens, each holding K and V of all layers; sequences share them by reference counts. */
 typedef struct en_kv {
+    int type; /* EN_F16 or EN_Q8_0 */
     uint8_t *memory;
     size_t memory_bytes, block_bytes, head_bytes;
     int n_blocks, n_free, n_seqs, max_blocks;
-    int n_kv_heads, head_dim;
+    int n_kv_heads;
     int32_t *free_blocks, *n_refs;
     int32_t *lengths; /* tokens of each sequence */
     int32_t *tables;  /* n_seqs by max_blocks */
 } en_kv;
 
-int en_kv_init(en_kv *kv, const en_config *config, int n_ctx, int n_seqs);
+int en_kv_init(en_kv *kv, const en_config *config, int type, int n_ctx, int n_seqs);
 void en_kv_drop(en_kv *kv);
 /* Blocks that n more tokens of a sequence take: new ones, and a copy of a last one it shares. */
 int en_kv_need(const en_kv *kv, int seq, int length, int n);
@@ -61,7 +62,16 @@ int en_kv_need(const en_kv *kv, int seq, int length, int n);
 void en_kv_extend(en_kv *kv, int seq, int n);
 void en_kv_trim(en_kv *kv, int seq, int n_tokens);
 void en_kv_share(en_kv *kv, int src, int dst, int n_tokens);
-uint16_t *en_kv_keys(const en_kv *kv, int seq, int block, int layer, int head);
-uint16_t *en_kv_values(const en_kv *kv, int seq, int block, int layer, int head);
+void *en_kv_block(const en_kv *kv, int seq, int block);
+/* What one KV head of a layer keeps of a block, for the functions of kv_head.c. */
+void *en_kv_head(const en_kv *kv, int seq, int block, int layer, int head);
+
+/* kv_head.c */
+enum { EN_MAX_HEAD_DIM = 512 };
+size_t en_kv_head_bytes(int type, int head_dim);
+/* Put k and v of one token at its slot of the block. */
+void en_kv_keep(const en_isa *isa, int type, void *head, int head_dim, int slot, const float *k, const float *v);
+/* Give the whole block as floats, k[head_dim][32] and v[32][head_dim]. */
+void en_kv_spread(const en_isa *isa, int type, const void *head, int head_dim, float *k, float *v);
 
 #endif

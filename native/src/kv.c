@@ -5,10 +5,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-int en_kv_init(en_kv *kv, const en_config *config, int n_ctx, int n_seqs) {
-    *kv = (en_kv){.n_seqs = n_seqs, .n_kv_heads = config->n_kv_heads, .head_dim = config->head_dim};
+int en_kv_init(en_kv *kv, const en_config *config, int type, int n_ctx, int n_seqs) {
+    *kv = (en_kv){.type = type, .n_seqs = n_seqs, .n_kv_heads = config->n_kv_heads};
     kv->n_blocks = kv->n_free = kv->max_blocks = (n_ctx + EN_KV_BLOCK - 1) / EN_KV_BLOCK;
-    kv->head_bytes = (size_t)2 * EN_KV_BLOCK * config->head_dim * sizeof(uint16_t);
+    kv->head_bytes = en_kv_head_bytes(type, config->head_dim);
     kv->block_bytes = kv->head_bytes * config->n_kv_heads * config->n_layers;
     kv->memory_bytes = kv->block_bytes * kv->n_blocks;
     kv->free_blocks = malloc(sizeof(int32_t) * kv->n_blocks);
@@ -81,15 +81,10 @@ void en_kv_share(en_kv *kv, int src, int dst, int n_tokens) {
     kv->lengths[dst] = n_tokens;
 }
 
-static uint8_t *head_at(const en_kv *kv, int seq, int block, int layer, int head) {
-    size_t at = (size_t)table_of(kv, seq)[block] * kv->block_bytes;
-    return kv->memory + at + ((size_t)layer * kv->n_kv_heads + head) * kv->head_bytes;
+void *en_kv_block(const en_kv *kv, int seq, int block) {
+    return kv->memory + (size_t)table_of(kv, seq)[block] * kv->block_bytes;
 }
 
-uint16_t *en_kv_keys(const en_kv *kv, int seq, int block, int layer, int head) {
-    return (uint16_t *)head_at(kv, seq, block, layer, head);
-}
-
-uint16_t *en_kv_values(const en_kv *kv, int seq, int block, int layer, int head) {
-    return (uint16_t *)head_at(kv, seq, block, layer, head) + (size_t)EN_KV_BLOCK * kv->head_dim;
+void *en_kv_head(const en_kv *kv, int seq, int block, int layer, int head) {
+    return (uint8_t *)en_kv_block(kv, seq, block) + ((size_t)layer * kv->n_kv_heads + head) * kv->head_bytes;
 }

@@ -56,7 +56,7 @@ static const char *unfit(const en_config *c) {
     if (c->n_heads < 1 || c->n_kv_heads < 1 || c->n_heads % c->n_kv_heads || c->n_heads / c->n_kv_heads > EN_MAX_QUERIES)
         return "the heads do not divide into groups the kernels can take";
     if (c->n_embd % 32 || c->n_ff % 32) return "embedding or feed-forward length is no multiple of 32";
-    if (c->head_dim < 16 || c->head_dim % 16 || c->head_dim > 512) return "the head dimension is no multiple of 16 up to 512";
+    if (c->head_dim < 16 || c->head_dim % 16 || c->head_dim > EN_MAX_HEAD_DIM) return "the head dimension is no multiple of 16 up to 512";
     if ((c->n_heads * c->head_dim) % 32) return "the attention's width is no multiple of 32";
     if (c->n_rot < 2 || c->n_rot % 2 || c->n_rot > c->head_dim) return "the rotary dimension does not fit the head";
     if (c->n_vocab < 1) return "the vocabulary is empty";

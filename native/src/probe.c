@@ -52,22 +52,45 @@ int en_dequantize(const en_tensor *tensor, int64_t row, float *out) {
     return EN_OK;
 }
 
-int en_softmax_attention(int isa, const float *q, int n_queries, const int32_t *limits, const uint16_t *k,
-                         const uint16_t *v, int n_blocks, int head_dim, float *out) {
+int en_keep_and_spread(int isa, int kv_type, const float *k, const float *v, int n_tokens, int head_dim, float *k_back,
+                       float *v_back) {
+    if (!can_run(isa) || (kv_type != EN_F16 && kv_type != EN_Q8_0)) return EN_BAD_ROWS;
+    if (n_tokens < 0 || n_tokens > EN_KV_BLOCK || head_dim < 16 || head_dim % 16 || head_dim > EN_MAX_HEAD_DIM)
+        return EN_BAD_ROWS;
+    size_t n = (size_t)EN_KV_BLOCK * head_dim, n_bytes = en_kv_head_bytes(kv_type, head_dim);
+    void *head = take(n_bytes);
+    float *floats = take(2 * n * sizeof(float));
+    int status = head && floats ? EN_OK : EN_NO_MEMORY;
+    if (status == EN_OK) {
+        memset(head, 0, n_bytes);
+        for (int j = 0; j < n_tokens; j++)
+            en_kv_keep(en_isa_at(isa), kv_type, head, head_dim, j, k + (size_t)j * head_dim, v + (size_t)j * head_dim);
+        en_kv_spread(en_isa_at(isa), kv_type, head, head_dim, floats, floats + n);
+        memcpy(k_back, floats, n * sizeof(float));
+        memcpy(v_back, floats + n, n * sizeof(float));
+    }
+    free(head), free(floats);
+    return status;
+}
+
+int en_softmax_attention(int isa, const float *q, int n_queries, const int32_t *limits, const float *k, const float *v,
+                         int n_blocks, int head_dim, float *out) {
     if (!can_run(isa) || n_queries < 1 || n_queries > EN_MAX_QUERIES || head_dim % 16) return EN_BAD_ROWS;
     float peak[EN_MAX_QUERIES], total[EN_MAX_QUERIES];
     int32_t here[EN_MAX_QUERIES];
-    float *scratch = take(en_attend_floats(head_dim) * sizeof(float));
+    size_t step = (size_t)EN_KV_BLOCK * head_dim;
+    float *scratch = take((EN_ATTEND_FLOATS + 2 * step) * sizeof(float)), *block = scratch + EN_ATTEND_FLOATS;
     if (!scratch) return EN_NO_MEMORY;
     memset(out, 0, sizeof(float) * n_queries * head_dim);
     for (int i = 0; i < n_queries; i++) peak[i] = -INFINITY, total[i] = 0.0f;
-    size_t step = (size_t)EN_KV_BLOCK * head_dim;
     for (int b = 0; b < n_blocks; b++) {
         for (int i = 0; i < n_queries; i++) {
             int visible = limits[i] - b * EN_KV_BLOCK;
             here[i] = visible < 0 ? 0 : visible > EN_KV_BLOCK ? EN_KV_BLOCK : visible;
         }
-        en_isa_at(isa)->attend(q, n_queries, here, k + b * step, v + b * step, head_dim, out, peak, total, scratch);
+        memcpy(block, k + b * step, step * sizeof(float)); /* the caller's are not aligned */
+        memcpy(block + step, v + b * step, step * sizeof(float));
+        en_isa_at(isa)->attend(q, n_queries, here, block, block + step, head_dim, out, peak, total, scratch);
     }
     for (int i = 0; i < n_queries; i++)
         for (int c = 0; c < head_dim; c++) out[i * head_dim + c] /= total[i];

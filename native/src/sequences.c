@@ -31,7 +31,7 @@ uint64_t en_seq_bytes(const en_context *c, int seq_id) {
 int en_seq_save(const en_context *c, int seq_id, void *state) {
     if (!is_seq(c, seq_id)) return EN_BAD_SEQ;
     for (uint64_t i = 0; i < blocks_of(c->kv.lengths[seq_id]); i++)
-        memcpy((uint8_t *)state + i * c->kv.block_bytes, en_kv_keys(&c->kv, seq_id, (int)i, 0, 0), c->kv.block_bytes);
+        memcpy((uint8_t *)state + i * c->kv.block_bytes, en_kv_block(&c->kv, seq_id, (int)i), c->kv.block_bytes);
     return EN_OK;
 }
 
@@ -41,6 +41,6 @@ int en_seq_load(en_context *c, int seq_id, int n_tokens, const void *state, uint
     if (en_kv_need(&c->kv, seq_id, 0, n_tokens) > c->kv.n_free) return EN_NO_CELLS;
     en_kv_extend(&c->kv, seq_id, n_tokens);
     for (uint64_t i = 0; i < blocks_of(n_tokens); i++)
-        memcpy(en_kv_keys(&c->kv, seq_id, (int)i, 0, 0), (const uint8_t *)state + i * c->kv.block_bytes, c->kv.block_bytes);
+        memcpy(en_kv_block(&c->kv, seq_id, (int)i), (const uint8_t *)state + i * c->kv.block_bytes, c->kv.block_bytes);
     return EN_OK;
 }

@@ -60,7 +60,7 @@ static int products(void) {
     return 0;
 }
 
-static int steps(int which) {
+static int steps(int which, int kv_type) {
     en_config g = {.n_layers = 2, .n_embd = 64, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .n_ff = 96, .n_vocab = 77,
                    .n_rot = 16, .rope_freq_base = 10000.0f, .norm_eps = 1e-5f};
     enum { N = EN_FIRST_LAYER + 2 * EN_PER_LAYER };
@@ -73,7 +73,7 @@ static int steps(int which) {
     char error[256];
     en_model *model = en_model_new(&g, t, N, -1, error, sizeof error);
     if (!model) return printf("%s\n", error), 1;
-    en_context *c = en_context_new(model, 128, 4, 24, 3, error, sizeof error);
+    en_context *c = en_context_new(model, 128, 4, 24, 3, kv_type, error, sizeof error);
     if (!c) return printf("%s\n", error), 1;
     int32_t ids[128];
     for (int i = 0; i < 128; i++) ids[i] = (int32_t)(next() % 77);
@@ -108,7 +108,7 @@ static int steps(int which) {
 int main(void) {
     int failed = products();
     for (int which = 0; which < N_TYPES; which++)
-        if (types[which].cols <= 32) failed |= steps(which);
+        if (types[which].cols <= 32) failed |= steps(which, EN_F16) | steps(which, EN_Q8_0);
     puts(failed ? "failed" : "all good");
     return failed;
 }

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_rt.backends.native_library import TYPES, Tensor, isa_names, load_native
+from edge_rt.backends.native_library import KV_TYPES, TYPES, Tensor, isa_names, load_native
 from edge_rt.catalog.ggml_types import GGML_TYPES
 from edge_rt.errors import BackendUnavailableError
 
@@ -175,8 +175,8 @@ def test_attention_by_blocks_is_the_softmax_over_all(isa: int, n_queries: int, h
     rng = np.random.default_rng(n_queries)
     n_blocks = 4
     q = rng.standard_normal((n_queries, head_dim)).astype(np.float32)
-    k = rng.standard_normal((n_blocks * 32, head_dim)).astype(np.float16)
-    v = rng.standard_normal((n_blocks * 32, head_dim)).astype(np.float16)
+    k = rng.standard_normal((n_blocks * 32, head_dim)).astype(np.float32)
+    v = rng.standard_normal((n_blocks * 32, head_dim)).astype(np.float32)
     limits = np.sort(rng.integers(1, n_blocks * 32 + 1, n_queries).astype(np.int32))
     hidden_k, hidden_v = k.copy(), v.copy()
     hidden_k[limits[-1] :] = np.nan  # what no query may see, as a block's former owner may have left it
@@ -200,3 +200,46 @@ def test_attention_by_blocks_is_the_softmax_over_all(isa: int, n_queries: int, h
         weight = np.exp(scores - scores.max())
         expected = weight @ v[:limit].astype(np.float64) / weight.sum()
         assert np.abs(out[i] - expected).max() < 2e-5
+
+
+def kept(isa: int, kv_type: str, k: NDArray[np.float32], v: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
+    """Put the tokens of k and v, row after row, into a block and read it back; what is not written is zero."""
+    head_dim = k.shape[1]
+    k_back, v_back = np.empty((head_dim, 32), np.float32), np.empty((32, head_dim), np.float32)
+    status = LIB.en_keep_and_spread(
+        isa,
+        KV_TYPES[kv_type],
+        k.ctypes.data,
+        v.ctypes.data,
+        len(k),
+        head_dim,
+        k_back.ctypes.data,
+        v_back.ctypes.data,
+    )
+    assert status == 0
+    return np.ascontiguousarray(k_back.T), v_back
+
+
+def kept_by_numpy(kv_type: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    if kv_type == "f16":
+        return x.astype(np.float16).astype(np.float32)
+    peak = np.abs(x).max(axis=1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(peak > np.float32(1e-36), np.float32(127) / peak, np.float32(0)).astype(np.float32)
+    return np.asarray(np.rint(x * inverse).astype(np.int8) * (peak / np.float32(127)), np.float32)
+
+
+@pytest.mark.parametrize("isa", range(len(ISAS)), ids=ISAS)
+@pytest.mark.parametrize("kv_type", list(KV_TYPES))
+@given(head_dim=st.sampled_from([16, 64, 80, 512]), n_tokens=st.integers(0, 32), seed=st.integers(0, 2**32 - 1))
+def test_kept_keys_and_values_come_back_rounded_once(
+    isa: int, kv_type: str, head_dim: int, n_tokens: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    # tokens of very different size, some of them nothing, and one value that stands out of its token
+    sizes = 10.0 ** rng.integers(-6, 4, (2, n_tokens, 1)) * rng.integers(0, 2, (2, n_tokens, 1))
+    k, v = (rng.standard_normal((2, n_tokens, head_dim)) * sizes).astype(np.float32)
+    k[:, 3] *= 8
+    for ours, x in zip(kept(isa, kv_type, k, v), (k, v), strict=True):
+        assert ours[:n_tokens].tobytes() == kept_by_numpy(kv_type, x).tobytes()
+        assert not ours[n_tokens:].any()
