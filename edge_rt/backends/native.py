@@ -224,7 +224,7 @@ class NativeSession:
         base = self._bytes.ctypes.data + header.data_offset
         tensors = (Tensor * len(names))(*(_tensor(base, by_name.get(name)) for name in names))
         error = ctypes.create_string_buffer(256)
-        self._model = self._lib.en_model_new(ctypes.byref(config), tensors, len(names), -1, error, len(error))
+        self._model = self._lib.en_model_new(ctypes.byref(config), tensors, len(names), -1, None, 0, error, len(error))
         if not self._model:
             raise BackendLoadError(model=file.model, reason=error.value.decode())
         self._mapping.madvise(mmap.MADV_DONTNEED)  # all is packed; the rows of the embedding come back as they are used

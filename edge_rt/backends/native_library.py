@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_rt.errors import BackendUnavailableError
 
-ABI = 2
+ABI = 3
 NO_CELLS = 1
 ERRORS = {
     2: "rows that do not follow their sequence, or a token outside the vocabulary",
@@ -87,7 +87,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_isa_count": (_INT, ()),
     "en_isa_name": (ctypes.c_char_p, (_INT,)),
     "en_isa_usable": (_INT, (_INT,)),
-    "en_model_new": (_POINTER, (_POINTER, _POINTER, _INT, _INT, ctypes.c_char_p, _SIZE)),
+    "en_layout": (ctypes.c_char_p, ()),
+    "en_pack_model": (ctypes.c_int64, (_POINTER, _POINTER, _INT, _INT, _POINTER, ctypes.c_char_p, _SIZE)),
+    "en_model_new": (_POINTER, (_POINTER, _POINTER, _INT, _INT, _POINTER, ctypes.c_uint64, ctypes.c_char_p, _SIZE)),
     "en_model_free": (None, (_POINTER,)),
     "en_model_bytes": (ctypes.c_uint64, (_POINTER,)),
     "en_model_isa": (ctypes.c_char_p, (_POINTER,)),

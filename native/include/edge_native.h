@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define EN_API __attribute__((visibility("default")))
-#define EN_ABI 2
+#define EN_ABI 3
 
 /* The numbers of ggml_type. */
 enum en_type {
@@ -61,10 +61,18 @@ EN_API int en_isa_count(void);
 EN_API const char *en_isa_name(int isa);
 EN_API int en_isa_usable(int isa);
 
-/* Pack the weights. The data of EN_TOKEN_EMBD must stay readable while the model lives, the rest may go.
- * isa -1 takes the best usable. */
-EN_API en_model *en_model_new(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, char *error,
-                              size_t error_size);
+/* What packed weights look like: memory packed by a library of another layout is of no use. */
+#define EN_LAYOUT "16x4-1"
+EN_API const char *en_layout(void);
+
+/* Pack the weights into memory, 64-aligned, of as many bytes as a first call with NULL gives; -1 with the reason in error. */
+EN_API int64_t en_pack_model(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, void *memory,
+                             char *error, size_t error_size);
+
+/* Open a model of packed weights, which stay the caller's, or with NULL pack into memory of its own. The data of
+ * EN_TOKEN_EMBD must stay readable while the model lives, the rest may go. isa -1 takes the best usable. */
+EN_API en_model *en_model_new(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, const void *packed,
+                              uint64_t packed_bytes, char *error, size_t error_size);
 EN_API void en_model_free(en_model *model);
 EN_API uint64_t en_model_bytes(const en_model *model);
 EN_API const char *en_model_isa(const en_model *model);

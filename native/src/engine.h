@@ -26,7 +26,7 @@ struct en_model {
     const float *output_norm;
     en_matrix output;
     en_layer *layers;
-    uint8_t *arena;
+    uint8_t *arena; /* NULL where the packed weights belong to the caller */
     size_t arena_bytes;
 };
 
@@ -40,7 +40,9 @@ void en_row_to_float(const en_tensor *tensor, int64_t row, float *out);
 /* pack.c */
 size_t en_packed_bytes(const en_tensor *tensor);
 /* Pack into memory of en_packed_bytes, aligned to 64. */
-void en_pack(const en_isa *isa, const en_tensor *tensor, void *memory, en_matrix *matrix);
+void en_pack(const en_tensor *tensor, void *memory);
+/* A tensor that is packed at tiles. */
+en_matrix en_matrix_of(const en_isa *isa, const en_tensor *tensor, void *tiles);
 
 /* kv.c: blocks of 32 tokens, each holding K and V of all layers; sequences share them by reference counts. */
 typedef struct en_kv {

@@ -8,6 +8,8 @@
 
 int en_abi(void) { return EN_ABI; }
 
+const char *en_layout(void) { return EN_LAYOUT; }
+
 static const char *const layer_names[EN_PER_LAYER] = {
     "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down",
 };
@@ -63,26 +65,55 @@ static const char *unfit(const en_config *c) {
     return NULL;
 }
 
+/* Where the next tensor goes; pack says whether to put it there or only to count. */
 typedef struct arena {
-    uint8_t *next;
+    uint8_t *start;
+    size_t n_bytes;
+    int packs;
 } arena;
 
-static void pack(const en_model *model, arena *a, const en_tensor *tensor, en_matrix *matrix) {
-    en_pack(model->isa, tensor, a->next, matrix);
-    a->next += en_packed_bytes(tensor);
+static void *take(arena *a, size_t n_bytes) {
+    void *at = a->start + a->n_bytes;
+    a->n_bytes += n_bytes;
+    return at;
 }
 
-static size_t norm_bytes(const en_tensor *tensor) { return ((size_t)tensor->n_cols * 4 + 63) / 64 * 64; }
-
-static const float *keep_norm(arena *a, const en_tensor *tensor) {
-    float *to = (float *)a->next;
-    memcpy(to, tensor->data, (size_t)tensor->n_cols * sizeof *to);
-    a->next += norm_bytes(tensor);
-    return to;
+static en_matrix matrix_at(arena *a, const en_isa *isa, const en_tensor *tensor) {
+    void *tiles = take(a, en_packed_bytes(tensor));
+    if (a->packs) en_pack(tensor, tiles);
+    return en_matrix_of(isa, tensor, tiles);
 }
 
-en_model *en_model_new(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, char *error,
-                       size_t error_size) {
+static const float *norm_at(arena *a, const en_tensor *tensor) {
+    size_t n_bytes = (size_t)tensor->n_cols * sizeof(float);
+    float *at = take(a, (n_bytes + 63) / 64 * 64);
+    if (a->packs) memcpy(at, tensor->data, n_bytes);
+    return at;
+}
+
+/* The one order of all that is packed. */
+static void lay_out(en_model *model, const en_tensor *tensors, arena *a) {
+    const en_isa *isa = model->isa;
+    for (int i = 0; i < model->config.n_layers; i++) {
+        const en_tensor *t = tensors + EN_FIRST_LAYER + i * EN_PER_LAYER;
+        model->layers[i] = (en_layer){
+            .attn_norm = norm_at(a, &t[EN_ATTN_NORM]),
+            .ffn_norm = norm_at(a, &t[EN_FFN_NORM]),
+            .q = matrix_at(a, isa, &t[EN_ATTN_Q]),
+            .k = matrix_at(a, isa, &t[EN_ATTN_K]),
+            .v = matrix_at(a, isa, &t[EN_ATTN_V]),
+            .out = matrix_at(a, isa, &t[EN_ATTN_OUT]),
+            .gate = matrix_at(a, isa, &t[EN_FFN_GATE]),
+            .up = matrix_at(a, isa, &t[EN_FFN_UP]),
+            .down = matrix_at(a, isa, &t[EN_FFN_DOWN]),
+        };
+    }
+    model->output_norm = norm_at(a, &tensors[EN_OUTPUT_NORM]);
+    model->output = matrix_at(a, isa, &tensors[tensors[EN_OUTPUT].data ? EN_OUTPUT : EN_TOKEN_EMBD]);
+}
+
+/* A model whose layers point into no memory yet. */
+static en_model *plan(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, char *error, size_t error_size) {
     loader l = {config, tensors, error, error_size};
     const char *problem = unfit(config);
     if (!problem && n_tensors != EN_FIRST_LAYER + config->n_layers * EN_PER_LAYER) problem = "the number of tensors is wrong";
@@ -95,44 +126,60 @@ en_model *en_model_new(const en_config *config, const en_tensor *tensors, int n_
     if (!check_all(&l)) return NULL;
     en_model *model = calloc(1, sizeof *model);
     en_layer *layers = calloc((size_t)config->n_layers, sizeof *layers);
-    const en_tensor *output = &tensors[tensors[EN_OUTPUT].data ? EN_OUTPUT : EN_TOKEN_EMBD];
-    size_t n_bytes = en_packed_bytes(output);
-    for (int i = EN_OUTPUT_NORM; i < n_tensors; i++)
-        if (i != EN_OUTPUT) n_bytes += tensors[i].n_rows == 1 ? norm_bytes(&tensors[i]) : en_packed_bytes(&tensors[i]);
-    void *memory = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!model || !layers || memory == MAP_FAILED) {
-        snprintf(error, error_size, "no memory for %zu bytes of packed weights", n_bytes);
-        if (memory != MAP_FAILED) munmap(memory, n_bytes);
+    if (!model || !layers) {
+        snprintf(error, error_size, "no memory for %d layers", config->n_layers);
         free(layers);
         free(model);
         return NULL;
     }
-    madvise(memory, n_bytes, MADV_HUGEPAGE);
-    *model = (en_model){.config = *config, .isa = chosen, .token_embd = tensors[EN_TOKEN_EMBD], .layers = layers,
-                        .arena = memory, .arena_bytes = n_bytes};
-    arena a = {memory};
-    for (int i = 0; i < config->n_layers; i++) {
-        const en_tensor *t = tensors + EN_FIRST_LAYER + i * EN_PER_LAYER;
-        en_layer *layer = &layers[i];
-        layer->attn_norm = keep_norm(&a, &t[EN_ATTN_NORM]);
-        layer->ffn_norm = keep_norm(&a, &t[EN_FFN_NORM]);
-        pack(model, &a, &t[EN_ATTN_Q], &layer->q);
-        pack(model, &a, &t[EN_ATTN_K], &layer->k);
-        pack(model, &a, &t[EN_ATTN_V], &layer->v);
-        pack(model, &a, &t[EN_ATTN_OUT], &layer->out);
-        pack(model, &a, &t[EN_FFN_GATE], &layer->gate);
-        pack(model, &a, &t[EN_FFN_UP], &layer->up);
-        pack(model, &a, &t[EN_FFN_DOWN], &layer->down);
+    *model = (en_model){.config = *config, .isa = chosen, .token_embd = tensors[EN_TOKEN_EMBD], .layers = layers};
+    arena counting = {.start = NULL};
+    lay_out(model, tensors, &counting);
+    model->arena_bytes = counting.n_bytes;
+    return model;
+}
+
+int64_t en_pack_model(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, void *memory, char *error,
+                      size_t error_size) {
+    en_model *model = plan(config, tensors, n_tensors, isa, error, error_size);
+    if (!model) return -1;
+    int64_t n_bytes = (int64_t)model->arena_bytes;
+    arena a = {.start = memory, .packs = 1};
+    if (memory) lay_out(model, tensors, &a);
+    en_model_free(model);
+    return n_bytes;
+}
+
+en_model *en_model_new(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, const void *packed,
+                       uint64_t packed_bytes, char *error, size_t error_size) {
+    en_model *model = plan(config, tensors, n_tensors, isa, error, error_size);
+    if (!model) return NULL;
+    /* What is packed is only read. */
+    arena a = {.start = (uint8_t *)(uintptr_t)packed, .packs = !packed};
+    if (packed && packed_bytes != model->arena_bytes) {
+        snprintf(error, error_size, "packed weights have %llu bytes, %zu are needed", (unsigned long long)packed_bytes,
+                 model->arena_bytes);
+    } else if (!packed) {
+        void *own = mmap(NULL, model->arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (own == MAP_FAILED) {
+            snprintf(error, error_size, "no memory for %zu bytes of packed weights", model->arena_bytes);
+        } else {
+            madvise(own, model->arena_bytes, MADV_HUGEPAGE);
+            model->arena = a.start = own;
+        }
     }
-    model->output_norm = keep_norm(&a, &tensors[EN_OUTPUT_NORM]);
-    pack(model, &a, output, &model->output);
-    mprotect(memory, n_bytes, PROT_READ);
+    if (!a.start || (packed && packed_bytes != model->arena_bytes)) {
+        en_model_free(model);
+        return NULL;
+    }
+    lay_out(model, tensors, &a);
+    if (model->arena) mprotect(model->arena, model->arena_bytes, PROT_READ);
     return model;
 }
 
 void en_model_free(en_model *model) {
     if (!model) return;
-    munmap(model->arena, model->arena_bytes);
+    if (model->arena) munmap(model->arena, model->arena_bytes);
     free(model->layers);
     free(model);
 }

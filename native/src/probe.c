@@ -21,8 +21,8 @@ int en_matmul(int isa, const en_tensor *w, const float *x, int m, float *y, int 
     int16_t *half_sums = take(m * n_blocks * 4);
     int status = packed && scratch && q && d && ds && out && sums && half_sums ? EN_OK : EN_NO_MEMORY;
     if (status == EN_OK) {
-        en_matrix matrix;
-        en_pack(en_isa_at(isa), w, packed, &matrix);
+        en_pack(w, packed);
+        en_matrix matrix = en_matrix_of(en_isa_at(isa), w, packed);
         if (cols >= EN_BLOCK)
             for (int t = 0; t < m; t++)
                 en_isa_at(isa)->quantize(x + t * k, (int)k, q + t * k, d + t * n_blocks, sums + t * n_blocks, ds + t * n_blocks,

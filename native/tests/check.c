@@ -71,7 +71,7 @@ static int steps(int which, int kv_type) {
         t[EN_FIRST_LAYER + i] = tensor(j == EN_ATTN_NORM || j == EN_FFN_NORM ? 0 : which, cols[j], rows[j]);
     }
     char error[256];
-    en_model *model = en_model_new(&g, t, N, -1, error, sizeof error);
+    en_model *model = en_model_new(&g, t, N, -1, NULL, 0, error, sizeof error);
     if (!model) return printf("%s\n", error), 1;
     en_context *c = en_context_new(model, 128, 4, 24, 3, kv_type, error, sizeof error);
     if (!c) return printf("%s\n", error), 1;
