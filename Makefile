@@ -34,7 +34,7 @@ test: lint
 bench: venv
 	$(BIN)/edge_rt bench
 
-CHECK = $(CC) -std=c17 -D_GNU_SOURCE -O1 -g -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror \
+CHECK = $${CC:-cc} -std=c17 -D_GNU_SOURCE -O1 -g -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror \
 	-Inative/include -Inative/kernels -Inative/src native/src/*.c native/kernels/*.c native/tests/check.c -lm -lpthread
 
 sanitize:

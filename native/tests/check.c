@@ -1,6 +1,9 @@
-/* Runs kernels and whole steps on random data, for builds with sanitizers: `make sanitize`. Exits 1 at a difference. */
+/* Runs kernels and whole steps on random data, with every instruction set that this CPU has, for builds with sanitizers
+ * (`make sanitize`) and for emulators. Prints which set a model would get. Exits 1 at a difference. */
 #include "edge_native.h"
+#include "kernels.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,95 +21,173 @@ static const struct { int type, cols, bytes; } types[] = {
 
 enum { N_TYPES = sizeof types / sizeof types[0] };
 
-/* Exactly as many bytes as the tensor has, so that one read too far is seen; halves are small and finite. */
-static en_tensor tensor(int which, int n_cols, int n_rows) {
-    size_t n_bytes = (size_t)n_cols / types[which].cols * types[which].bytes * n_rows;
-    uint8_t *data = malloc(n_bytes);
-    for (size_t i = 0; i < n_bytes; i++) data[i] = (uint8_t)next();
-    for (size_t at = 0; at < n_bytes; at += types[which].bytes) {
-        if (types[which].type == EN_F32) {
+enum fill { RANDOM, EXTREME, NO_SCALE, N_FILLS };
+
+static void put_scale(uint8_t *half, enum fill fill) {
+    half[1] = fill == NO_SCALE ? 0 : (uint8_t)((half[1] & 0x83) | 0x20); /* small and finite */
+    if (fill == NO_SCALE) half[0] = 0;
+}
+
+/* Exactly as many bytes as the tensor has, so that one read too far is seen. */
+static en_tensor tensor(int which, int n_cols, int n_rows, enum fill fill) {
+    static const uint8_t ends[] = {0x00, 0xff, 0x0f, 0xf0, 0x7f, 0x80};
+    int type = types[which].type, n_bytes = types[which].bytes, d = type == EN_Q6_K ? 208 : 0;
+    int has_minimum = type == EN_Q4_1 || type == EN_Q5_1 || type == EN_Q4_K || type == EN_Q5_K;
+    size_t n_blocks = (size_t)n_cols / types[which].cols * n_rows;
+    uint8_t *data = malloc(n_blocks * n_bytes);
+    for (uint8_t *block = data; block < data + n_blocks * n_bytes; block += n_bytes) {
+        int end = ends[next() % sizeof ends];
+        for (int i = 0; i < n_bytes; i++) block[i] = (uint8_t)(fill == EXTREME ? end : (int)next());
+        if (type == EN_F32) {
             float f = uniform();
-            memcpy(data + at, &f, sizeof f);
+            memcpy(block, &f, sizeof f);
         } else {
-            size_t d = types[which].type == EN_Q6_K ? at + 208 : at;
-            data[d + 1] = (uint8_t)((data[d + 1] & 0x83) | 0x20);
-            int type = types[which].type, has_minimum = type == EN_Q4_1 || type == EN_Q5_1 || type == EN_Q4_K || type == EN_Q5_K;
-            if (has_minimum) data[d + 3] = (uint8_t)((data[d + 3] & 0x83) | 0x20);
+            put_scale(block + d, fill);
+            if (has_minimum) put_scale(block + d + 2, fill);
         }
     }
-    return (en_tensor){data, n_bytes, n_cols, n_rows, types[which].type, 0};
+    return (en_tensor){data, n_blocks * n_bytes, n_cols, n_rows, type, 0};
+}
+
+/* Rows of the product by every instruction set, each to have the bits of the first. */
+static int product(int which, int n_cols, int n_rows, int m, enum fill fill) {
+    en_tensor w = tensor(which, n_cols, n_rows, fill);
+    size_t n = (size_t)m * n_rows, n_bytes = n * sizeof(float);
+    float *x = malloc(sizeof *x * m * n_cols), *start = malloc(n_bytes), *expected = malloc(n_bytes), *y = malloc(n_bytes);
+    for (int i = 0; i < m * n_cols; i++) x[i] = fill == EXTREME ? (i / 32 % 3 ? 3.0f : -3.0f) : uniform();
+    for (size_t i = 0; i < n; i++) start[i] = uniform();
+    int accumulate = (int)(next() % 2), failed = 0;
+    for (int isa = 0; isa < en_isa_count(); isa++) {
+        if (!en_isa_usable(isa)) continue;
+        memcpy(y, start, n_bytes);
+        failed |= en_matmul(isa, &w, x, m, y, accumulate) != EN_OK;
+        if (isa == 0) memcpy(expected, y, n_bytes);
+        if (memcmp(y, expected, n_bytes) == 0) continue;
+        printf("%s: product of type %d, %d x %d by %d, differs\n", en_isa_name(isa), w.type, n_rows, n_cols, m);
+        failed = 1;
+    }
+    free(x), free(start), free(expected), free(y), free((void *)w.data);
+    return failed;
 }
 
 static int products(void) {
-    for (int round = 0; round < 200; round++) {
-        int which = (int)(next() % N_TYPES), n_rows = 1 + (int)(next() % 40);
-        int n_cols = types[which].cols == 256 ? 256 * (1 + (int)(next() % 8)) : 32 * (1 + (int)(next() % 60));
-        int m = 1 + (int)(next() % 9);
-        en_tensor w = tensor(which, n_cols, n_rows);
-        float *x = malloc(sizeof *x * m * n_cols), *y[2];
-        for (int i = 0; i < m * n_cols; i++) x[i] = uniform();
-        for (int isa = 0; isa < en_isa_count() && isa < 2; isa++) {
-            y[isa] = calloc((size_t)m * n_rows, sizeof(float));
-            if (en_isa_usable(isa) && en_matmul(isa, &w, x, m, y[isa], round % 2) != EN_OK) return 1;
+    int failed = 0;
+    for (int which = 0; which < N_TYPES; which++)
+        for (int round = 0; round < 24; round++) {
+            int n_cols = types[which].cols == 1 ? 1 + (int)(next() % 400)
+                                                : types[which].cols * (1 + (int)(next() % (1600 / types[which].cols)));
+            failed |= product(which, n_cols, 1 + (int)(next() % 40), 1 + (int)(next() % 13), round % N_FILLS);
         }
-        if (en_isa_count() > 1 && en_isa_usable(1) && memcmp(y[0], y[1], sizeof(float) * m * n_rows) != 0) {
-            printf("product of type %d, %d x %d by %d differs\n", types[which].type, n_rows, n_cols, m);
-            return 1;
-        }
-        for (int isa = 0; isa < en_isa_count() && isa < 2; isa++) free(y[isa]);
-        free(x);
-        free((void *)w.data);
-    }
-    return 0;
+    return failed;
 }
 
-static int steps(int which, int kv_type) {
-    en_config g = {.n_layers = 2, .n_embd = 64, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .n_ff = 96, .n_vocab = 77,
-                   .n_rot = 16, .rope_freq_base = 10000.0f, .norm_eps = 1e-5f};
-    enum { N = EN_FIRST_LAYER + 2 * EN_PER_LAYER };
-    const int cols[EN_PER_LAYER] = {64, 64, 64, 64, 64, 64, 64, 64, 96}, rows[EN_PER_LAYER] = {1, 64, 32, 32, 64, 1, 96, 96, 64};
-    en_tensor t[N] = {tensor(4, 64, 77), tensor(0, 64, 1)};
-    for (int i = 0; i < 2 * EN_PER_LAYER; i++) {
-        int j = i % EN_PER_LAYER;
-        t[EN_FIRST_LAYER + i] = tensor(j == EN_ATTN_NORM || j == EN_FFN_NORM ? 0 : which, cols[j], rows[j]);
-    }
-    char error[256];
-    en_model *model = en_model_new(&g, t, N, -1, NULL, 0, error, sizeof error);
-    if (!model) return printf("%s\n", error), 1;
-    en_context *c = en_context_new(model, 128, 4, 24, 3, kv_type, error, sizeof error);
-    if (!c) return printf("%s\n", error), 1;
-    int32_t ids[128];
-    for (int i = 0; i < 128; i++) ids[i] = (int32_t)(next() % 77);
-    float *logits = malloc(sizeof(float) * 77 * 128), *again = malloc(sizeof(float) * 77 * 128);
+static int quantized(void) {
+    enum { N = 96 };
     int failed = 0;
+    for (int round = 0; round < 100; round++) {
+        float x[N], d[2][N / 32], size = ldexpf(1.0f, (int)(next() % 240) - 140);
+        int8_t q[2][N];
+        int32_t sums[2][N / 32];
+        int16_t half_sums[2][N / 16];
+        for (int i = 0; i < N; i++) x[i] = i < 32 && round % 8 == 0 ? 0.0f : uniform() * size;
+        for (int isa = 0; isa < en_isa_count(); isa++) {
+            if (!en_isa_usable(isa)) continue;
+            int at = isa > 0;
+            failed |= en_quantize(isa, x, N, q[at], d[at], sums[at], half_sums[at]) != EN_OK;
+            if (isa == 0) continue;
+            int differs = memcmp(q[0], q[1], sizeof q[0]) || memcmp(d[0], d[1], sizeof d[0]) ||
+                          memcmp(sums[0], sums[1], sizeof sums[0]) || memcmp(half_sums[0], half_sums[1], sizeof half_sums[0]);
+            if (differs) printf("%s: quantised activations differ\n", en_isa_name(isa));
+            failed |= differs;
+        }
+    }
+    return failed;
+}
+
+enum { N_VOCAB = 77, N_TENSORS = EN_FIRST_LAYER + 2 * EN_PER_LAYER };
+
+/* Steps of a context in many ways; logits takes those of the first 45 tokens. */
+static int run_steps(en_context *c, const int32_t *ids, float *logits) {
+    int failed = 0;
+    float *again = malloc(sizeof(float) * N_VOCAB * 128);
     for (int round = 0; round < 20 && !failed; round++) {
         en_rows first = {0, 0, 45, 2, ids}, more[] = {{0, 45, 1, 1, ids + 45}, {1, 33, 20, 2, ids + 33}};
         failed |= en_decode(c, &first, 1, logits) != EN_OK || en_seq_copy(c, 0, 1, 33) != EN_OK;
         failed |= en_decode(c, more, 2, again) != EN_OK;
-        failed |= memcmp(logits + 33 * 77, again + 77, sizeof(float) * 77 * 12) != 0; /* the same tokens, another way */
+        /* the same tokens, another way */
+        failed |= memcmp(logits + 33 * N_VOCAB, again + N_VOCAB, sizeof(float) * N_VOCAB * 12) != 0;
         en_rows flood = {2, 0, 100, 0, ids}, wrong = {3, 1, 1, 1, ids};
-        failed |= en_decode(c, &flood, 1, logits) != EN_NO_CELLS || en_decode(c, &wrong, 1, logits) != EN_BAD_ROWS;
+        failed |= en_decode(c, &flood, 1, again) != EN_NO_CELLS || en_decode(c, &wrong, 1, again) != EN_BAD_ROWS;
         uint64_t n_bytes = en_seq_bytes(c, 1);
         void *saved = malloc(n_bytes);
         failed |= en_seq_save(c, 1, saved) != EN_OK;
         for (int seq = 0; seq < 4; seq++) en_seq_trim(c, seq, 0);
         failed |= en_free_blocks(c) != 4 || en_seq_load(c, 3, 53, saved, n_bytes) != EN_OK;
         en_rows last = {3, 53, 1, 1, ids + 53};
-        failed |= en_decode(c, &last, 1, logits) != EN_OK || en_seq_length(c, 3) != 54;
+        failed |= en_decode(c, &last, 1, again) != EN_OK || en_seq_length(c, 3) != 54;
         en_seq_trim(c, 3, 0);
         failed |= en_set_threads(c, 1 + round % 4) != EN_OK;
         free(saved);
     }
-    if (failed) printf("steps with weights of type %d went wrong\n", types[which].type);
-    free(logits), free(again);
+    free(again);
+    return failed;
+}
+
+/* The largest difference between logits, against the largest logit. */
+static float distance(const float *a, const float *b, int n) {
+    float largest = 0.0f, apart = 0.0f;
+    for (int i = 0; i < n; i++) {
+        largest = fmaxf(largest, fabsf(a[i]));
+        apart = fmaxf(apart, isfinite(b[i]) ? fabsf(a[i] - b[i]) : INFINITY);
+    }
+    return apart / largest;
+}
+
+static int steps_of(int isa, int kv_type, const en_config *g, const en_tensor *t, const int32_t *ids, float *logits) {
+    char error[256];
+    en_model *model = en_model_new(g, t, N_TENSORS, isa, NULL, 0, error, sizeof error);
+    if (!model) return printf("%s\n", error), 1;
+    en_context *c = en_context_new(model, 128, 4, 24, 3, kv_type, error, sizeof error);
+    if (!c) return printf("%s\n", error), 1;
+    int failed = run_steps(c, ids, logits);
+    if (failed) printf("%s: steps with weights of type %d went wrong\n", en_isa_name(isa), t[EN_FIRST_LAYER + 1].type);
     en_context_free(c);
     en_model_free(model);
-    for (int i = 0; i < N; i++) free((void *)t[i].data);
+    return failed;
+}
+
+static int steps(int which, int kv_type) {
+    en_config g = {.n_layers = 2, .n_embd = 64, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .n_ff = 96,
+                   .n_vocab = N_VOCAB, .n_rot = 16, .rope_freq_base = 10000.0f, .norm_eps = 1e-5f};
+    const int cols[EN_PER_LAYER] = {64, 64, 64, 64, 64, 64, 64, 64, 96}, rows[EN_PER_LAYER] = {1, 64, 32, 32, 64, 1, 96, 96, 64};
+    en_tensor t[N_TENSORS] = {tensor(4, 64, N_VOCAB, RANDOM), tensor(0, 64, 1, RANDOM)};
+    for (int i = 0; i < 2 * EN_PER_LAYER; i++) {
+        int j = i % EN_PER_LAYER;
+        t[EN_FIRST_LAYER + i] = tensor(j == EN_ATTN_NORM || j == EN_FFN_NORM ? 0 : which, cols[j], rows[j], RANDOM);
+    }
+    int32_t ids[128];
+    for (int i = 0; i < 128; i++) ids[i] = (int32_t)(next() % N_VOCAB);
+    float *expected = malloc(sizeof(float) * N_VOCAB * 128), *logits = malloc(sizeof(float) * N_VOCAB * 128);
+    int failed = steps_of(0, kv_type, &g, t, ids, expected);
+    for (int isa = 1; isa < en_isa_count(); isa++) {
+        if (!en_isa_usable(isa)) continue;
+        failed |= steps_of(isa, kv_type, &g, t, ids, logits);
+        float apart = distance(expected, logits, 45 * N_VOCAB);
+        if (apart > 0.02f) { /* sums and exponentials in another order may turn the rounding of an activation */
+            printf("%s: logits with weights of type %d are off by %g\n", en_isa_name(isa), types[which].type, (double)apart);
+            failed = 1;
+        }
+    }
+    free(expected), free(logits);
+    for (int i = 0; i < N_TENSORS; i++) free((void *)t[i].data);
     return failed;
 }
 
 int main(void) {
-    int failed = products();
+    for (int isa = 0; isa < en_isa_count(); isa++)
+        printf("%s: %s\n", en_isa_name(isa), en_isa_usable(isa) ? "usable" : "not on this CPU");
+    printf("best: %s\n", en_isa_best()->name);
+    int failed = products() | quantized();
     for (int which = 0; which < N_TYPES; which++)
         if (types[which].cols <= 32) failed |= steps(which, EN_F16) | steps(which, EN_Q8_0);
     puts(failed ? "failed" : "all good");
