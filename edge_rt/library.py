@@ -166,12 +166,14 @@ class Model:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
+        max_draft: int | None = None,
         **sampling: Any,
     ) -> Generation:
         """Begin an answer and stream its text.
 
         prompt    a question, or the whole conversation as messages with role and content
         raw       continue the text as it stands, without the model's chat template
+        max_draft tokens that may be guessed and checked in one step, at most engine.max_draft; 0 guesses none
         sampling  fields of edge_rt.Sampling; temperature=0 is greedy. The defaults are the daemon's
 
         Raises InvalidRequestError at once; errors of the engine, such as ContextLengthError, come from the iterator.
@@ -187,6 +189,7 @@ class Model:
             max_tokens=max_tokens,
             stop=tuple(stop),
             top_logprobs=top_logprobs,
+            max_draft=max_draft,
             sampling=replace(CHAT_SAMPLING, **sampling),
         )
         return Generation(self.stream(request))

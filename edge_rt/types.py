@@ -62,6 +62,8 @@ class GenerateRequest:
     ignore_eos   keep going past the end-of-generation token (benchmarks)
     stream       False lets the engine send the whole answer as one chunk
     top_logprobs None: no logprobs; n >= 0: the chosen token's and the n most likely ones'
+    max_draft    tokens that may be guessed and checked in one step, at most the engine's own limit, which is also what
+                 None means; 0 guesses none
     tenant       who asks, a quota key; the peer's uid on a Unix socket
     deadline_s   seconds from submission after which the request may be dropped unanswered
     """
@@ -77,6 +79,7 @@ class GenerateRequest:
     ignore_eos: bool = False
     stream: bool = True
     top_logprobs: int | None = None
+    max_draft: int | None = None
     tenant: str = ""
     deadline_s: float | None = None
 
@@ -115,6 +118,7 @@ class Timings:
     prefill_s  first prefill step to the first token; prefill_tokens were computed in it
     decode_s   first token to the last; decode_tokens = completion_tokens - 1 were computed in it
     ttft_s     submission to the first token
+    drafted_tokens were guessed and computed beside the answer's own; accepted_tokens of them were right
     """
 
     queue_s: float
@@ -123,6 +127,8 @@ class Timings:
     decode_s: float
     decode_tokens: int
     ttft_s: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def prefill_tps(self) -> float | None:
@@ -155,7 +161,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What one loaded model on one device can do."""
+    """What one loaded model on one device can do.
+
+    is_batch_invariant  a row's logits are the same, bit for bit, whatever else is in its batch
+    """
 
     n_ctx: int
     n_seq_max: int
@@ -164,6 +173,7 @@ class Capabilities:
     can_trim: bool
     can_copy: bool
     can_save: bool
+    is_batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +199,7 @@ class EngineStats:
     """Totals since load and momentary gauges of one engine; sent to the front process as metrics.
 
     cells_used   of running requests; idle prefixes are not counted, they leave when cells are wanted
+    drafted_tokens_total, accepted_tokens_total  guessed by speculation, and those of them that were right
     step_rows    steps by their number of rows: <= 1, 2, 4, … 512, and above (11 counts; their sum is steps_total)
     """
 
@@ -205,5 +216,7 @@ class EngineStats:
     cached_tokens_total: int = 0
     preempted_total: int = 0
     cancelled_total: int = 0
+    drafted_tokens_total: int = 0
+    accepted_tokens_total: int = 0
     rss_bytes: int = 0
     step_rows: tuple[int, ...] = ()

@@ -214,6 +214,8 @@ def wire_timings(usage: Usage, timings: Timings) -> schemas.WireTimings:
         predicted_ms=round(timings.decode_s * 1e3, 3),
         predicted_per_token_ms=_rounded(None if tpot_s is None else tpot_s * 1e3),
         predicted_per_second=_rounded(timings.decode_tps),
+        draft_n=timings.drafted_tokens or UNSET,
+        draft_n_accepted=timings.accepted_tokens if timings.drafted_tokens else UNSET,
     )
 
 

@@ -93,6 +93,7 @@ def _request(
         ignore_eos=bool(wire.ignore_eos),
         stream=bool(wire.stream),
         top_logprobs=top_logprobs,
+        max_draft=wire.max_draft,
         tenant=tenant,
         deadline_s=wire.deadline_s,
     )

@@ -73,6 +73,7 @@ class _Generation(_Request, kw_only=True):
     seed: int | None = None
     logit_bias: dict[int, float] | None = None
     ignore_eos: bool | None = None
+    max_draft: int | None = msgspec.field(default=None, name="speculative.n_max")  # llama-server's name
     deadline_s: float | None = None
     user: str | None = None  # a label of the caller's own; it changes no answer
     n: Raw = _ABSENT
@@ -228,7 +229,7 @@ class WireUsage(_Answer, kw_only=True):
 
 
 class WireTimings(_Answer, kw_only=True):
-    """llama-server's names; the rates are null where nothing was computed."""
+    """llama-server's names; the rates are null where nothing was computed, draft_n absent where nothing was guessed."""
 
     cache_n: int
     prompt_n: int
@@ -239,6 +240,8 @@ class WireTimings(_Answer, kw_only=True):
     predicted_ms: float
     predicted_per_token_ms: float | None
     predicted_per_second: float | None
+    draft_n: int | UnsetType = UNSET
+    draft_n_accepted: int | UnsetType = UNSET
 
 
 class TopLogprob(_Answer, kw_only=True):

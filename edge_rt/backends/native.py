@@ -161,6 +161,7 @@ class NativeSession:
             can_trim=True,
             can_copy=True,
             can_save=True,
+            is_batch_invariant=True,
         )
         try:
             self._open(file, header, config, options)

@@ -86,6 +86,7 @@ class NullSession:
             can_trim=True,
             can_copy=True,
             can_save=True,
+            is_batch_invariant=True,
         )
         self.vocab = Vocab(
             n_vocab=_N_VOCAB,

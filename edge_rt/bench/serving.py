@@ -168,6 +168,7 @@ class Driver:
             "max_tokens": case.n_gen,
             "temperature": 0.0,
             "ignore_eos": True,
+            "speculative.n_max": 0,  # how often a model repeats itself says nothing about the machine
             "stream": True,
             "stream_options": {"include_usage": True},
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from edge_rt.engine.drafts import PromptLookup
 from edge_rt.engine.prefix import Slot
 from edge_rt.engine.sampling import Sampler
 from edge_rt.engine.text import TextStream
@@ -28,6 +29,7 @@ class Sequence:
     """A request's tokens, its place and what of its answer has not been sent.
 
     token_ids  prompt and answer; the KV of slot, while it has one, holds the first n_computed of them
+    lookup     guesses how they go on; None where nothing is guessed
     """
 
     request: GenerateRequest
@@ -36,6 +38,7 @@ class Sequence:
     sampler: Sampler
     text: TextStream
     submitted_s: float
+    lookup: PromptLookup | None = None
     n_prompt: int = 0
     slot: Slot | None = None
     started_s: float | None = None
@@ -43,6 +46,8 @@ class Sequence:
     sent_s: float | None = None
     n_cached: int = 0
     n_prefilled: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     _text: list[str] = field(default_factory=list)
     _ids: list[int] = field(default_factory=list)
     _logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -68,6 +73,12 @@ class Sequence:
         if not self.request.stream or not any(self._text):
             return False
         return self.sent_s is None or now_s - self.sent_s >= interval_s
+
+    def append(self, token_id: int) -> None:
+        """Add a token that was chosen."""
+        self.token_ids.append(token_id)
+        if self.lookup is not None:
+            self.lookup.push()
 
     def accept(self, token_id: int, logprob: TokenLogprob | None) -> None:
         """Add a token to the answer that is sent."""
@@ -95,6 +106,8 @@ class Sequence:
             decode_s=now_s - first_s,
             decode_tokens=self.n_answer - 1,
             ttft_s=first_s - self.submitted_s,
+            drafted_tokens=self.n_drafted,
+            accepted_tokens=self.n_accepted,
         )
         self.sink.chunk(self._take(reason, usage, timings))
 

@@ -31,6 +31,11 @@ class Slots:
         return sum(len(slot.token_ids) for slot in self._slots if slot.busy)
 
     @property
+    def n_cells(self) -> int:
+        """Count the cells in use, idle ones too."""
+        return sum(len(slot.token_ids) for slot in self._slots)
+
+    @property
     def prefix_bytes(self) -> int:
         return self._shelf.n_bytes
 

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -27,6 +27,7 @@ from edge_rt.engine.prompt import PromptReader
 from edge_rt.engine.sampling import Sampler
 from edge_rt.engine.sequence import Sequence, Sink
 from edge_rt.engine.slots import Slots
+from edge_rt.engine.speculation import Speculation
 from edge_rt.engine.text import TextStream
 from edge_rt.engine.threads import ThreadChoice
 from edge_rt.errors import (
@@ -48,12 +49,14 @@ class EngineSettings:
 
     max_stall_s       bounds the prompt part of a step while streams run, max_step_s the step without them
     max_prefix_bytes  finished sequences kept outside the KV for prompts that begin the same; 0 keeps none
+    max_draft         tokens of one sequence guessed from what it holds and checked in one step; 0 guesses none
     """
 
     max_stall_s: float = 0.15
     max_step_s: float = 1.5
     stream_interval_s: float = 0.05
     max_prefix_bytes: int = 128 * 2**20
+    max_draft: int = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class _Totals:
     cached_tokens: int = 0
     preempted: int = 0
     cancelled: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class TokenEngine:
@@ -102,6 +107,7 @@ class TokenEngine:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of admission
         self._slots = Slots(session, settings.max_prefix_bytes)
+        self._speculation = Speculation(session.caps, settings.max_draft)
         self._row_s = 0.0
         self._n_threads = 0
         self._totals = _Totals()
@@ -127,6 +133,7 @@ class TokenEngine:
                 sampler=Sampler(request.sampling, self._session.caps.n_vocab, token_ids, entropy=self._entropy),
                 text=TextStream(self._session.piece, request.stop),
                 submitted_s=self._clock(),
+                lookup=self._speculation.lookup(request, token_ids),
             )
             with self._lock:  # nothing may come behind the loop's last look into the inbox
                 if not self._accepting:
@@ -160,6 +167,8 @@ class TokenEngine:
             cached_tokens_total=totals.cached_tokens,
             preempted_total=totals.preempted,
             cancelled_total=totals.cancelled,
+            drafted_tokens_total=totals.drafted,
+            accepted_tokens_total=totals.accepted,
         )
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
@@ -201,7 +210,9 @@ class TokenEngine:
             self._drop_late(now_s)
             self._admit(now_s)
         if self._running:
-            self._compute(self._pick())
+            n_free = self._session.caps.n_ctx - self._slots.n_cells
+            drafts = self._speculation.drafts(self._running, n_free=n_free, row_s=self._row_s)
+            self._compute(self._pick(), drafts)
         return True
 
     def _take_inbox(self, *, wait: bool) -> None:
@@ -276,40 +287,56 @@ class TokenEngine:
         )
         return pick(missing, n_batch=n_batch, n_prefill=n_prefill)
 
-    def _compute(self, rows_of: ListOf[int]) -> None:
-        """Run one step; rows_of says how many rows each running sequence gets."""
-        batch: list[tuple[Sequence, SeqRows]] = []
-        for sequence, n in zip(self._running, rows_of, strict=True):
+    def _compute(self, rows_of: ListOf[int], drafts: Mapping[int, list[int]]) -> None:
+        """Run one step; rows_of says how many rows each running sequence gets, drafts what is guessed for it."""
+        sequences: list[Sequence] = []
+        batch: list[SeqRows] = []
+        for i, (sequence, n) in enumerate(zip(self._running, rows_of, strict=True)):
             if n:
                 slot = sequence.slot
                 assert slot is not None
                 start, end = len(slot.token_ids), len(slot.token_ids) + n
-                rows = SeqRows(slot.seq_id, start, sequence.token_ids[start:end], end == len(sequence.token_ids))
-                batch.append((sequence, rows))
-        n_rows = sum(rows_of)
+                token_ids = sequence.token_ids[start:end]
+                if draft := drafts.get(i):
+                    rows = SeqRows(slot.seq_id, start, [*token_ids, *draft], want_logits=True, want_all=True)
+                else:
+                    rows = SeqRows(slot.seq_id, start, token_ids, end == len(sequence.token_ids))
+                sequences.append(sequence)
+                batch.append(rows)
+        n_rows = sum(len(rows.token_ids) for rows in batch)
         begun_s = self._clock()
         self._set_threads(self._threads.choose(n_rows, begun_s, self._idle_cores()))
         try:
-            logits = iter(self._session.decode([rows for _, rows in batch]))
+            logits = iter(self._session.decode(batch))
         except NoCellsError:
-            self._make_room()
+            if drafts:  # a guess shall cost nobody his place
+                self._compute(rows_of, {})
+            else:
+                self._make_room()
             return
         except BackendStepError as exc:
-            self._fail_batch([sequence for sequence, _ in batch], exc)
+            self._fail_batch(sequences, exc)
             return
         ended_s = self._clock()
         self._threads.observe(n_rows, self._n_threads, ended_s - begun_s, ended_s)
         self._learn_row_s(n_rows, ended_s - begun_s)
+        self._speculation.observe(batch, ended_s - begun_s)
         self._totals.steps += 1
         self._totals.rows += n_rows
         self._totals.step_rows[min((n_rows - 1).bit_length(), len(self._totals.step_rows) - 1)] += 1
-        for sequence, rows in batch:
+        for sequence, rows in zip(sequences, batch, strict=True):
             assert sequence.slot is not None
             sequence.slot.token_ids += rows.token_ids
             if sequence.first_s is None:
                 sequence.n_prefilled += len(rows.token_ids)
-            if rows.want_logits:
-                self._advance(sequence, next(logits), ended_s)
+            if not rows.want_logits:
+                continue
+            if rows.want_all:
+                goes_on = self._check_draft(sequence, rows.token_ids[1:], next(logits), ended_s)
+            else:
+                goes_on = self._choose(sequence, next(logits), ended_s)
+            if goes_on and sequence.is_due(ended_s, self._settings.stream_interval_s):
+                sequence.send(ended_s)
 
     def _set_threads(self, n_threads: int) -> None:
         if n_threads != self._n_threads:
@@ -321,15 +348,38 @@ class TokenEngine:
             row_s = seconds / n_rows
             self._row_s = row_s if self._row_s == 0 else self._row_s + 0.3 * (row_s - self._row_s)
 
-    def _advance(self, sequence: Sequence, logits: NDArray[np.float32], now_s: float) -> None:
-        """Choose a sequence's next token and send what can be sent."""
+    def _check_draft(self, sequence: Sequence, draft: ListOf[int], logits: NDArray[np.float32], now_s: float) -> bool:
+        """Choose tokens as long as they are the guessed ones, then forget the rows of the other guesses.
+
+        Each token is chosen once, by the request's own rule and from the logits after the tokens before it, as without
+        guesses; so the answer is the same, and with a seed the same in every token.
+        """
+        slot = sequence.slot
+        assert slot is not None
+        n_right = len(slot.token_ids) - len(draft)
+        sequence.n_drafted += len(draft)
+        self._totals.drafted += len(draft)
+        for guess, row in zip((*draft, None), logits, strict=True):
+            goes_on = self._choose(sequence, row, now_s)
+            if not goes_on or sequence.token_ids[-1] != guess:
+                break
+            n_right += 1
+            sequence.n_accepted += 1
+            self._totals.accepted += 1
+        if n_right < len(slot.token_ids):  # after a failure it is empty already
+            self._session.seq_trim(slot.seq_id, n_right)
+            del slot.token_ids[n_right:]
+        return goes_on
+
+    def _choose(self, sequence: Sequence, logits: NDArray[np.float32], now_s: float) -> bool:
+        """Choose a sequence's next token; False if the answer has ended with it."""
         request = sequence.request
         try:
             token_id = sequence.sampler.sample(logits)
         except BackendStepError as exc:
             self._fail_batch([sequence], exc)
-            return
-        sequence.token_ids.append(token_id)
+            return False
+        sequence.append(token_id)
         self._totals.completion_tokens += 1
         if sequence.first_s is None:
             sequence.first_s = now_s
@@ -346,8 +396,7 @@ class TokenEngine:
             self._running.remove(sequence)
             self._release(sequence)
             sequence.finish(finish, self._clock())
-        elif sequence.is_due(now_s, self._settings.stream_interval_s):
-            sequence.send(now_s)
+        return finish is None
 
     def _logprob(self, sequence: Sequence, logits: NDArray[np.float32], token_id: int) -> TokenLogprob | None:
         n_top = sequence.request.top_logprobs

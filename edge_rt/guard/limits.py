@@ -27,6 +27,8 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
     _check_sampling(request.sampling, limits)
     if request.top_logprobs is not None:
         _integer("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
+    if request.max_draft is not None:
+        _integer("speculative.n_max", request.max_draft, 0, _MAX_INT)
     if request.deadline_s is not None:
         _number("deadline_s", request.deadline_s, 0.0, math.inf, open_low=True)
 

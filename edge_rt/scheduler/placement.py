@@ -98,4 +98,5 @@ def load_message(placement: Placement, config: Config, *, force: bool) -> Load:
         stream_interval_s=engine.stream_interval_s,
         memory_margin_bytes=config.worker.memory_margin_bytes,
         force=force or config.worker.force,
+        max_draft=engine.max_draft,
     )

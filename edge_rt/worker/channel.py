@@ -51,6 +51,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     stream_interval_s: float = 0.05
     memory_margin_bytes: int = 0
     force: bool = False
+    max_draft: int = 15
 
 
 class Generate(msgspec.Struct, frozen=True, array_like=True, tag="gen"):

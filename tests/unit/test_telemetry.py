@@ -23,6 +23,8 @@ STATS = EngineStats(
     prompt_tokens_total=38,
     completion_tokens_total=2,
     cached_tokens_total=4,
+    drafted_tokens_total=9,
+    accepted_tokens_total=5,
     rss_bytes=1000,
     step_rows=(1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0),
 )
@@ -91,6 +93,8 @@ def test_totals_of_an_engine_add_up_over_a_restart() -> None:
     assert value(metrics, "edge_rt_steps_total", model="m") == 5
     assert value(metrics, "edge_rt_prompt_tokens_total", model="m") == 40
     assert value(metrics, "edge_rt_completion_tokens_total", model="m") == 3
+    assert value(metrics, "edge_rt_drafted_tokens_total", model="m") == 9
+    assert value(metrics, "edge_rt_accepted_tokens_total", model="m") == 5
 
 
 def test_step_rows_is_a_cumulative_histogram() -> None:

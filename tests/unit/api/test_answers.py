@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import UNSET
 
 from edge_rt.api.answers import ChatShape, CompletionShape, wire_timings, wire_usage
 from edge_rt.api.schemas import ChatLogprobs, CompletionLogprobs, encode
@@ -24,7 +25,24 @@ def test_timings_have_llama_servers_names() -> None:
         "predicted_ms": 200.0,
         "predicted_per_token_ms": 50.0,
         "predicted_per_second": 20.0,
+        "draft_n": UNSET,
+        "draft_n_accepted": UNSET,
     }
+
+
+def test_guesses_are_counted_where_there_were_any() -> None:
+    timings = Timings(
+        queue_s=0.0,
+        prefill_s=0.1,
+        prefill_tokens=1,
+        decode_s=0.1,
+        decode_tokens=1,
+        ttft_s=0.1,
+        drafted_tokens=7,
+        accepted_tokens=0,
+    )
+    wire = wire_timings(Usage(prompt_tokens=1, completion_tokens=2), timings)
+    assert (wire.draft_n, wire.draft_n_accepted) == (7, 0)
 
 
 def test_rates_of_nothing_are_null() -> None:

@@ -51,6 +51,7 @@ def test_every_field_arrives() -> None:
         logit_bias={"7": -100},
         ignore_eos=True,
         deadline_s=2,
+        **{"speculative.n_max": 4},
         logprobs=True,
         top_logprobs=3,
     )
@@ -62,6 +63,7 @@ def test_every_field_arrives() -> None:
         stop=("a", "b"),
         stream=True,
         ignore_eos=True,
+        max_draft=4,
         top_logprobs=3,
         deadline_s=2,
         tenant="uid:1",
@@ -81,7 +83,7 @@ def test_every_field_arrives() -> None:
 
 
 def test_nulls_mean_defaults() -> None:
-    names = [name for name in ChatRequest.__struct_fields__ if name != "messages"]
+    names = [name for name in ChatRequest.__struct_encode_fields__ if name != "messages"]
     assert chat(**dict.fromkeys(names)) == chat()
 
 

@@ -98,6 +98,7 @@ def test_requests_are_greedy_streams_of_exact_length_with_new_prompts(clock: Fak
     body = daemon.bodies[0]
     assert body["stream"] is True
     assert body["ignore_eos"] is True
+    assert body["speculative.n_max"] == 0
     assert body["max_tokens"] == 3
     assert all(len(b["prompt"]) == 6 and set(b["prompt"]) <= set(range(100, 110)) for b in daemon.bodies)
     assert len({tuple(b["prompt"]) for b in daemon.bodies}) == 4

@@ -55,6 +55,10 @@ class Recorder(NullSession):
     breaks_states = False
     breaks_logits = False
 
+    @property
+    def kv(self) -> dict[int, list[int]]:
+        return {seq_id: list(token_ids) for seq_id, token_ids in self._kv.items() if token_ids}
+
     def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
         super().seq_load(seq_id, state[4:] if self.breaks_states else state)
 
@@ -67,11 +71,20 @@ class Recorder(NullSession):
 class Bench:
     """An engine over a null session, and a clock that its steps move."""
 
-    def __init__(self, *, n_ctx: int = 512, n_seq_max: int = 4, n_batch: int = 256, **settings: float | bool) -> None:
+    def __init__(
+        self,
+        *,
+        n_ctx: int = 512,
+        n_seq_max: int = 4,
+        n_batch: int = 256,
+        row_s: float = ROW_S,
+        session_type: type[Recorder] = Recorder,
+        **settings: float | bool,
+    ) -> None:
         self.clock = FakeClock()
-        file = ModelFile(model="null", variant=f"step_s={STEP_S},row_s={ROW_S}", path=Path("-"), quant="")
+        file = ModelFile(model="null", variant=f"step_s={STEP_S},row_s={row_s}", path=Path("-"), quant="")
         options = LoadOptions(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch)
-        self.session = Recorder(file, options, sleep=self.clock.advance)
+        self.session = session_type(file, options, sleep=self.clock.advance)
         settings = {"stream_interval_s": 0.0, **settings}
         self.engine = TokenEngine(
             self.session, EngineSettings(**settings), ThreadChoice((1, 2)), clock=self.clock, entropy=lambda: 7

@@ -22,7 +22,7 @@ from tests.unit.engine.null_engine import ROW_S, STEP_S, Answer, Bench, chat, co
 
 
 def test_answers_and_accounts_for_every_token() -> None:
-    bench = Bench()
+    bench = Bench(max_draft=0)
     answer = bench.ask(chat("Grüße, 漢字 🙂"))
     bench.run(answer)
     assert answer.text == "Grüße, 漢字 🙂"
@@ -254,7 +254,7 @@ def test_stop_ends_at_the_drain_time() -> None:
 
 
 def test_fast_tokens_share_a_chunk_and_the_first_never_waits() -> None:
-    bench = Bench(stream_interval_s=0.05)
+    bench = Bench(stream_interval_s=0.05, max_draft=0)
     answer = bench.ask(chat("a" * 40))
     bench.run(answer)
     assert answer.text == "a" * 40

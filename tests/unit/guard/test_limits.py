@@ -45,6 +45,7 @@ def refused(request: GenerateRequest) -> InvalidRequestError:
         {"top_logprobs": 0},
         {"top_logprobs": 5},
         {"deadline_s": 0.001},
+        {"max_draft": 0},
     ],
 )
 def test_what_is_in_range_passes(fields: dict[str, Any]) -> None:
@@ -80,6 +81,8 @@ def test_what_is_in_range_passes(fields: dict[str, Any]) -> None:
         ({"top_logprobs": -1}, "top_logprobs"),
         ({"top_logprobs": 6}, "top_logprobs"),
         ({"deadline_s": 0.0}, "deadline_s"),
+        ({"max_draft": -1}, "speculative.n_max"),
+        ({"max_draft": True}, "speculative.n_max"),
         ({"deadline_s": math.inf}, "deadline_s"),
         ({"deadline_s": math.nan}, "deadline_s"),
     ],
