@@ -28,7 +28,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def daemon(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path, float]]:
+def daemon(*arguments: str, **environ: str) -> Iterator[tuple[subprocess.Popen[bytes], Path, float]]:
     """Start a daemon; yields it, its socket, and the seconds until its READY=1 (sd_notify(3))."""
     with (
         tempfile.TemporaryDirectory(prefix="ert-") as folder,
@@ -40,7 +40,7 @@ def daemon(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path, flo
         begun_s = time.perf_counter()
         process = subprocess.Popen(
             [sys.executable, "-m", "edge_rt", "serve", "--socket", str(path), "--log-level", "error", *arguments],
-            env={**os.environ, "NOTIFY_SOCKET": f"{folder}/notify"},
+            env={**os.environ, **environ, "NOTIFY_SOCKET": f"{folder}/notify"},
             stderr=subprocess.DEVNULL,
         )
         try:

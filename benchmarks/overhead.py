@@ -77,7 +77,7 @@ def main() -> None:
         bare = {n: stack.enter_context(Process("bare", path, n)) for n in range(1, len(cpu.usable_cores()) + 1)}
         engine = stack.enter_context(Process("engine", path, 0))
         model = config.load().config.catalog.default_model
-        _, socket, _ = stack.enter_context(running_daemon("--model", model))
+        _, socket, _ = stack.enter_context(running_daemon("--model", model, EDGE_RT__ENGINE__BACKEND="llama_cpu"))
         daemon = Daemon(stack.enter_context(Client(socket)))
         subjects: dict[str, Subject] = {"engine": engine, "daemon": daemon}
         for phase in ("prefill", "decode"):

@@ -188,10 +188,11 @@ class BareNative:
 
 
 class Engine:
-    """edge_rt as a library; n_threads 0 lets it choose."""
+    """edge_rt as a library over llama.cpp, to be compared with a bare loop of it; n_threads 0 lets it choose."""
 
     def __init__(self, path: Path, n_threads: int) -> None:
-        self._model = edge_rt.load(path, settings=config.load(flags={"engine.n_threads": n_threads}))
+        flags = {"engine.backend": "llama_cpu", "engine.n_threads": n_threads}
+        self._model = edge_rt.load(path, settings=config.load(flags=flags))
         self._n = 0
 
     def prefill_tps(self, token_ids: list[int]) -> float:

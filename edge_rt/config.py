@@ -33,6 +33,7 @@ Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0.0)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0)]
+Backend = Literal["auto", "native", "llama_cpu", "null"]  # auto, and the names of edge_rt.backends.registry
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Mode = Annotated[str, Meta(pattern="^0?[0-7]{3}$")]
 
@@ -61,7 +62,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    backend: str = ""  # "": the first that supports the model
+    backend: Backend = "auto"  # auto: native where it supports the model, else llama_cpu; a name: that one or none
     n_ctx: Count = 0  # 0: the manifest's
     n_parallel: Annotated[int, Meta(ge=1, le=256)] = 8  # sequences decoded together
     n_batch: Annotated[int, Meta(ge=32, le=8192)] = 512  # rows of one step, n_parallel at least
@@ -104,7 +105,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     variant: str = ""  # "": the fastest form for this CPU
-    backend: str = ""
+    backend: Backend | Literal[""] = ""
     n_ctx: Count = 0
     n_parallel: Annotated[int, Meta(ge=0, le=256)] = 0
     keep_alive_s: float | None = None
@@ -290,8 +291,9 @@ def _suggest(key: Key) -> str:
 
 
 def _choices(key: Key) -> tuple[str, ...]:
-    table = getattr(Config(), key[0])
-    return get_args(get_type_hints(type(table))[key[1]])
+    table: type[Any] = ModelSettings if key[0] == "models" else type(getattr(Config(), key[0]))
+    kind = get_type_hints(table)[key[-1]]
+    return tuple(choice for part in (get_args(kind) or (kind,)) for choice in (get_args(part) or (part,)) if choice)
 
 
 def _origin(origins: Mapping[Key, str], key: Key) -> str:

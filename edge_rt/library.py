@@ -107,7 +107,7 @@ def _placement(model: str | Path, settings: config.Config, *, pull: bool, progre
         header = read_header(path)
         return Placement(
             model=path.stem,
-            backend=settings.engine.backend or "llama_cpu",
+            backend=settings.engine.backend,
             variant="",
             quant="",
             path=str(path),

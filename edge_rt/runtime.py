@@ -65,6 +65,7 @@ class ModelStatus:
     """One model as it stands.
 
     manifest  None for a model of the null back end
+    backend   the one it is loaded on; else the configured one, which may be "auto"
     n_ctx     what it is or would be loaded with
     info      what the worker reported; None unless it is in memory
     idle_s    since its last request; None if there was none
@@ -192,7 +193,7 @@ class Runtime:
         return ModelStatus(
             id=model,
             manifest=entry.manifest,
-            backend=placement.backend,
+            backend=loaded.info.backend if loaded and loaded.info else placement.backend,
             variant=loaded.info.variant if loaded and loaded.info else placement.variant,
             n_ctx=loaded.info.caps.n_ctx if loaded and loaded.info else placement.n_ctx,
             pulled=placement.path is not None,

@@ -178,7 +178,11 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What a worker reports of the model it has loaded."""
+    """What a worker reports of the model it has loaded.
+
+    backend_reason  why a back end that comes before this one did not take the model; "" if none came before, or if
+                    the configuration names this one
+    """
 
     model: str
     variant: str
@@ -192,6 +196,7 @@ class ModelInfo:
     caps: Capabilities
     n_threads: int
     has_chat_template: bool
+    backend_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
@@ -71,6 +72,7 @@ def _model_routes(api: Api) -> list[Route]:
             size=info.size_bytes,
             quant=info.quant,
             backend=info.backend,
+            backend_reason=info.backend_reason or UNSET,
         )
         return schemas.ModelCard(id=status.id, created=created, status="loaded", meta=meta)
 

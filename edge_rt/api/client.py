@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import quote
 
 import httpx2
 import msgspec
@@ -74,6 +75,10 @@ class Client:
         """List the models that have been pulled, as /v1/models shows them."""
         listed: list[dict[str, Any]] = self._json("GET", "/v1/models")["data"]
         return listed
+
+    def model(self, model_id: str) -> dict[str, Any]:
+        """Describe one model, as /v1/models/{id} shows it."""
+        return self._json("GET", f"/v1/models/{quote(model_id)}")
 
     def tokenize(self, text: str, *, model: str | None = None, add_special: bool = False) -> list[int]:
         body = {"content": text, "model": model, "add_special": add_special}

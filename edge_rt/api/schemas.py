@@ -310,6 +310,7 @@ class ModelMeta(_Answer, kw_only=True):
     size: int | None = None
     quant: str | None = None
     backend: str | None = None
+    backend_reason: str | UnsetType = UNSET  # why one that comes before it did not take the model
 
 
 class ModelCard(_Answer, kw_only=True):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_rt.catalog.gguf import GgufHeader, read_header
 from edge_rt.types import Capabilities, ModelInfo
 
 
@@ -17,14 +19,16 @@ from edge_rt.types import Capabilities, ModelInfo
 class Device:
     """Something a back end can run on.
 
-    kind    cpu, fpga, npu, null
-    detail  one line for people; simulated devices say so in it
+    kind       cpu, fpga, npu, null
+    detail     one line for people; simulated devices say so in it
+    reference  right but slow: not chosen unless the back end is named
     """
 
     id: str
     kind: str
     detail: str
     simulated: bool = False
+    reference: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +60,19 @@ class LoadOptions:
     device: str = "cpu"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """A model file that has been pulled, verified and header-checked."""
+    """A model file that has been pulled and verified."""
 
     model: str
     variant: str
     path: Path
     quant: str
+
+    @cached_property
+    def header(self) -> GgufHeader:
+        """The header, checked and read once: a large vocabulary takes tenths of a second. Raises ModelFormatError."""
+        return read_header(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +118,25 @@ class Vocab:
     bos_text: str = ""
     eos_text: str = ""
     control_texts: frozenset[str] = frozenset()
+
+
+def model_info(file: ModelFile, options: LoadOptions, caps: Capabilities, *, backend: str, n_threads: int) -> ModelInfo:
+    """Describe a model loaded from a GGUF file."""
+    header = file.header
+    return ModelInfo(
+        model=file.model,
+        variant=file.variant,
+        backend=backend,
+        device=options.device,
+        arch=header.arch,
+        quant=file.quant or header.quant,
+        n_params=header.n_params,
+        size_bytes=header.file_bytes,
+        n_ctx_train=header.n_ctx_train,
+        caps=caps,
+        n_threads=n_threads,
+        has_chat_template=header.chat_template is not None,
+    )
 
 
 class TokenSession(Protocol):
@@ -183,6 +211,13 @@ class Backend(Protocol):
 
     def probe(self) -> tuple[Device, ...] | Absent:
         """Look for devices; missing hardware or software is Absent with the reason, never an exception."""
+        ...
+
+    def supports(self, file: ModelFile, options: LoadOptions) -> str | None:
+        """Say why this back end, present, cannot run the model so; None if it can. Reads no weights.
+
+        Raises ModelFormatError for a file that is no sound model.
+        """
         ...
 
     def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed: ...

@@ -23,13 +23,14 @@ from edge_rt.backends.base import (
     ModelFile,
     NoCellsError,
     SeqRows,
+    model_info,
 )
 from edge_rt.backends.interrupt import interrupt_held
 from edge_rt.backends.llama_library import LlamaVocab, Log, load_library, system_info, version
-from edge_rt.catalog.gguf import GgufHeader, read_header
+from edge_rt.catalog.gguf import GgufHeader
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError
-from edge_rt.types import Capabilities, ModelInfo
+from edge_rt.types import Capabilities
 
 _KV_TYPES = {"f16": (1, 2.0), "q8_0": (8, 34 / 32)}  # ggml_type, bytes per element
 _STATE_MAGIC = b"ERTS"
@@ -49,13 +50,20 @@ class LlamaCpuBackend:
         built = " ".join(f.removeprefix("CPU :").strip() for f in flags)
         return (Device(id="cpu", kind="cpu", detail=f"llama.cpp from llama-cpp-python {version()}, built for {built}"),)
 
+    def supports(self, file: ModelFile, options: LoadOptions) -> str | None:
+        """Rule out only what ggml aborts on: which architectures it knows, llama.cpp tells when it loads one."""
+        _ = file.header
+        if options.n_ctx < options.n_seq_max:
+            return f"a context of {options.n_ctx} tokens is too small for {options.n_seq_max} sequences; raise n_ctx"
+        return None
+
     def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed:
         """Estimate from the header alone.
 
         Weights count once: where llama.cpp repacks them for this CPU the copy takes memory, but the pages of the mapped
         file are clean then and can be dropped.
         """
-        return _estimate(read_header(file.path), options)
+        return _estimate(file.header, options)
 
     def load(self, file: ModelFile, options: LoadOptions) -> LlamaCpuSession:
         session: LlamaCpuSession | None = None
@@ -71,13 +79,11 @@ class LlamaCpuBackend:
 
 def open_session(file: ModelFile, options: LoadOptions, *, is_interrupted: Callable[[], bool]) -> LlamaCpuSession:
     """Load a model; give up with BackendLoadError once is_interrupted says so."""
-    header = read_header(file.path)  # llama.cpp aborts on crafted files: ours looks first
-    if options.n_ctx < options.n_seq_max:  # and on this
-        reason = f"a context of {options.n_ctx} tokens is too small for {options.n_seq_max} sequences; raise n_ctx"
+    if reason := LlamaCpuBackend().supports(file, options):  # llama.cpp aborts on crafted files: ours looks first
         raise BackendLoadError(model=file.model, reason=reason)
     lib, log = load_library()
     log.lines.clear()
-    return LlamaCpuSession(lib, log, file, header, options, is_interrupted)
+    return LlamaCpuSession(lib, log, file, options, is_interrupted)
 
 
 def _estimate(header: GgufHeader, options: LoadOptions) -> MemoryNeed:
@@ -100,7 +106,6 @@ class LlamaCpuSession:
         lib: Any,
         log: Log,
         file: ModelFile,
-        header: GgufHeader,
         options: LoadOptions,
         is_interrupted: Callable[[], bool],
     ) -> None:
@@ -113,6 +118,7 @@ class LlamaCpuSession:
         self._model = lib.llama_model_load_from_file(os.fsencode(file.path), model_params)
         if not self._model:
             raise BackendLoadError(model=file.model, reason=log.reason())
+        header = file.header
         self._tokenizer = LlamaVocab(lib, self._model, header)
         n_vocab = self._tokenizer.n_vocab
         n_threads = options.n_threads or len(cpu.usable_cores())
@@ -136,20 +142,7 @@ class LlamaCpuSession:
             can_save=True,
         )
         self.vocab = self._tokenizer.facts
-        self.info = ModelInfo(
-            model=file.model,
-            variant=file.variant,
-            backend=LlamaCpuBackend.name,
-            device=options.device,
-            arch=header.arch,
-            quant=file.quant or header.quant,
-            n_params=header.n_params,
-            size_bytes=header.file_bytes,
-            n_ctx_train=header.n_ctx_train,
-            caps=self.caps,
-            n_threads=n_threads,
-            has_chat_template=header.chat_template is not None,
-        )
+        self.info = model_info(file, options, self.caps, backend=LlamaCpuBackend.name, n_threads=n_threads)
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
         return self._tokenizer.tokenize(text, special=special, add_bos=add_bos)

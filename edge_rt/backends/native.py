@@ -16,7 +16,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.backends.base import Absent, Device, LoadOptions, MemoryNeed, ModelFile, NoCellsError, SeqRows
+from edge_rt.backends.base import (
+    Absent,
+    Device,
+    LoadOptions,
+    MemoryNeed,
+    ModelFile,
+    NoCellsError,
+    SeqRows,
+    model_info,
+)
 from edge_rt.backends.interrupt import interrupt_held
 from edge_rt.backends.llama_library import LlamaVocab, load_library
 from edge_rt.backends.native_library import (
@@ -32,13 +41,14 @@ from edge_rt.backends.native_library import (
     isa_names,
     load_native,
 )
-from edge_rt.catalog.gguf import GgufHeader, TensorInfo, read_header
+from edge_rt.catalog.gguf import GgufHeader, TensorInfo
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, ModelFormatError
-from edge_rt.types import Capabilities, ModelInfo
+from edge_rt.types import Capabilities
 
 _STATE = struct.Struct("<4sQQIII")  # magic, file bytes, parameters, n_ctx, type of KV, tokens
 _STATE_MAGIC = b"ERTN"
+_NOWHERE = 4096  # where tensors are said to be when only their shapes are looked at
 _KNOWN_KEYS = frozenset(
     f"llama.{name}"
     for name in (
@@ -69,11 +79,31 @@ class NativeBackend:
             load_library()  # for its tokenizer
         except BackendUnavailableError as exc:
             return Absent(reason=exc.reason, extra=exc.extra)
-        return (Device(id="cpu", kind="cpu", detail=f"edge_rt's own engine, kernels for {', '.join(isa_names(lib))}"),)
+        *others, best = isa_names(lib)
+        rest = f" (also usable: {', '.join(others)})" if others else ", which no instruction set of this CPU speeds up"
+        detail = f"edge_rt's own engine with its {best} kernels{rest}"
+        return (Device(id="cpu", kind="cpu", detail=detail, reference=not others),)
+
+    def supports(self, file: ModelFile, options: LoadOptions) -> str | None:
+        header = file.header
+        try:
+            config = read_config(file.model, str(file.path), header)
+        except BackendLoadError as exc:
+            return exc.reason
+        except ModelFormatError as exc:  # what the engine cannot take need not be wrong
+            return f"the native engine cannot use {exc.field}: {exc.problem}"
+        if options.kv_type not in KV_TYPES:
+            return f"the native engine keeps KV as {' or '.join(KV_TYPES)}, not {options.kv_type}"
+        tensors = _tensors(header, config, _NOWHERE)
+        error = ctypes.create_string_buffer(256)
+        counted = load_native().en_pack_model(ctypes.byref(config), tensors, len(tensors), -1, None, error, len(error))
+        if counted < 0:
+            return f"the native engine cannot take it: {error.value.decode()}"
+        return None
 
     def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed:
         """Estimate from the header alone: the weights packed, and the rows of the embedding that tokens touch."""
-        header = read_header(file.path)
+        header = file.header
         n_ff = max(header.n_ff)
         row_floats = 6 * header.embedding_length + 3 * n_ff
         return MemoryNeed(
@@ -85,21 +115,17 @@ class NativeBackend:
         )
 
     def load(self, file: ModelFile, options: LoadOptions) -> NativeSession:
-        header = read_header(file.path)
-        config = read_config(file.model, str(file.path), header)
-        if options.kv_type not in KV_TYPES:
-            raise BackendLoadError(
-                model=file.model,
-                reason=f"the native engine keeps KV as {' or '.join(KV_TYPES)}, not {options.kv_type}",
-            )
-        return NativeSession(load_native(), file, header, config, options)
+        if reason := self.supports(file, options):
+            raise BackendLoadError(model=file.model, reason=reason)
+        config = read_config(file.model, str(file.path), file.header)
+        return NativeSession(load_native(), file, file.header, config, options)
 
 
 def read_config(model: str, path: str, header: GgufHeader) -> Config:
     """Read what the engine needs to know. Raises BackendLoadError naming what it cannot compute yet."""
 
     def refuse(what: str) -> BackendLoadError:
-        return BackendLoadError(model=model, reason=f"the native engine does not support {what}; use llama_cpu")
+        return BackendLoadError(model=model, reason=f"the native engine does not support {what}")
 
     if header.arch != "llama":
         raise refuse(f"the architecture {header.arch}")
@@ -189,20 +215,7 @@ class NativeSession:
         if not self._context:
             raise BackendLoadError(model=file.model, reason=error.value.decode())
         self.vocab = self._tokenizers[0].facts
-        self.info = ModelInfo(
-            model=file.model,
-            variant=file.variant,
-            backend=NativeBackend.name,
-            device=options.device,
-            arch=header.arch,
-            quant=file.quant or header.quant,
-            n_params=header.n_params,
-            size_bytes=header.file_bytes,
-            n_ctx_train=header.n_ctx_train,
-            caps=self.caps,
-            n_threads=n_threads,
-            has_chat_template=header.chat_template is not None,
-        )
+        self.info = model_info(file, options, self.caps, backend=NativeBackend.name, n_threads=n_threads)
 
     def _open_vocab(self, file: ModelFile, header: GgufHeader) -> LlamaVocab:
         llama, log = load_library()
@@ -220,12 +233,10 @@ class NativeSession:
         with file.path.open("rb") as opened:
             self._mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         self._bytes = np.frombuffer(self._mapping, dtype=np.uint8)
-        by_name = {t.name: t for t in header.tensors}
-        names = [*FIXED, *(f"blk.{i}.{name}" for i in range(config.n_layers) for name in LAYER)]
-        base = self._bytes.ctypes.data + header.data_offset
-        tensors = (Tensor * len(names))(*(_tensor(base, by_name.get(name)) for name in names))
+        tensors = _tensors(header, config, self._bytes.ctypes.data + header.data_offset)
         error = ctypes.create_string_buffer(256)
-        self._model = self._lib.en_model_new(ctypes.byref(config), tensors, len(names), -1, None, 0, error, len(error))
+        what = ctypes.byref(config), tensors, len(tensors)
+        self._model = self._lib.en_model_new(*what, -1, None, 0, error, len(error))
         if not self._model:
             raise BackendLoadError(model=file.model, reason=error.value.decode())
         self._mapping.madvise(mmap.MADV_DONTNEED)  # all is packed; the rows of the embedding come back as they are used
@@ -311,6 +322,13 @@ class NativeSession:
                 tokenizer.close()
             self._llama.llama_model_free(self._vocab_model)
         self._context = self._model = self._vocab_model = None
+
+
+def _tensors(header: GgufHeader, config: Config, base: int) -> ctypes.Array[Tensor]:
+    """List the file's tensors in the engine's order; their data begin at base."""
+    by_name = {t.name: t for t in header.tensors}
+    names = [*FIXED, *(f"blk.{i}.{name}" for i in range(config.n_layers) for name in LAYER)]
+    return (Tensor * len(names))(*(_tensor(base, by_name.get(name)) for name in names))
 
 
 def _tensor(base: int, info: TensorInfo | None) -> Tensor:

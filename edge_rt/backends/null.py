@@ -49,6 +49,9 @@ class NullBackend:
     def probe(self) -> tuple[Device, ...]:
         return (Device(id="null", kind="null", detail="no weights, deterministic answers: for tests", simulated=True),)
 
+    def supports(self, file: ModelFile, options: LoadOptions) -> str | None:  # noqa: ARG002 - the protocol's
+        return None
+
     def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed:  # noqa: ARG002 - the protocol's
         return MemoryNeed(weights_bytes=0, kv_bytes=options.n_ctx * 8, scratch_bytes=_N_VOCAB * 4 * options.n_seq_max)
 

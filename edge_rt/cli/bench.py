@@ -9,24 +9,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_args
 
 import click
 import msgspec
 
 from edge_rt import config
-from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, LoadOptions, ModelFile
+from edge_rt.backends.dispatch import dispatch
 from edge_rt.bench.report import FORMATS, Format, Machine, Writer, writer
 from edge_rt.bench.runner import Plan, Runner, Target
 from edge_rt.bench.workload import cases
-from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.store import Store, is_file_name
 from edge_rt.cli.bench_options import Counts, Pair, Progress, counts_option, flat
 from edge_rt.cli.bench_serve import command as serve
 from edge_rt.devices import cpu
 from edge_rt.devices import memory as machine_memory
 from edge_rt.engine.start import prefer_big_cores
-from edge_rt.errors import BackendUnavailableError, ModelNotPulledError
+from edge_rt.errors import ModelNotPulledError
 from edge_rt.scheduler.placement import place
 from edge_rt.worker import memory
 
@@ -79,9 +79,8 @@ from edge_rt.worker import memory
 @click.option("--progress/--no-progress", default=None, help="Say on stderr what runs. [default: on a terminal]")
 @click.option(
     "--backend",
-    default="",
-    metavar="NAME",
-    help="Back end, as `edge_rt devices` lists them. [default: the configured one]",
+    type=click.Choice(get_args(config.Backend)),
+    help="Back end; auto is the first that supports the model. [default: the configured one]",
 )
 @click.option("--force", is_flag=True, help="Load even if memory seems too small.")
 @click.pass_context
@@ -101,7 +100,7 @@ def command(
     delay: float,
     no_warmup: bool,
     progress: bool | None,
-    backend: str,
+    backend: config.Backend | None,
     force: bool,
 ) -> None:
     """Measure prefill (pp) and decode (tg) of bare models, without tokenizer and sampling.
@@ -168,12 +167,13 @@ def _write(outputs: list[tuple[Writer, bool]], text: Callable[[Writer], str]) ->
         (sys.stderr if to_stderr else sys.stdout).flush()
 
 
-def _target(name: str, backend: str, settings: config.Config) -> Target:
+def _target(name: str, backend: config.Backend | None, settings: config.Config) -> Target:
     """Find a model, a path if it looks like one, else ID[:VARIANT] of the catalog, and what runs it."""
     if is_file_name(name):
         path = Path(name).expanduser()
-        file = ModelFile(model=path.stem, variant="", path=path, quant=read_header(path).quant)
-        return _on(backend or settings.engine.backend or registry.names()[0], file)
+        return _on(
+            backend or settings.engine.backend, ModelFile(model=path.stem, variant="", path=path, quant=""), settings
+        )
     model_id, _, variant = name.partition(":")
     own = settings.model(model_id)
     own = msgspec.structs.replace(own, backend=backend or own.backend, variant=variant or own.variant)
@@ -187,16 +187,16 @@ def _target(name: str, backend: str, settings: config.Config) -> Target:
     file = ModelFile(
         model=model_id, variant=placement.variant, path=Path(placement.path or model_id), quant=placement.quant
     )
-    return _on(placement.backend, file)
+    return _on(placement.backend, file, settings)
 
 
-def _on(backend: str, file: ModelFile) -> Target:
-    """Raises BackendUnavailableError for a back end without a device here."""
-    found = registry.get(backend)
+def _on(backend: str, file: ModelFile, settings: config.Config) -> Target:
+    """Find the back end as a worker does, and say on stderr if it is not the first choice."""
+    found, reason = dispatch(backend, file, LoadOptions(n_ctx=1, n_seq_max=1, kv_type=settings.engine.kv_type))
+    if reason:
+        click.echo(f"edge_rt bench: {file.model} runs on {found.name}, because {reason}", err=True)
     devices = found.probe()
-    if isinstance(devices, Absent):
-        raise BackendUnavailableError(backend=backend, reason=devices.reason, extra=devices.extra)
-    return Target(backend=found, detail=devices[0].detail, file=file)
+    return Target(backend=found, detail="" if isinstance(devices, Absent) else devices[0].detail, file=file)
 
 
 def _admit(target: Target, options: LoadOptions, settings: config.Config) -> None:

@@ -11,21 +11,23 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx2
 
 from edge_rt import config
-from edge_rt.backends import registry
-from edge_rt.backends.base import LoadOptions, ModelFile
+from edge_rt.backends.dispatch import dispatch
 from edge_rt.backends.llama_build import Broken, Build, inspect, missing
+from edge_rt.backends.native_library import isa_names, load_native
 from edge_rt.catalog.store import Store
 from edge_rt.cli.talk import daemon_path
 from edge_rt.devices import cpu, memory, thermal
 from edge_rt.devices.sysfs import SysfsRoot
-from edge_rt.errors import ConfigError, EdgeRtError
-from edge_rt.scheduler.placement import Placement, place
+from edge_rt.errors import BackendUnavailableError, ConfigError, EdgeRtError
+from edge_rt.scheduler.placement import Placement, load_message, place
+from edge_rt.worker.load import unpack
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -55,10 +57,15 @@ class Patient:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     root: SysfsRoot = field(default_factory=SysfsRoot)
     inspect_build: Callable[[], Build | Broken] = inspect
+    load_native: Callable[[], Any] = load_native
     wall_clock: Callable[[], float] = time.time
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     uid: int = field(default_factory=os.getuid)
     memlock_bytes: Callable[[], int] = lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+
+    @cached_property
+    def build(self) -> Build | Broken:
+        return self.inspect_build()
 
     def store(self) -> Store:
         return Store.open(self.config.catalog, self.environ)
@@ -102,7 +109,7 @@ def python(_patient: Patient) -> Check:
 
 def llama_build(patient: Patient) -> Check:
     name, rebuild = "llama.cpp", "rebuild it on this machine: `make venv`, or pip with CMAKE_ARGS=-DGGML_NATIVE=on"
-    build = patient.inspect_build()
+    build = patient.build
     if isinstance(build, Broken):
         remedy = rebuild if build.crashed else "install it: `make venv`, or pip install 'edge_rt[llama]'"
         return fail(name, build.reason, remedy)
@@ -110,6 +117,16 @@ def llama_build(patient: Patient) -> Check:
     if unused:
         return warn(name, f"{build.version} does not use this CPU's {', '.join(unused)}", rebuild)
     return ok(name, f"{build.version}, built for this CPU: {' '.join(sorted(build.compiled))}")
+
+
+def native(patient: Patient) -> Check:
+    try:
+        names = isa_names(patient.load_native())
+    except BackendUnavailableError as exc:
+        return warn("native engine", exc.reason, "without it models run on llama.cpp: `make venv` compiles it")
+    if len(names) == 1:
+        return ok("native engine", f"no kernels for this CPU, only {names[0]}: models run on llama.cpp")
+    return ok("native engine", f"{names[-1]} kernels")
 
 
 def store(patient: Patient) -> Check:
@@ -192,22 +209,20 @@ def daemon(patient: Patient) -> Check | None:
     return ok("daemon", f"answers on {path}")
 
 
-def room(patient: Patient) -> Check:
+def room(patient: Patient) -> Check | None:
     placement = patient.default_model(patient.store())
     available = memory.available_bytes(patient.root)
     if available.value is None:
         return ok("memory", f"unknown: {available.reason}")
     if placement.path is None:
         return ok("memory", f"{available.value / 2**20:.0f} MiB are available; the default model is not pulled yet")
-    options = LoadOptions(
-        n_ctx=placement.n_ctx,
-        n_seq_max=placement.n_seq_max,
-        n_batch=patient.config.engine.n_batch,
-        kv_type=patient.config.engine.kv_type,
-    )
-    file = ModelFile(model=placement.model, variant=placement.variant, path=Path(placement.path), quant=placement.quant)
-    need = registry.get(placement.backend).estimate(file, options).total_bytes
-    detail = f"{placement.model} needs {need / 2**20:.0f} MiB, {available.value / 2**20:.0f} MiB are available"
+    if isinstance(patient.build, Broken):
+        return None  # the check of it has said so; loading it into this process might end it
+    file, options = unpack(load_message(placement, patient.config, force=False))
+    backend, reason = dispatch(placement.backend, file, options)
+    need = backend.estimate(file, options).total_bytes
+    where = f"{placement.model} on {backend.name}" + (f" (because {reason})" if reason else "")
+    detail = f"{where} needs {need / 2**20:.0f} MiB, {available.value / 2**20:.0f} MiB are available"
     if need + patient.config.worker.memory_margin_bytes > available.value:
         return fail("memory", f"{detail} ({available.source})", "lower engine.n_ctx or n_parallel, or raise the limit")
     return ok("memory", detail)
@@ -293,6 +308,7 @@ Look = Callable[[Patient], Check | None]
 CHECKS: tuple[Look, ...] = (
     python,
     llama_build,
+    native,
     store,
     model,
     socket_directory,

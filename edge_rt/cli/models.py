@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import click
+import msgspec
 from tabulate import tabulate
 
 from edge_rt import config
@@ -15,7 +16,8 @@ from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.cli.progress import pull_progress, size_text
 from edge_rt.devices import cpu
-from edge_rt.errors import ModelChecksumError, ModelNotPulledError
+from edge_rt.errors import BackendError, ModelChecksumError, ModelNotPulledError
+from edge_rt.scheduler.placement import load_message, place
 from edge_rt.worker.derive import derive
 
 
@@ -178,12 +180,29 @@ def _details(catalog: _Catalog, manifest: Manifest, variant: Variant) -> dict[st
         "derived_from": variant.derived_from or None,
         "made_by": record.tool if record and record.tool else None,
         "path": row["path"],
+        **(_runner(catalog, manifest, variant) if path else {"backend": None, "backend_reason": None}),
         "layers": header.n_layers if header else None,
         "vocabulary": header.n_vocab if header else None,
         "tensors": len(header.tensors) if header else None,
         "kv_bytes_per_token_f16": header.kv_elements_per_token * 2 if header else None,
         "chat_template": ("in the file" if header.chat_template else "none") if header else None,
     }
+
+
+def _runner(catalog: _Catalog, manifest: Manifest, variant: Variant) -> dict[str, str | None]:
+    """Tell which back end would run a file that is here; without one, only why."""
+    from edge_rt.backends.dispatch import dispatch  # numpy and llama.cpp, which no other subcommand needs
+    from edge_rt.worker.load import unpack
+
+    settings = msgspec.structs.replace(catalog.config.model(manifest.id), variant=variant.id)
+    placement = place(
+        manifest.id, manifest, settings, catalog.config, features=catalog.features, find=catalog.store.path
+    )
+    try:
+        backend, reason = dispatch(placement.backend, *unpack(load_message(placement, catalog.config, force=False)))
+    except BackendError as exc:
+        return {"backend": None, "backend_reason": str(exc)}
+    return {"backend": backend.name, "backend_reason": reason or None}
 
 
 @command.command("verify", short_help="Hash the files of models again.")

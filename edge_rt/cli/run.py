@@ -65,7 +65,7 @@ def command(
         else:
             click.echo()
         if verbose and talk.account is not None:
-            click.echo(f"{talk.account.line()} · on {talk.place}", err=True)
+            click.echo(f"{talk.account.line()} · on {talk.place}: {talk.backend() or 'back end unknown'}", err=True)
 
 
 def _read(prompt: str | None) -> str:
@@ -83,4 +83,4 @@ def _read(prompt: str | None) -> str:
 
 def _record(model: str, talk: Talk, answer: str) -> dict[str, Any]:
     account = talk.account.record() if talk.account is not None else {}
-    return {"model": model, "place": talk.place, "text": answer, **account}
+    return {"model": model, "place": talk.place, "backend": talk.backend(), "text": answer, **account}

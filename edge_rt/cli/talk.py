@@ -64,15 +64,23 @@ def _rate(tps: float | None) -> str:
     return "" if tps is None else f" ({tps:.1f} t/s)"
 
 
+def backend_line(name: str, reason: str) -> str:
+    """Write a back end and why it is not the first choice for people."""
+    return f"{name}, because {reason}" if reason else name
+
+
 class Talk(Protocol):
     """One model to talk with.
 
     place    where it runs, for people
     account  what the last whole answer took, None before and while one comes
+    backend  the back end that answers, and why it is not the first choice; None if unknown
     """
 
     place: str
     account: Account | None
+
+    def backend(self) -> str | None: ...
 
     def ask(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Iterator[str]:
         """Stream an answer: to a conversation, or the continuation of a text. Closing the iterator stops it."""
@@ -87,6 +95,10 @@ class DaemonTalk:
         self.account: Account | None = None
         self._client = client
         self._model = model
+
+    def backend(self) -> str | None:
+        meta = self._client.model(self._model).get("meta", {})
+        return backend_line(meta["backend"], meta.get("backend_reason", "")) if meta.get("backend") else None
 
     def ask(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Iterator[str]:
         self.account = None
@@ -123,6 +135,9 @@ class LocalTalk:
         self.place = "this process"
         self.account: Account | None = None
         self._model = model
+
+    def backend(self) -> str | None:
+        return backend_line(self._model.info.backend, self._model.info.backend_reason)
 
     def ask(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Iterator[str]:
         self.account = None

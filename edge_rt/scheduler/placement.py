@@ -12,7 +12,6 @@ from edge_rt.config import Config, ModelSettings
 from edge_rt.errors import ModelNotPulledError
 from edge_rt.worker.channel import Load
 
-_DEFAULT_BACKEND = "llama_cpu"
 _NULL_N_CTX = 4096
 
 
@@ -20,6 +19,7 @@ _NULL_N_CTX = 4096
 class Placement:
     """A model's form, place and context.
 
+    backend  its name, or "auto": then the worker chooses, who can read the file's header
     variant  the form's id; for the null back end the latency it plays
     path     the form's file: None if it is not in the store, "" if the back end needs none
     """
@@ -48,7 +48,7 @@ def place(
     The form is the one asked for, else the fastest on this CPU; if that is not in the store but another is, the first
     of those in the manifest's order. Raises ModelNotFoundError for a form that the manifest does not have.
     """
-    backend = settings.backend or config.engine.backend or _DEFAULT_BACKEND
+    backend = settings.backend or config.engine.backend
     path: str | None
     if manifest is None or backend == "null":
         variant, quant, path = settings.variant, "none", ""

@@ -30,6 +30,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     """Load a model; the first message a worker gets.
 
     path           "" for back ends without a file
+    backend        its name, or "auto" for the first that supports the model
     chat_template  overrides the file's own; None leaves it
     force          load although the memory looks too small
     """

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_rt.backends import registry
-from edge_rt.backends.base import Backend, LoadOptions, ModelFile, TokenSession
+from edge_rt.backends.base import Backend, TokenSession
+from edge_rt.backends.dispatch import dispatch
 from edge_rt.devices import cpu, memory
 from edge_rt.devices.base import Reading
 from edge_rt.devices.idle import IdleMeter
@@ -36,6 +37,7 @@ from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError
 from edge_rt.types import Chunk, EngineStats, GenerateRequest
 from edge_rt.worker import channel
 from edge_rt.worker.channel import ChannelError, Load, WorkerChannel
+from edge_rt.worker.load import unpack
 from edge_rt.worker.memory import check
 
 _log = logging.getLogger(__name__)
@@ -69,20 +71,13 @@ def load_session(
     find: Callable[[str], Backend] = registry.get,
     available: Callable[[], Reading[int]] = memory.available_bytes,
 ) -> TokenSession:
-    """Load a model if the memory suffices. Raises ModelError or BackendError."""
-    backend = find(load.backend)
-    file = ModelFile(model=load.model, variant=load.variant, path=Path(load.path), quant=load.quant)
-    options = LoadOptions(
-        n_ctx=load.n_ctx,
-        n_seq_max=load.n_seq_max,
-        n_batch=load.n_batch,
-        n_threads=load.n_threads,
-        kv_type=load.kv_type,
-        device=load.device,
-    )
+    """Load a model on the back end chosen for it, if the memory suffices. Raises ModelError or BackendError."""
+    file, options = unpack(load)
+    backend, reason = dispatch(load.backend, file, options, find=find)
     if not load.force:
         check(load.model, backend.estimate(file, options), available(), load.memory_margin_bytes)
     session = backend.load(file, options)
+    session.info = replace(session.info, backend_reason=reason)
     if load.chat_template is not None:
         session.vocab = replace(session.vocab, chat_template=load.chat_template)
         session.info = replace(session.info, has_chat_template=True)

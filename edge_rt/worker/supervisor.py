@@ -29,6 +29,10 @@ def backoff_s(n_deaths: int) -> float:
     return min(0.5 * 2.0 ** (n_deaths - 2), _MAX_BACKOFF_S) if n_deaths > 1 else 0.0
 
 
+def _on(info: ModelInfo) -> str:
+    return info.backend + (f", because {info.backend_reason}" if info.backend_reason else "")
+
+
 class WorkerEvents(Protocol):
     """What a worker tells its owner; called on the event loop."""
 
@@ -143,7 +147,7 @@ class Worker:
             self._process, self.info = process, process.info
             self._ready_at_s = asyncio.get_running_loop().time()
             process.lost.add_done_callback(self._lost)
-            _log.info("worker %d of %s is ready", process.pid, self._load.model)
+            _log.info("worker %d of %s is ready: %s", process.pid, self._load.model, _on(process.info))
             return process
         raise BackendLoadError(
             model=self._load.model, reason=f"its worker died {MAX_LOAD_DEATHS} times while loading, at last by {reason}"

@@ -25,6 +25,7 @@ INFO = ModelInfo(
     model="loaded",
     variant="q4_0",
     backend="fake",
+    backend_reason="the first cannot",
     device="cpu",
     arch="llama",
     quant="Q4_0",

@@ -340,6 +340,7 @@ def test_models() -> None:
     card = ask(answering("x"), "GET", "/v1/models/loaded").json
     assert card == listed["data"][1]
     assert card["meta"]["n_ctx"] == 64
+    assert (card["meta"]["backend"], card["meta"]["backend_reason"]) == ("fake", "the first cannot")
 
 
 @pytest.mark.parametrize("model_id", ["nope", "absent", "a/b"])

@@ -246,15 +246,15 @@ def test_what_a_model_is_loaded_with_comes_from_its_table_then_the_engine_then_t
             return world.workers[0].load
 
         plain = await load()
-        assert (plain.backend, plain.n_ctx, plain.n_seq_max, plain.force) == ("llama_cpu", 2048, 8, False)
+        assert (plain.backend, plain.n_ctx, plain.n_seq_max, plain.force) == ("auto", 2048, 8, False)
         assert plain.chat_template == "{{ messages }}"
         assert plain.memory_margin_bytes == config.Worker().memory_margin_bytes
-        engine = await load(engine__n_ctx=512, engine__n_parallel=2, engine__backend="other", worker__force=True)
-        assert (engine.backend, engine.n_ctx, engine.n_seq_max, engine.force) == ("other", 512, 2, True)
+        engine = await load(engine__n_ctx=512, engine__n_parallel=2, engine__backend="native", worker__force=True)
+        assert (engine.backend, engine.n_ctx, engine.n_seq_max, engine.force) == ("native", 512, 2, True)
         own = await load(
-            engine__n_ctx=512, models__tiny__n_ctx=256, models__tiny__n_parallel=3, models__tiny__backend="mine"
+            engine__n_ctx=512, models__tiny__n_ctx=256, models__tiny__n_parallel=3, models__tiny__backend="llama_cpu"
         )
-        assert (own.backend, own.n_ctx, own.n_seq_max) == ("mine", 256, 3)
+        assert (own.backend, own.n_ctx, own.n_seq_max) == ("llama_cpu", 256, 3)
 
     virtual_time.run(main())
 

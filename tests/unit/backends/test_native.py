@@ -75,7 +75,7 @@ def test_weights_without_kernels_are_refused(tmp_path: Path) -> None:
 def test_missing_or_misshapen_tensor_is_refused(tmp_path: Path) -> None:
     file = tiny_llama()
     file.tensors.remove(file.tensor("blk.1.ffn_up.weight"))
-    assert refusal(file, tmp_path / "m.gguf") == "ffn_up (layer 1) is missing"
+    assert "ffn_up (layer 1) is missing" in refusal(file, tmp_path / "m.gguf")
     file = tiny_llama()
     file.tensor("blk.1.attn_k.weight").shape = (64, 48)
     assert "attn_k (layer 1)" in refusal(file, tmp_path / "m.gguf")

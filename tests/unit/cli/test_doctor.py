@@ -19,7 +19,7 @@ from edge_rt.cli import checks, main
 from edge_rt.cli.checks import Check, Patient, examine
 from edge_rt.cli.doctor import text
 from edge_rt.devices.sysfs import SysfsRoot
-from edge_rt.errors import ModelChecksumError
+from edge_rt.errors import BackendUnavailableError, ModelChecksumError
 from tests.device_trees import container, plant, raspberry_pi_5, x86_server
 
 __all__ = ["container", "plant", "raspberry_pi_5", "x86_server"]
@@ -91,6 +91,39 @@ def test_a_child_that_hangs_is_a_crashed_build() -> None:
         raise subprocess.TimeoutExpired(command, 30)
 
     assert inspect(run) == Broken(reason="did not load within 30 s", crashed=True)
+
+
+# the native engine
+
+
+class FakeNative:
+    """The compiled library, for a CPU that has the first n of its instruction sets."""
+
+    def __init__(self, n_usable: int) -> None:
+        self._n_usable = n_usable
+
+    def en_isa_count(self) -> int:
+        return 2
+
+    def en_isa_name(self, isa: int) -> bytes:
+        return (b"portable", b"avx2")[isa]
+
+    def en_isa_usable(self, isa: int) -> bool:
+        return isa < self._n_usable
+
+
+def test_the_native_engine_says_which_kernels_it_has_here() -> None:
+    check = checks.native(Patient(load_native=lambda: FakeNative(2)))
+    assert (check.status, check.detail) == ("ok", "avx2 kernels")
+    assert "llama.cpp" in checks.native(Patient(load_native=lambda: FakeNative(1))).detail
+
+
+def test_a_native_engine_that_was_not_compiled_is_a_warning() -> None:
+    def absent() -> None:
+        raise BackendUnavailableError(backend="native", reason="no C compiler")
+
+    check = checks.native(Patient(load_native=absent))
+    assert (check.status, check.detail) == ("warn", "no C compiler")
 
 
 # store and model
@@ -199,8 +232,14 @@ def test_a_socket_that_speaks_no_http_is_not_well(socket_dir: Path) -> None:
 def test_too_little_memory_fails_before_a_load_does(model_store: Path, plant: Plant) -> None:
     root = plant({"proc/meminfo": "MemAvailable: 100000 kB\n"})
     check = checks.room(Patient(root=root))
+    assert check is not None
     assert check.status == "fail"
     assert "98 MiB are available" in check.detail
+
+
+@pytest.mark.model
+def test_a_llama_cpp_that_kills_its_process_is_not_loaded_into_this_one(model_store: Path) -> None:
+    assert checks.room(Patient(inspect_build=lambda: Broken(reason="SIGILL", crashed=True))) is None
 
 
 def test_cgroup_limits(plant: Plant, container: SysfsRoot) -> None:

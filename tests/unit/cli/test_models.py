@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from edge_rt.backends.dispatch import PREFERENCE
 from edge_rt.cli import main
 from tests.gguf_files import tiny_llama
 
@@ -158,6 +159,15 @@ def test_show(models: Models) -> None:
     assert (shown["variants"][0]["layers"], shown["variants"][0]["vocabulary"]) == (2, 64)
     assert shown["variants"][0]["chat_template"] == "in the file"
     assert shown["license"] == "Apache-2.0"
+
+
+def test_show_says_which_back_end_would_run_a_file(models: Models) -> None:
+    pytest.importorskip("llama_cpp", reason="the back end llama_cpu is not installed")
+    models("pull")
+    here, absent = json.loads(models("show", "tiny", "--json").stdout)["variants"]
+    assert here["backend"] in PREFERENCE
+    assert (here["backend"] == PREFERENCE[0]) == (here["backend_reason"] is None)
+    assert (absent["backend"], absent["backend_reason"]) == (None, None)
 
 
 def test_verify(models: Models) -> None:
