@@ -72,6 +72,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_prefix_bytes: Count = 128 * 2**20  # finished prompts kept for requests that begin the same; 0 keeps none
     stream_interval_s: Seconds = 0.05  # tokens that come faster share one event; the first never waits
     kv_type: Literal["f16", "q8_0"] = "f16"
+    packed_copy: bool = True  # keep packed weights on disk beside the model: as large as it, and loads take no time
 
 
 class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

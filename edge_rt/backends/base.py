@@ -49,6 +49,7 @@ class LoadOptions:
     n_ubatch    rows computed at once inside it, at most n_batch; bounds the scratch memory
     n_threads   0 lets the engine choose and change it
     kv_type     f16 or q8_0
+    packed_copy whether a back end that packs weights may keep them on disk, beside a model of the store
     """
 
     n_ctx: int
@@ -58,6 +59,7 @@ class LoadOptions:
     n_threads: int = 0
     kv_type: str = "f16"
     device: str = "cpu"
+    packed_copy: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

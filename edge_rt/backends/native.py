@@ -41,6 +41,7 @@ from edge_rt.backends.native_library import (
     isa_names,
     load_native,
 )
+from edge_rt.backends.native_weights import NativeWeights
 from edge_rt.catalog.gguf import GgufHeader, TensorInfo
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, ModelFormatError
@@ -175,7 +176,8 @@ class NativeSession:
 
     def __init__(self, lib: Any, file: ModelFile, header: GgufHeader, config: Config, options: LoadOptions) -> None:
         self._lib = lib
-        self._model = self._context = self._vocab_model = None
+        self._weights: NativeWeights | None = None
+        self._context = self._vocab_model = None
         self._tokenizers: list[LlamaVocab] = []  # one, once the vocabulary is loaded
         self._n_state = (header.file_bytes, header.n_params, options.n_ctx, KV_TYPES[options.kv_type])
         self._logits = np.empty((1, header.n_vocab), dtype=np.float32)
@@ -200,10 +202,10 @@ class NativeSession:
         self._tokenizers.append(self._open_vocab(file, header))
         if self._tokenizers[0].n_vocab != header.n_vocab:
             raise BackendLoadError(model=file.model, reason="tokenizer and embedding have different vocabularies")
-        self._open_model(file, header, config)
+        self._weights = weights = self._open_weights(file, header, config, packed_copy=options.packed_copy)
         error = ctypes.create_string_buffer(256)
         self._context = self._lib.en_context_new(
-            self._model,
+            weights.pointer,
             options.n_ctx,
             options.n_seq_max,
             min(options.n_batch, options.n_ubatch),
@@ -229,17 +231,14 @@ class NativeSession:
             raise BackendLoadError(model=file.model, reason=log.reason())
         return LlamaVocab(llama, self._vocab_model, header)
 
-    def _open_model(self, file: ModelFile, header: GgufHeader, config: Config) -> None:
+    def _open_weights(self, file: ModelFile, header: GgufHeader, config: Config, *, packed_copy: bool) -> NativeWeights:
         with file.path.open("rb") as opened:
             self._mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         self._bytes = np.frombuffer(self._mapping, dtype=np.uint8)
         tensors = _tensors(header, config, self._bytes.ctypes.data + header.data_offset)
-        error = ctypes.create_string_buffer(256)
-        what = ctypes.byref(config), tensors, len(tensors)
-        self._model = self._lib.en_model_new(*what, -1, None, 0, error, len(error))
-        if not self._model:
-            raise BackendLoadError(model=file.model, reason=error.value.decode())
+        weights = NativeWeights(self._lib, file.model, file.path, config, tensors, packed_copy=packed_copy)
         self._mapping.madvise(mmap.MADV_DONTNEED)  # all is packed; the rows of the embedding come back as they are used
+        return weights
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
         return self._tokenizers[0].tokenize(text, special=special, add_bos=add_bos)
@@ -315,13 +314,13 @@ class NativeSession:
     def close(self) -> None:
         if self._context:
             self._lib.en_context_free(self._context)
-        if self._model:
-            self._lib.en_model_free(self._model)
+        if self._weights:
+            self._weights.close()
         if self._vocab_model:
             for tokenizer in self._tokenizers:
                 tokenizer.close()
             self._llama.llama_model_free(self._vocab_model)
-        self._context = self._model = self._vocab_model = None
+        self._weights = self._context = self._vocab_model = None
 
 
 def _tensors(header: GgufHeader, config: Config, base: int) -> ctypes.Array[Tensor]:

@@ -3,6 +3,7 @@
 models/ID/FILE              complete and verified; it appears by an atomic rename
 models/ID/.FILE.json        its Record, written before the rename
 models/ID/.FILE.part        what has come so far, with .FILE.part.json saying of what
+models/ID/.FILE.packed      its weights as the native engine packs them (packed.py), with .FILE.packing while it is made
 models/ID/.FILE.lock        held while somebody pulls, derives or removes FILE; never deleted
 """
 
@@ -49,16 +50,30 @@ class Place:
     def part(self) -> Path:
         return self.beside("part")
 
-    def record(self, manifest: Manifest, variant: Variant) -> Record | None:
-        """Read the file's record; None unless the file is there and both are what the manifest promises."""
+    @property
+    def packed(self) -> Path:
+        return self.beside("packed")
+
+    @property
+    def packing(self) -> Path:
+        return self.beside("packing")
+
+    def read_record(self) -> Record | None:
+        """Read the file's record; None unless the file is there and as long as it says."""
         try:
             record = msgspec.json.decode(self.beside("json").read_bytes(), type=Record)
             size = self.file.stat().st_size
         except (OSError, msgspec.DecodeError):
             return None
+        return record if size == record.size_bytes else None
+
+    def record(self, manifest: Manifest, variant: Variant) -> Record | None:
+        """Read the file's record; None unless the file is there and both are what the manifest promises."""
+        if (record := self.read_record()) is None:
+            return None
         parent = manifest.variant(variant.derived_from)
         promised = record.parent_sha256 == parent.sha256 if parent else record.sha256 == variant.sha256
-        return record if promised and size == record.size_bytes else None
+        return record if promised else None
 
     def write_record(self, record: Record) -> None:
         # Without the old file a crash before the rename leaves a record alone, never one beside another's bytes.
@@ -73,7 +88,8 @@ class Place:
     def forget(self) -> int:
         """Delete the file and everything beside it but the lock; give the bytes freed."""
         freed = 0
-        for path in (self.file, self.beside("json"), self.part, self.beside("part.json"), self.beside("new")):
+        beside = (self.beside(suffix) for suffix in ("json", "part", "part.json", "new", "packed", "packing"))
+        for path in (self.file, *beside):
             try:
                 size = path.stat().st_size
                 path.unlink()

@@ -11,6 +11,7 @@ from typing import Literal
 
 from edge_rt import config
 from edge_rt.catalog.manifest import SHIPPED_DIR, Manifest, Variant, load_manifests
+from edge_rt.catalog.packed import packed_size_bytes, verify_packed
 from edge_rt.catalog.part import Derive, Progress, PullProgress, hash_file
 from edge_rt.catalog.place import Place, Record
 from edge_rt.errors import ConfigError, ModelChecksumError, ModelNotFoundError
@@ -157,7 +158,9 @@ class Store:
             if (record := place.record(manifest, variant)) is None:
                 continue
 
-            def report(done_bytes: int, variant: Variant = variant, total_bytes: int = record.size_bytes) -> None:
+            total_bytes = record.size_bytes + packed_size_bytes(place.file)
+
+            def report(done_bytes: int, variant: Variant = variant, total_bytes: int = total_bytes) -> None:
                 progress(
                     PullProgress(
                         model=model_id,
@@ -172,6 +175,7 @@ class Store:
             actual = hash_file(place.file, report)
             if actual != record.sha256:
                 raise ModelChecksumError(path=str(place.file), expected=record.sha256, actual=actual)
+            verify_packed(place.file, report, record.size_bytes)
             sound.append(place.file)
         return tuple(sound)
 

@@ -92,6 +92,7 @@ def load_message(placement: Placement, config: Config, *, force: bool) -> Load:
         n_batch=max(engine.n_batch, placement.n_seq_max),  # a step has a row for every stream
         n_threads=engine.n_threads,
         kv_type=engine.kv_type,
+        packed_copy=engine.packed_copy,
         chat_template=placement.chat_template,
         max_stall_s=engine.max_stall_s,
         max_prefix_bytes=engine.max_prefix_bytes,

@@ -45,6 +45,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     n_batch: int = 512
     n_threads: int = 0
     kv_type: str = "f16"
+    packed_copy: bool = True
     device: str = "cpu"
     chat_template: str | None = None
     max_stall_s: float = 0.15

@@ -17,6 +17,7 @@ def unpack(load: Load) -> tuple[ModelFile, LoadOptions]:
         n_batch=load.n_batch,
         n_threads=load.n_threads,
         kv_type=load.kv_type,
+        packed_copy=load.packed_copy,
         device=load.device,
     )
     return file, options

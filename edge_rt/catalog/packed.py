@@ -1,0 +1,171 @@
+"""A model's packed weights in a file beside it, written once and mapped read-only by every process that runs the model.
+
+.FILE.packed holds a page that says what the weights were packed from and how, and after it the weights. It appears by
+an atomic rename and is never changed. Its content is data for kernels that take any bits, so a damaged file gives wrong
+answers, never a crash; `edge_rt models verify` hashes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from edge_rt.catalog.part import sync_dir
+from edge_rt.catalog.place import Place
+from edge_rt.errors import ModelFormatError
+
+# Left free on the disk, so that the rest of the device can go on writing.
+SPACE_MARGIN_BYTES = 64 * 2**20
+HEAD_BYTES = 4096  # a page: what follows is aligned
+_log = logging.getLogger(__name__)
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What the weights are. layout is the packer's version of their order; sha256 and model_… are the model file's."""
+
+    layout: str
+    sha256: str
+    model_bytes: int
+    model_mtime_ns: int
+    n_bytes: int
+    packed_sha256: str = ""
+
+    def fits(self, wanted: Head) -> bool:
+        return msgspec.structs.replace(self, packed_sha256="") == wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """n_bytes of weights in a layout; pack writes them into a map, from HEAD_BYTES on."""
+
+    layout: str
+    n_bytes: int
+    pack: Callable[[mmap.mmap], object]
+
+
+def open_packed(path: Path, packing: Packing, *, free_bytes: Callable[[Path], int]) -> mmap.mmap | None:
+    """Map the packed weights of the store's model at path, packing them first if need be; they begin at HEAD_BYTES.
+
+    None for a file that is not the store's, and, with a line in the log that says why, where no copy can be written.
+    """
+    record = Place(path).read_record()
+    if record is None:
+        return None
+    model = path.stat()
+    wanted = Head(
+        layout=packing.layout,
+        sha256=record.sha256,
+        model_bytes=model.st_size,
+        model_mtime_ns=model.st_mtime_ns,
+        n_bytes=packing.n_bytes,
+    )
+    try:
+        return _map(Place(path).packed, wanted) or _pack(path, wanted, packing, free_bytes)
+    except OSError as exc:
+        _log.warning("%s: its packed weights are not kept on disk: %s", path.name, exc.strerror or exc)
+        return None
+
+
+def verify_packed(path: Path, report: Callable[[int], None], done_bytes: int = 0) -> None:
+    """Hash the packed weights of the model at path, if there are any; report counts on from done_bytes.
+
+    Raises ModelFormatError.
+    """
+    packed = Place(path).packed
+    head = read_head(packed)
+    if head is None:
+        return
+    digest = hashlib.sha256()
+    with packed.open("rb") as file:
+        file.seek(HEAD_BYTES)
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+            report(done_bytes := done_bytes + len(chunk))
+    if digest.hexdigest() != head.packed_sha256:
+        problem = (
+            f"sha256 is {digest.hexdigest()}, {head.packed_sha256} was written; delete the file, a load makes it anew"
+        )
+        raise ModelFormatError(path=str(packed), field="packed weights", problem=problem)
+
+
+def packed_size_bytes(path: Path) -> int:
+    """Give the size of the packed weights of the model at path, 0 if there are none."""
+    head = read_head(Place(path).packed)
+    return head.n_bytes if head else 0
+
+
+def read_head(packed: Path) -> Head | None:
+    """Read what a file of packed weights says of itself; None if it is not whole or not such a file."""
+    try:
+        with packed.open("rb") as file:
+            head = msgspec.json.decode(file.read(HEAD_BYTES).rstrip(b"\0"), type=Head)
+            size_bytes = os.fstat(file.fileno()).st_size
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return head if size_bytes == HEAD_BYTES + head.n_bytes else None
+
+
+def _map(packed: Path, wanted: Head) -> mmap.mmap | None:
+    head = read_head(packed)
+    if head is None or not head.fits(wanted):
+        return None
+    with packed.open("rb") as file:
+        return mmap.mmap(file.fileno(), HEAD_BYTES + wanted.n_bytes, access=mmap.ACCESS_READ)
+
+
+def _pack(path: Path, wanted: Head, packing: Packing, free_bytes: Callable[[Path], int]) -> mmap.mmap | None:
+    """Pack into a file that takes the old one's place when it is whole; None if another process is at it."""
+    place = Place(path)
+    n_bytes = HEAD_BYTES + packing.n_bytes
+    if (have := free_bytes(path.parent)) < n_bytes + SPACE_MARGIN_BYTES:
+        _log.warning(
+            "%s: its packed weights are not kept on disk: %d MiB are free, %d MiB are needed",
+            path.name,
+            have >> 20,
+            (n_bytes + SPACE_MARGIN_BYTES) >> 20,
+        )
+        return None
+    fd = os.open(place.packing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if not _is_ours(fd, place.packing):
+            return None
+        try:
+            os.ftruncate(fd, 0)
+            os.posix_fallocate(fd, 0, n_bytes)  # a full disk must be an error here, not a signal in the mapping
+            _fill(fd, n_bytes, wanted, packing)
+            place.packing.rename(place.packed)
+        except BaseException:
+            place.packing.unlink(missing_ok=True)
+            raise
+    finally:
+        os.close(fd)
+    sync_dir(path.parent)
+    return _map(place.packed, wanted)
+
+
+def _is_ours(fd: int, packing: Path) -> bool:
+    """Lock the file, unless somebody has it or has already renamed it to where readers map it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(fd).st_ino == packing.stat().st_ino
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def _fill(fd: int, n_bytes: int, wanted: Head, packing: Packing) -> None:
+    with mmap.mmap(fd, n_bytes) as out:
+        packing.pack(out)
+        with memoryview(out)[HEAD_BYTES:] as weights:
+            digest = hashlib.sha256(weights).hexdigest()
+        head = msgspec.json.encode(msgspec.structs.replace(wanted, packed_sha256=digest))
+        out[: len(head)] = head
+        out.flush()
+    os.fsync(fd)
