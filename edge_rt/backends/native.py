@@ -7,10 +7,11 @@ llama.cpp's. One thread owns a session.
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,6 +48,8 @@ from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, ModelFormatError
 from edge_rt.types import Capabilities
 
+_log = logging.getLogger(__name__)
+
 _STATE = struct.Struct("<4sQQIII")  # magic, file bytes, parameters, n_ctx, type of KV, tokens
 _STATE_MAGIC = b"ERTN"
 _NOWHERE = 4096  # where tensors are said to be when only their shapes are looked at
@@ -73,6 +76,9 @@ class NativeBackend:
     """Loads GGUF models of the llama family into edge_rt's own engine."""
 
     name: ClassVar[str] = "native"
+
+    def __init__(self, usable: Callable[[], cpu.Usable] = cpu.usable) -> None:
+        self._usable = usable
 
     def probe(self) -> tuple[Device, ...] | Absent:
         try:
@@ -119,7 +125,7 @@ class NativeBackend:
         if reason := self.supports(file, options):
             raise BackendLoadError(model=file.model, reason=reason)
         config = read_config(file.model, str(file.path), file.header)
-        return NativeSession(load_native(), file, file.header, config, options)
+        return NativeSession(load_native(), file, file.header, config, options, self._usable())
 
 
 def read_config(model: str, path: str, header: GgufHeader) -> Config:
@@ -174,8 +180,16 @@ def _number(path: str, header: GgufHeader, key: str, default: float) -> float:
 class NativeSession:
     """A model packed for this CPU and its context. KV is one pool of blocks of 32 tokens, n_ctx tokens in all."""
 
-    def __init__(self, lib: Any, file: ModelFile, header: GgufHeader, config: Config, options: LoadOptions) -> None:
-        self._lib = lib
+    def __init__(
+        self,
+        lib: Any,
+        file: ModelFile,
+        header: GgufHeader,
+        config: Config,
+        options: LoadOptions,
+        usable: cpu.Usable,
+    ) -> None:
+        self._lib, self._usable = lib, usable
         self._weights: NativeWeights | None = None
         self._context = self._vocab_model = None
         self._tokenizers: list[LlamaVocab] = []  # one, once the vocabulary is loaded
@@ -198,7 +212,7 @@ class NativeSession:
             raise
 
     def _open(self, file: ModelFile, header: GgufHeader, config: Config, options: LoadOptions) -> None:
-        n_threads = options.n_threads or len(cpu.usable_cores())
+        n_threads = options.n_threads or len(self._usable.compute_cpus)
         self._tokenizers.append(self._open_vocab(file, header))
         if self._tokenizers[0].n_vocab != header.n_vocab:
             raise BackendLoadError(model=file.model, reason="tokenizer and embedding have different vocabularies")
@@ -216,6 +230,7 @@ class NativeSession:
         )
         if not self._context:
             raise BackendLoadError(model=file.model, reason=error.value.decode())
+        self._pin(n_threads)
         self.vocab = self._tokenizers[0].facts
         self.info = model_info(file, options, self.caps, backend=NativeBackend.name, n_threads=n_threads)
 
@@ -304,7 +319,16 @@ class NativeSession:
         _check(status)
 
     def set_threads(self, n_threads: int) -> None:
-        _check(self._lib.en_set_threads(self._opened(), n_threads))
+        context = self._opened()
+        _check(self._lib.en_set_cpus(context, None, 0))
+        _check(self._lib.en_set_threads(context, n_threads))
+        self._pin(n_threads)
+
+    def _pin(self, n_threads: int) -> None:
+        cpus = self._usable.pinned(n_threads)
+        status = self._lib.en_set_cpus(self._opened(), (ctypes.c_int32 * len(cpus))(*cpus), len(cpus))
+        if status != 0:  # which CPUs the process may use has changed since they were looked up
+            _log.warning("threads are not pinned to cpu %s: %s", cpus, ERRORS.get(status, status))
 
     def _opened(self) -> int:
         if self._context is None:

@@ -16,6 +16,7 @@ ERRORS = {
     2: "rows that do not follow their sequence, or a token outside the vocabulary",
     3: "no such sequence, or one that must be empty is not",
     4: "no memory",
+    5: "the kernel allows none of the CPUs that were chosen",
 }
 # Order of the tensors given to en_model_new: FIXED, then LAYER for each layer.
 FIXED = ("token_embd.weight", "output_norm.weight", "output.weight")
@@ -96,6 +97,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_context_new": (_POINTER, (_POINTER, _INT, _INT, _INT, _INT, _INT, ctypes.c_char_p, _SIZE)),
     "en_context_free": (None, (_POINTER,)),
     "en_set_threads": (_INT, (_POINTER, _INT)),
+    "en_set_cpus": (_INT, (_POINTER, _POINTER, _INT)),
     "en_decode": (_INT, (_POINTER, _POINTER, _INT, _POINTER)),
     "en_seq_length": (_INT, (_POINTER, _INT)),
     "en_seq_copy": (_INT, (_POINTER, _INT, _INT, _INT)),

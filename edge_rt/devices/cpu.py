@@ -105,6 +105,7 @@ class Usable:
 
     cpus         online and inside the affinity mask
     n_physical   distinct physical cores among them: hyper-threads share one
+    pin_cpus     the big ones of cpus, hyper-threads too, where there are small ones beside them; else empty
     big_cpus     those of cpus that are big, one per physical core; all of them where nothing tells them apart
     quota_cores  the control group's CPU time per wall time, None without a quota
     compute_cpus those worth a compute thread: the big ones, as many as the quota pays for, at least one
@@ -112,9 +113,18 @@ class Usable:
 
     cpus: tuple[int, ...]
     n_physical: int
+    pin_cpus: tuple[int, ...]
     big_cpus: tuple[int, ...]
     quota_cores: Reading[float]
     compute_cpus: tuple[int, ...]
+
+    def pinned(self, n_threads: int) -> tuple[int, ...]:
+        """Give the CPUs that so many compute threads should keep to; empty: the kernel may put them anywhere.
+
+        All big ones for all threads, not one for each: a thread whose core is taken from it moves to the next. More
+        threads than there are big cores are meant to use the small ones too.
+        """
+        return self.pin_cpus if n_threads <= len(self.big_cpus) else ()
 
 
 def features(root: SysfsRoot | None = None) -> frozenset[str]:
@@ -179,13 +189,21 @@ def usable(root: SysfsRoot | None = None, affinity: Callable[[], set[int]] = lam
     cores = {core.id: core for core in topology(root).cores if core.online and core.id in allowed}
     cpus = tuple(sorted(cores or allowed))
     physical = [i for i in cpus if i not in cores or i == min(set(cores[i].siblings) & set(cpus), default=i)]
+    all_big = tuple(i for i in cpus if i in cores and cores[i].big)
     big = tuple(i for i in physical if i in cores and cores[i].big) or tuple(physical)
     quota = quota_cores(root)
     n_compute = len(big)
     if quota.value is not None:
         # Down, not up: llama.cpp's threads wait for each other, and the one the quota stops stops them all.
         n_compute = max(1, min(n_compute, math.floor(quota.value + 1e-9)))
-    return Usable(cpus=cpus, n_physical=len(physical), big_cpus=big, quota_cores=quota, compute_cpus=big[:n_compute])
+    return Usable(
+        cpus=cpus,
+        n_physical=len(physical),
+        pin_cpus=all_big if len(all_big) < len(cpus) else (),
+        big_cpus=big,
+        quota_cores=quota,
+        compute_cpus=big[:n_compute],
+    )
 
 
 def usable_cores(root: SysfsRoot | None = None) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ enum en_type {
     EN_Q6_K = 14
 };
 
-enum en_status { EN_OK = 0, EN_NO_CELLS = 1, EN_BAD_ROWS = 2, EN_BAD_SEQ = 3, EN_NO_MEMORY = 4 };
+enum en_status { EN_OK = 0, EN_NO_CELLS = 1, EN_BAD_ROWS = 2, EN_BAD_SEQ = 3, EN_NO_MEMORY = 4, EN_BAD_CPUS = 5 };
 
 typedef struct en_tensor {
     const void *data; /* NULL: the file has none */
@@ -83,6 +83,9 @@ EN_API en_context *en_context_new(const en_model *model, int n_ctx, int n_seq_ma
                                   int kv_type, char *error, size_t error_size);
 EN_API void en_context_free(en_context *context);
 EN_API int en_set_threads(en_context *context, int n_threads);
+/* Let the context's threads run on these CPUs only, and the thread that calls en_decode while it is in there; n 0: on
+ * those that the program may use. EN_BAD_CPUS if there is none among them that the kernel allows. */
+EN_API int en_set_cpus(en_context *context, const int32_t *cpus, int n);
 
 /* Compute rows of many sequences; logits takes n_vocab floats for each row that asks for them, in order. After
  * EN_NO_CELLS, EN_BAD_ROWS and EN_BAD_SEQ nothing has changed. */

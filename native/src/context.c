@@ -110,6 +110,10 @@ void en_context_free(en_context *context) {
 int en_set_threads(en_context *c, int n_threads) {
     if (c->pool && en_pool_threads(c->pool) == n_threads) return EN_OK;
     en_pool *pool = en_pool_new(n_threads);
+    if (pool && c->is_pinned && !en_pool_pin(pool, &c->cpus)) {
+        en_pool_free(pool);
+        return EN_BAD_CPUS;
+    }
     if (!pool || lay_out_threads(c, n_threads) != EN_OK) {
         en_pool_free(pool);
         return EN_NO_MEMORY;

@@ -40,7 +40,15 @@ struct en_context {
     uint8_t *memory;
     uint8_t *thread_block;
     thread_memory threads[EN_MAX_THREADS];
+    int is_pinned;
+    cpu_set_t cpus; /* if pinned */
 };
+
+/* Where a thread could run before a step moved it. */
+typedef struct en_home {
+    int was_moved;
+    cpu_set_t cpus;
+} en_home;
 
 typedef struct step {
     en_context *c;
@@ -72,6 +80,11 @@ void en_quantize_row(const en_context *c, const float *x, int width, int row);
 en_acts en_acts_of(const en_context *c, const float *x);
 /* Multiply the same activations with all matrices of the job, in one run of the pool. */
 void en_multiply(product_job *job);
+
+/* affinity.c */
+/* Move the calling thread to the context's CPUs, and back. */
+void en_enter_cpus(const en_context *c, en_home *home);
+void en_leave_cpus(const en_home *home);
 
 /* attention.c */
 /* Turn q and k, scale q for the softmax, and put k and v into the KV. */

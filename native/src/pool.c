@@ -31,6 +31,7 @@ struct en_pool {
     void *job;
     int n_threads;
     int owner_spins;
+    cpu_set_t maker_cpus;
     uint32_t number;
     worker workers[EN_MAX_THREADS];
 };
@@ -96,6 +97,7 @@ en_pool *en_pool_new(int n_threads) {
     en_pool *pool = aligned_alloc(64, (sizeof *pool + 63) / 64 * 64);
     if (!pool) return NULL;
     *pool = (en_pool){.n_threads = 1, .owner_spins = MAX_SPINS};
+    pthread_getaffinity_np(pthread_self(), sizeof pool->maker_cpus, &pool->maker_cpus);
     /* Signals are for the threads of the host program. */
     sigset_t all, before;
     sigfillset(&all);
@@ -118,6 +120,13 @@ void en_pool_free(en_pool *pool) {
     wake(&pool->epoch, INT_MAX);
     for (int i = 1; i < pool->n_threads; i++) pthread_join(pool->workers[i].thread, NULL);
     free(pool);
+}
+
+int en_pool_pin(en_pool *pool, const cpu_set_t *cpus) {
+    if (!cpus) cpus = &pool->maker_cpus;
+    for (int i = 1; i < pool->n_threads; i++)
+        if (pthread_setaffinity_np(pool->workers[i].thread, sizeof *cpus, cpus) != 0) return 0;
+    return 1;
 }
 
 int en_pool_threads(const en_pool *pool) { return pool->n_threads; }

@@ -117,6 +117,8 @@ static int check_rows(const en_context *c, const en_rows *rows, int n_rows) {
 int en_decode(en_context *c, const en_rows *rows, int n_rows, float *logits) {
     int status = check_rows(c, rows, n_rows);
     if (status != EN_OK) return status;
+    en_home home;
+    en_enter_cpus(c, &home);
     int n = 0;
     for (int i = 0; i < n_rows; i++) {
         const en_rows *r = &rows[i];
@@ -131,5 +133,6 @@ int en_decode(en_context *c, const en_rows *rows, int n_rows, float *logits) {
         }
     }
     if (n > 0) run_step(c, n, logits);
+    en_leave_cpus(&home);
     return EN_OK;
 }

@@ -164,3 +164,27 @@ def test_version_1_without_a_quota_says_so(plant: Plant) -> None:
 def test_the_machine_running_the_tests_has_a_usable_core() -> None:
     assert len(cpu.usable_cores()) >= 1
     assert set(cpu.usable_cores()) <= {core.id for core in cpu.topology().cores}
+
+
+@pytest.mark.parametrize(
+    ("machine", "affinity", "n_threads", "expected"),
+    [
+        ("rk3588", range(8), 4, (4, 5, 6, 7)),
+        ("rk3588", range(8), 1, (4, 5, 6, 7)),
+        ("rk3588", range(8), 5, ()),  # they are meant to use small cores too
+        ("rk3588", {1, 2, 5, 6}, 2, (5, 6)),
+        ("rk3588", {1, 2, 5, 6}, 3, ()),
+        ("rk3588", range(4), 2, ()),
+        ("rk3588", range(4, 8), 2, ()),
+        ("x86_hybrid", range(8), 2, (0, 1, 2, 3)),  # the hyper-threads of both big cores
+        ("x86_hybrid", range(8), 3, ()),
+        ("x86_server", range(8), 2, ()),
+        ("raspberry_pi_5", range(4), 2, ()),
+        ("container", range(4), 1, ()),
+    ],
+)
+def test_compute_threads_keep_to_big_cores_where_there_are_small_ones(
+    request: pytest.FixtureRequest, machine: str, affinity: set[int], n_threads: int, expected: tuple[int, ...]
+) -> None:
+    usable = cpu.usable(request.getfixturevalue(machine), affinity=lambda: set(affinity))
+    assert usable.pinned(n_threads) == expected
