@@ -29,6 +29,7 @@ from edge_rt.backends.base import (
 )
 from edge_rt.backends.interrupt import interrupt_held
 from edge_rt.backends.llama_library import LlamaVocab, load_library
+from edge_rt.backends.native_config import NativeConfig, engine_config, read_config
 from edge_rt.backends.native_library import (
     ERRORS,
     FIXED,
@@ -36,7 +37,6 @@ from edge_rt.backends.native_library import (
     LAYER,
     NO_CELLS,
     TYPES,
-    Config,
     Rows,
     Tensor,
     isa_names,
@@ -53,23 +53,6 @@ _log = logging.getLogger(__name__)
 _STATE = struct.Struct("<4sQQIII")  # magic, file bytes, parameters, n_ctx, type of KV, tokens
 _STATE_MAGIC = b"ERTN"
 _NOWHERE = 4096  # where tensors are said to be when only their shapes are looked at
-_KNOWN_KEYS = frozenset(
-    f"llama.{name}"
-    for name in (
-        "block_count",
-        "context_length",
-        "embedding_length",
-        "feed_forward_length",
-        "attention.head_count",
-        "attention.head_count_kv",
-        "attention.key_length",
-        "attention.value_length",
-        "attention.layer_norm_rms_epsilon",
-        "rope.dimension_count",
-        "rope.freq_base",
-        "vocab_size",
-    )
-)
 
 
 class NativeBackend:
@@ -101,9 +84,12 @@ class NativeBackend:
             return f"the native engine cannot use {exc.field}: {exc.problem}"
         if options.kv_type not in KV_TYPES:
             return f"the native engine keeps KV as {' or '.join(KV_TYPES)}, not {options.kv_type}"
-        tensors = _tensors(header, config, _NOWHERE)
+        tensors = _tensors(header, _NOWHERE)
+        settings = engine_config(config, None)
         error = ctypes.create_string_buffer(256)
-        counted = load_native().en_pack_model(ctypes.byref(config), tensors, len(tensors), -1, None, error, len(error))
+        counted = load_native().en_pack_model(
+            ctypes.byref(settings), tensors, len(tensors), -1, None, error, len(error)
+        )
         if counted < 0:
             return f"the native engine cannot take it: {error.value.decode()}"
         return None
@@ -128,53 +114,12 @@ class NativeBackend:
         return NativeSession(load_native(), file, file.header, config, options, self._usable())
 
 
-def read_config(model: str, path: str, header: GgufHeader) -> Config:
-    """Read what the engine needs to know. Raises BackendLoadError naming what it cannot compute yet."""
-
-    def refuse(what: str) -> BackendLoadError:
-        return BackendLoadError(model=model, reason=f"the native engine does not support {what}")
-
-    if header.arch != "llama":
-        raise refuse(f"the architecture {header.arch}")
-    if unknown := sorted(k for k in header.metadata if k.startswith("llama.") and k not in _KNOWN_KEYS):
-        raise refuse(f"what the file asks for with {', '.join(unknown)}")
-    for name, values in (("head", header.n_heads), ("KV head", header.n_kv_heads), ("feed-forward", header.n_ff)):
-        if len(set(values)) != 1 or values[0] == 0:
-            raise refuse(f"{name} counts that differ between layers or are 0")
-    if header.key_dim != header.value_dim:
-        raise refuse("keys and values of different length")
-    wanted = {*FIXED, *(f"blk.{i}.{name}" for i in range(header.n_layers) for name in LAYER)}
-    if extra := sorted(t.name for t in header.tensors if t.name not in wanted):
-        raise refuse(f"the tensor {extra[0]}")
-    if types := sorted({t.type for t in header.tensors} - set(TYPES)):
-        raise refuse(f"weights of type {', '.join(types)}")
-    return Config(
-        n_layers=header.n_layers,
-        n_embd=header.embedding_length,
-        n_heads=header.n_heads[0],
-        n_kv_heads=header.n_kv_heads[0],
-        head_dim=header.key_dim,
-        n_ff=header.n_ff[0],
-        n_vocab=header.n_vocab,
-        n_rot=int(_number(path, header, "llama.rope.dimension_count", header.key_dim)),
-        rope_freq_base=_number(path, header, "llama.rope.freq_base", 10_000.0),
-        norm_eps=_number(path, header, "llama.attention.layer_norm_rms_epsilon", 1e-5),
-    )
-
-
 def _kv_bytes(header: GgufHeader, options: LoadOptions) -> int:
     """Count whole blocks of 32 tokens; q8_0 adds a float for the K and the V of each token and head."""
     n_tokens = -(-options.n_ctx // 32) * 32
     if options.kv_type == "q8_0":
         return n_tokens * (header.kv_elements_per_token + 2 * 4 * sum(header.n_kv_heads))
     return n_tokens * 2 * header.kv_elements_per_token
-
-
-def _number(path: str, header: GgufHeader, key: str, default: float) -> float:
-    value = header.metadata.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2**31:
-        raise ModelFormatError(path=path, field=key, problem=f"{value!r} is not a number in range")
-    return value
 
 
 class NativeSession:
@@ -185,7 +130,7 @@ class NativeSession:
         lib: Any,
         file: ModelFile,
         header: GgufHeader,
-        config: Config,
+        config: NativeConfig,
         options: LoadOptions,
         usable: cpu.Usable,
     ) -> None:
@@ -211,12 +156,12 @@ class NativeSession:
             self.close()
             raise
 
-    def _open(self, file: ModelFile, header: GgufHeader, config: Config, options: LoadOptions) -> None:
+    def _open(self, file: ModelFile, header: GgufHeader, config: NativeConfig, options: LoadOptions) -> None:
         n_threads = options.n_threads or len(self._usable.compute_cpus)
         self._tokenizers.append(self._open_vocab(file, header))
         if self._tokenizers[0].n_vocab != header.n_vocab:
             raise BackendLoadError(model=file.model, reason="tokenizer and embedding have different vocabularies")
-        self._weights = weights = self._open_weights(file, header, config, packed_copy=options.packed_copy)
+        self._weights = weights = self._open_weights(file, config, options)
         error = ctypes.create_string_buffer(256)
         self._context = self._lib.en_context_new(
             weights.pointer,
@@ -246,14 +191,27 @@ class NativeSession:
             raise BackendLoadError(model=file.model, reason=log.reason())
         return LlamaVocab(llama, self._vocab_model, header)
 
-    def _open_weights(self, file: ModelFile, header: GgufHeader, config: Config, *, packed_copy: bool) -> NativeWeights:
+    def _open_weights(self, file: ModelFile, config: NativeConfig, options: LoadOptions) -> NativeWeights:
+        header = file.header
         with file.path.open("rb") as opened:
             self._mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         self._bytes = np.frombuffer(self._mapping, dtype=np.uint8)
-        tensors = _tensors(header, config, self._bytes.ctypes.data + header.data_offset)
-        weights = NativeWeights(self._lib, file.model, file.path, config, tensors, packed_copy=packed_copy)
+        tensors = _tensors(header, self._bytes.ctypes.data + header.data_offset)
+        settings = engine_config(config, self._rope_factors(file, config.rope.factors_tensor(options.n_ctx)))
+        weights = NativeWeights(self._lib, file.model, file.path, settings, tensors, packed_copy=options.packed_copy)
         self._mapping.madvise(mmap.MADV_DONTNEED)  # all is packed; the rows of the embedding come back as they are used
         return weights
+
+    def _rope_factors(self, file: ModelFile, name: str | None) -> list[float] | None:
+        """Read the divisors of RoPE's frequencies; the configuration has checked type and shape."""
+        if name is None:
+            return None
+        info = next(t for t in file.header.tensors if t.name == name)
+        start = file.header.data_offset + info.offset
+        factors = self._bytes[start : start + info.size_bytes].view(np.float32)
+        if not np.all(np.isfinite(factors) & (factors > 0)):
+            raise ModelFormatError(path=str(file.path), field=f"tensor {name}", problem="not all numbers are above 0")
+        return [float(f) for f in factors]
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
         return self._tokenizers[0].tokenize(text, special=special, add_bos=add_bos)
@@ -347,10 +305,10 @@ class NativeSession:
         self._weights = self._context = self._vocab_model = None
 
 
-def _tensors(header: GgufHeader, config: Config, base: int) -> ctypes.Array[Tensor]:
+def _tensors(header: GgufHeader, base: int) -> ctypes.Array[Tensor]:
     """List the file's tensors in the engine's order; their data begin at base."""
     by_name = {t.name: t for t in header.tensors}
-    names = [*FIXED, *(f"blk.{i}.{name}" for i in range(config.n_layers) for name in LAYER)]
+    names = [*FIXED, *(f"blk.{i}.{name}" for i in range(header.n_layers) for name in LAYER)]
     return (Tensor * len(names))(*(_tensor(base, by_name.get(name)) for name in names))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_rt.errors import BackendUnavailableError
 
-ABI = 3
+ABI = 4
 NO_CELLS = 1
 ERRORS = {
     2: "rows that do not follow their sequence, or a token outside the vocabulary",
@@ -19,7 +19,7 @@ ERRORS = {
     5: "the kernel allows none of the CPUs that were chosen",
 }
 # Order of the tensors given to en_model_new: FIXED, then LAYER for each layer.
-FIXED = ("token_embd.weight", "output_norm.weight", "output.weight")
+FIXED = ("token_embd.weight", "output_norm.weight", "output.weight", "output.bias")
 LAYER = (
     "attn_norm.weight",
     "attn_q.weight",
@@ -30,6 +30,15 @@ LAYER = (
     "ffn_gate.weight",
     "ffn_up.weight",
     "ffn_down.weight",
+    "attn_q_norm.weight",
+    "attn_k_norm.weight",
+    "attn_q.bias",
+    "attn_k.bias",
+    "attn_v.bias",
+    "attn_output.bias",
+    "ffn_gate.bias",
+    "ffn_up.bias",
+    "ffn_down.bias",
 )
 KV_TYPES = {"f16": 1, "q8_0": 8}
 TYPES = {
@@ -59,14 +68,21 @@ class Tensor(ctypes.Structure):
     )
 
 
+class Layer(ctypes.Structure):
+    """en_layer_config."""
+
+    _fields_ = tuple((n, ctypes.c_int32) for n in ("n_heads", "n_kv_heads", "n_ff", "window", "uses_rope"))
+
+
 class Config(ctypes.Structure):
-    """en_config."""
+    """en_config; the arrays that layers and frequencies point to must be kept until the model is loaded."""
 
     _fields_ = (
-        *((n, ctypes.c_int32) for n in ("n_layers", "n_embd", "n_heads", "n_kv_heads")),
-        *((n, ctypes.c_int32) for n in ("head_dim", "n_ff", "n_vocab", "n_rot")),
-        ("rope_freq_base", ctypes.c_float),
-        ("norm_eps", ctypes.c_float),
+        *((n, ctypes.c_int32) for n in ("n_layers", "n_embd", "head_dim", "n_vocab", "n_rot")),
+        *((n, ctypes.c_int32) for n in ("pairs_halves", "temperature_length")),
+        *((n, ctypes.c_float) for n in ("temperature_scale", "norm_eps", "attention_factor")),
+        ("layers", ctypes.POINTER(Layer)),
+        ("frequencies", ctypes.POINTER(ctypes.c_double)),
     )
 
 

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define EN_API __attribute__((visibility("default")))
-#define EN_ABI 3
+#define EN_ABI 4
 
 /* The numbers of ggml_type. */
 enum en_type {
@@ -37,14 +37,30 @@ typedef struct en_tensor {
     int32_t pad;
 } en_tensor;
 
+typedef struct en_layer_config {
+    int32_t n_heads, n_kv_heads; /* no heads: no attention; heads but no KV heads: one matrix in place of it */
+    int32_t n_ff;                /* 0: no feed-forward part */
+    int32_t window;              /* tokens that a query sees, itself included; 0: all */
+    int32_t uses_rope;
+} en_layer_config;
+
 typedef struct en_config {
-    int32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, n_rot;
-    float rope_freq_base, norm_eps;
+    int32_t n_layers, n_embd, head_dim, n_vocab, n_rot;
+    int32_t pairs_halves;                /* RoPE turns elements i and i + n_rot / 2 together, not 2i and 2i + 1 */
+    int32_t temperature_length;          /* q of position p is multiplied with 1 + scale * ln(1 + p / length) */
+    float temperature_scale;             /* 0: it is not */
+    float norm_eps, attention_factor;    /* the factor of what RoPE turned */
+    const en_layer_config *layers;       /* of n_layers; this and the frequencies may go after en_model_new */
+    const double *frequencies;           /* of n_rot / 2; times a position they are the angles of RoPE */
 } en_config;
 
 /* Order of the tensors given to en_model_new: these, then EN_PER_LAYER for each layer. */
-enum { EN_TOKEN_EMBD, EN_OUTPUT_NORM, EN_OUTPUT, EN_FIRST_LAYER };
-enum { EN_ATTN_NORM, EN_ATTN_Q, EN_ATTN_K, EN_ATTN_V, EN_ATTN_OUT, EN_FFN_NORM, EN_FFN_GATE, EN_FFN_UP, EN_FFN_DOWN, EN_PER_LAYER };
+enum { EN_TOKEN_EMBD, EN_OUTPUT_NORM, EN_OUTPUT, EN_OUTPUT_BIAS, EN_FIRST_LAYER };
+enum {
+    EN_ATTN_NORM, EN_ATTN_Q, EN_ATTN_K, EN_ATTN_V, EN_ATTN_OUT, EN_FFN_NORM, EN_FFN_GATE, EN_FFN_UP, EN_FFN_DOWN,
+    EN_ATTN_Q_NORM, EN_ATTN_K_NORM, EN_ATTN_Q_BIAS, EN_ATTN_K_BIAS, EN_ATTN_V_BIAS, EN_ATTN_OUT_BIAS, EN_FFN_GATE_BIAS,
+    EN_FFN_UP_BIAS, EN_FFN_DOWN_BIAS, EN_PER_LAYER
+};
 
 /* Rows of one sequence; want: 0 no logits, 1 after the last row, 2 after each. */
 typedef struct en_rows {

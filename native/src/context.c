@@ -1,7 +1,6 @@
 /* Memory and threads of a context. */
 #include "context.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -15,8 +14,19 @@ static void *cut(uint8_t **next, size_t n_bytes) {
 
 static int max_width(const en_context *c) {
     int width = c->model->config.n_embd;
-    width = c->q_dim > width ? c->q_dim : width;
-    return c->model->config.n_ff > width ? c->model->config.n_ff : width;
+    width = c->max_q_dim > width ? c->max_q_dim : width;
+    return c->max_ff > width ? c->max_ff : width;
+}
+
+static void find_widths(en_context *c) {
+    int head_dim = c->model->config.head_dim;
+    for (int i = 0; i < c->model->config.n_layers; i++) {
+        const en_layer_config *w = &c->model->layers[i].config;
+        int q_dim = w->n_kv_heads > 0 ? w->n_heads * head_dim : 0, qkv_dim = q_dim + 2 * w->n_kv_heads * head_dim;
+        c->max_q_dim = q_dim > c->max_q_dim ? q_dim : c->max_q_dim;
+        c->max_qkv_dim = qkv_dim > c->max_qkv_dim ? qkv_dim : c->max_qkv_dim;
+        c->max_ff = w->n_ff > c->max_ff ? w->n_ff : c->max_ff;
+    }
 }
 
 /* Lay the scratch out; with next NULL only count. */
@@ -27,10 +37,10 @@ static size_t lay_out(en_context *c, uint8_t *memory) {
     c->places = cut(&next, n * sizeof *c->places);
     c->tasks = cut(&next, n * sizeof *c->tasks);
     c->x = cut(&next, n * g->n_embd * sizeof(float));
-    c->qkv = cut(&next, n * c->qkv_dim * sizeof(float));
-    c->attended = cut(&next, n * c->q_dim * sizeof(float));
-    c->gate = cut(&next, n * g->n_ff * sizeof(float));
-    c->up = cut(&next, n * g->n_ff * sizeof(float));
+    c->qkv = cut(&next, n * c->max_qkv_dim * sizeof(float));
+    c->attended = cut(&next, n * c->max_q_dim * sizeof(float));
+    c->gate = cut(&next, n * c->max_ff * sizeof(float));
+    c->up = cut(&next, n * c->max_ff * sizeof(float));
     c->turns = cut(&next, n * g->n_rot * sizeof(float));
     c->normed = cut(&next, n * g->n_embd * sizeof(float));
     c->q8 = cut(&next, n * width);
@@ -38,7 +48,6 @@ static size_t lay_out(en_context *c, uint8_t *memory) {
     c->q8_ds = cut(&next, n * width / EN_BLOCK * sizeof(float));
     c->q8_sums = cut(&next, n * width / EN_BLOCK * sizeof(int32_t));
     c->q8_half_sums = cut(&next, n * width / EN_BLOCK * 2 * sizeof(int16_t));
-    c->frequencies = cut(&next, (size_t)g->n_rot / 2 * sizeof(double));
     return (size_t)(next - memory);
 }
 
@@ -47,7 +56,7 @@ static int lay_out_threads(en_context *c, int n_threads) {
     size_t kernel = EN_SCRATCH_BYTES, attend = EN_ATTEND_FLOATS * sizeof(float);
     size_t block = EN_KV_BLOCK * head * sizeof(float), queries = EN_MAX_QUERIES * head * sizeof(float);
     size_t partial = aligned((size_t)c->n_ubatch * EN_TILE * sizeof(float));
-    size_t each = kernel + attend + 2 * block + 2 * queries + partial;
+    size_t each = kernel + attend + 4 * block + 2 * queries + partial;
     uint8_t *memory = aligned_alloc(64, each * n_threads);
     if (!memory) return EN_NO_MEMORY;
     free(c->thread_block);
@@ -58,6 +67,8 @@ static int lay_out_threads(en_context *c, int n_threads) {
         c->threads[i].attend = cut(&next, attend);
         c->threads[i].k = cut(&next, block);
         c->threads[i].v = cut(&next, block);
+        c->threads[i].k_cut = cut(&next, block);
+        c->threads[i].v_cut = cut(&next, block);
         c->threads[i].q = cut(&next, queries);
         c->threads[i].out = cut(&next, queries);
         c->threads[i].partial = cut(&next, partial);
@@ -67,7 +78,6 @@ static int lay_out_threads(en_context *c, int n_threads) {
 
 en_context *en_context_new(const en_model *model, int n_ctx, int n_seq_max, int n_ubatch, int n_threads, int kv_type,
                            char *error, size_t error_size) {
-    const en_config *g = &model->config;
     if (n_ctx < 1 || n_ctx > 1 << 24 || n_seq_max < 1 || n_seq_max > 1 << 16 || n_ubatch < 1 || n_ubatch > 1 << 16) {
         snprintf(error, error_size, "context, sequences or rows are out of range");
         return NULL;
@@ -81,20 +91,17 @@ en_context *en_context_new(const en_model *model, int n_ctx, int n_seq_max, int 
     c->model = model;
     c->n_ctx = n_ctx;
     c->n_ubatch = n_ubatch;
-    c->q_dim = g->n_heads * g->head_dim;
-    c->kv_dim = g->n_kv_heads * g->head_dim;
-    c->qkv_dim = c->q_dim + 2 * c->kv_dim;
+    find_widths(c);
     size_t n_bytes = lay_out(c, NULL);
     c->memory = aligned_alloc(64, aligned(n_bytes));
     if (c->memory) lay_out(c, c->memory);
-    int failed = !c->memory || en_kv_init(&c->kv, g, kv_type, n_ctx, n_seq_max) != EN_OK ||
+    int failed = !c->memory || en_kv_init(&c->kv, model, kv_type, n_ctx, n_seq_max) != EN_OK ||
                  en_set_threads(c, n_threads) != EN_OK;
     if (failed) {
         snprintf(error, error_size, "no memory or no threads for the context");
         en_context_free(c);
         return NULL;
     }
-    for (int i = 0; i < g->n_rot / 2; i++) c->frequencies[i] = pow((double)g->rope_freq_base, -2.0 * i / g->n_rot);
     return c;
 }
 

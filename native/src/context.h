@@ -18,6 +18,7 @@ typedef struct thread_memory {
     uint8_t *kernel;  /* EN_SCRATCH_BYTES */
     float *attend;    /* EN_ATTEND_FLOATS */
     float *k, *v;     /* a block of one KV head, spread out */
+    float *k_cut, *v_cut; /* what a window leaves of it */
     float *q, *out;   /* EN_MAX_QUERIES by head_dim */
     float *partial;   /* n_ubatch by EN_TILE, for a last tile that is not full */
 } thread_memory;
@@ -26,7 +27,8 @@ struct en_context {
     const en_model *model;
     en_pool *pool;
     en_kv kv;
-    int n_ctx, n_ubatch, qkv_dim, q_dim, kv_dim;
+    int n_ctx, n_ubatch;
+    int max_q_dim, max_qkv_dim, max_ff; /* of all layers */
     row_place *places;
     attend_task *tasks;
     int n_tasks;
@@ -36,7 +38,6 @@ struct en_context {
     float *q8_d, *q8_ds;
     int32_t *q8_sums;
     int16_t *q8_half_sums;
-    double *frequencies;
     uint8_t *memory;
     uint8_t *thread_block;
     thread_memory threads[EN_MAX_THREADS];
@@ -55,6 +56,9 @@ typedef struct step {
     const en_layer *layer;
     int layer_number, n_rows;
 } step;
+
+static inline int en_q_dim(const step *s) { return s->layer->config.n_heads * s->c->model->config.head_dim; }
+static inline int en_kv_dim(const step *s) { return s->layer->config.n_kv_heads * s->c->model->config.head_dim; }
 
 typedef void row_fn(step *s, int row);
 
@@ -87,10 +91,8 @@ void en_enter_cpus(const en_context *c, en_home *home);
 void en_leave_cpus(const en_home *home);
 
 /* attention.c */
-/* Turn q and k, scale q for the softmax, and put k and v into the KV. */
+/* Normalise and turn q and k, scale q for the softmax, and put k and v into the KV. */
 void en_rotate_and_keep(step *s, int row);
-/* Cut the rows into tasks of one sequence and ascending positions. */
-void en_cut_tasks(en_context *c, int n_rows);
 /* Write the heads' outputs of all rows into attended. */
 void en_attend(step *s);
 

@@ -12,20 +12,23 @@ typedef struct en_matrix {
     size_t tile_bytes; /* of all blocks of one tile */
     int n_rows, n_cols, n_tiles, type;
     en_matmul_fn *matmul;
+    const float *bias; /* of n_rows; NULL: none */
 } en_matrix;
 
 typedef struct en_layer {
-    const float *attn_norm, *ffn_norm;
+    en_layer_config config;
+    const float *attn_norm, *ffn_norm, *q_norm, *k_norm; /* the last two NULL where q and k are not normalised */
     en_matrix q, k, v, out, gate, up, down;
 } en_layer;
 
 struct en_model {
-    en_config config;
+    en_config config; /* its pointers are the model's own frequencies, and NULL for the layers */
     const en_isa *isa;
     en_tensor token_embd; /* as the file has it: rows are spread out when they are looked up */
     const float *output_norm;
     en_matrix output;
     en_layer *layers;
+    double *frequencies;
     uint8_t *arena; /* NULL where the packed weights belong to the caller */
     size_t arena_bytes;
 };
@@ -50,13 +53,13 @@ typedef struct en_kv {
     uint8_t *memory;
     size_t memory_bytes, block_bytes, head_bytes;
     int n_blocks, n_free, n_seqs, max_blocks;
-    int n_kv_heads;
     int32_t *free_blocks, *n_refs;
     int32_t *lengths; /* tokens of each sequence */
     int32_t *tables;  /* n_seqs by max_blocks */
+    int32_t *first_heads; /* of the layers, in a block */
 } en_kv;
 
-int en_kv_init(en_kv *kv, const en_config *config, int type, int n_ctx, int n_seqs);
+int en_kv_init(en_kv *kv, const en_model *model, int type, int n_ctx, int n_seqs);
 void en_kv_drop(en_kv *kv);
 /* Blocks that n more tokens of a sequence take: new ones, and a copy of a last one it shares. */
 int en_kv_need(const en_kv *kv, int seq, int length, int n);

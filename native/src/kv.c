@@ -5,11 +5,17 @@
 #include <string.h>
 #include <sys/mman.h>
 
-int en_kv_init(en_kv *kv, const en_config *config, int type, int n_ctx, int n_seqs) {
-    *kv = (en_kv){.type = type, .n_seqs = n_seqs, .n_kv_heads = config->n_kv_heads};
+int en_kv_init(en_kv *kv, const en_model *model, int type, int n_ctx, int n_seqs) {
+    int n_layers = model->config.n_layers, n_heads = 0;
+    *kv = (en_kv){.type = type, .n_seqs = n_seqs};
+    kv->first_heads = malloc(sizeof(int32_t) * n_layers);
+    for (int i = 0; i < n_layers && kv->first_heads; i++) {
+        kv->first_heads[i] = n_heads;
+        n_heads += model->layers[i].config.n_kv_heads;
+    }
     kv->n_blocks = kv->n_free = kv->max_blocks = (n_ctx + EN_KV_BLOCK - 1) / EN_KV_BLOCK;
-    kv->head_bytes = en_kv_head_bytes(type, config->head_dim);
-    kv->block_bytes = kv->head_bytes * config->n_kv_heads * config->n_layers;
+    kv->head_bytes = en_kv_head_bytes(type, model->config.head_dim);
+    kv->block_bytes = kv->head_bytes * n_heads;
     kv->memory_bytes = kv->block_bytes * kv->n_blocks;
     kv->free_blocks = malloc(sizeof(int32_t) * kv->n_blocks);
     kv->n_refs = calloc(kv->n_blocks, sizeof(int32_t));
@@ -18,13 +24,14 @@ int en_kv_init(en_kv *kv, const en_config *config, int type, int n_ctx, int n_se
     /* Pages that no token has reached take no memory. */
     void *memory = mmap(NULL, kv->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     kv->memory = memory == MAP_FAILED ? NULL : memory;
-    if (!kv->free_blocks || !kv->n_refs || !kv->lengths || !kv->tables || !kv->memory) return EN_NO_MEMORY;
+    if (!kv->first_heads || !kv->free_blocks || !kv->n_refs || !kv->lengths || !kv->tables || !kv->memory) return EN_NO_MEMORY;
     for (int i = 0; i < kv->n_blocks; i++) kv->free_blocks[i] = kv->n_blocks - 1 - i; /* the first is taken first */
     return EN_OK;
 }
 
 void en_kv_drop(en_kv *kv) {
     if (kv->memory) munmap(kv->memory, kv->memory_bytes);
+    free(kv->first_heads);
     free(kv->free_blocks);
     free(kv->n_refs);
     free(kv->lengths);
@@ -86,5 +93,5 @@ void *en_kv_block(const en_kv *kv, int seq, int block) {
 }
 
 void *en_kv_head(const en_kv *kv, int seq, int block, int layer, int head) {
-    return (uint8_t *)en_kv_block(kv, seq, block) + ((size_t)layer * kv->n_kv_heads + head) * kv->head_bytes;
+    return (uint8_t *)en_kv_block(kv, seq, block) + (size_t)(kv->first_heads[layer] + head) * kv->head_bytes;
 }

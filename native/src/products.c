@@ -26,7 +26,7 @@ void en_for_rows(step *s, row_fn *fn) {
     if (n > 0) en_pool_run(s->c->pool, run_rows, &job, (n + n_each - 1) / n_each);
 }
 
-static void multiply(const product_job *job, const product *p, int first, int n_tiles, thread_memory *memory) {
+static void multiply_tiles(const product_job *job, const product *p, int first, int n_tiles, thread_memory *memory) {
     const en_matrix *w = p->w;
     const uint8_t *tiles = (const uint8_t *)w->tiles + (size_t)first * w->tile_bytes;
     int n_full = w->n_rows / EN_TILE - first;
@@ -42,6 +42,15 @@ static void multiply(const product_job *job, const product *p, int first, int n_
     w->matmul(tiles + (size_t)n_full * w->tile_bytes, 1, w->n_cols, &job->acts, job->n_rows, memory->partial, EN_TILE,
               job->accumulate, memory->kernel);
     for (int t = 0; t < job->n_rows; t++) memcpy(y + (size_t)t * p->ldy, memory->partial + t * EN_TILE, n_last * sizeof *y);
+}
+
+static void multiply(const product_job *job, const product *p, int first, int n_tiles, thread_memory *memory) {
+    multiply_tiles(job, p, first, n_tiles, memory);
+    if (!p->w->bias) return;
+    int end = (first + n_tiles) * EN_TILE, start = first * EN_TILE;
+    end = end < p->w->n_rows ? end : p->w->n_rows;
+    for (int t = 0; t < job->n_rows; t++)
+        for (int r = start; r < end; r++) p->y[(size_t)t * p->ldy + r] += p->w->bias[r];
 }
 
 static void run_products(void *argument, int chunk, int thread) {

@@ -9,11 +9,11 @@ static void embed(step *s, int row) {
     size_t n_embd = c->model->config.n_embd;
     en_row_to_float(&c->model->token_embd, c->places[row].token, c->x + row * n_embd);
     int n_rot = c->model->config.n_rot;
-    float *turn = c->turns + (size_t)row * n_rot;
+    float *turn = c->turns + (size_t)row * n_rot, factor = c->model->config.attention_factor;
     for (int i = 0; i < n_rot / 2; i++) {
-        double angle = c->places[row].position * c->frequencies[i];
-        turn[2 * i] = (float)cos(angle);
-        turn[2 * i + 1] = (float)sin(angle);
+        double angle = c->places[row].position * c->model->frequencies[i];
+        turn[2 * i] = (float)cos(angle) * factor;
+        turn[2 * i + 1] = (float)sin(angle) * factor;
     }
 }
 
@@ -29,60 +29,78 @@ static void norm_attention(step *s, int row) { norm_with(s, row, s->layer->attn_
 static void norm_ffn(step *s, int row) { norm_with(s, row, s->layer->ffn_norm); }
 static void norm_output(step *s, int row) { norm_with(s, row, s->c->model->output_norm); }
 
-static void quantize_attended(step *s, int row) { en_quantize_row(s->c, s->c->attended, s->c->q_dim, row); }
+static void quantize_attended(step *s, int row) { en_quantize_row(s->c, s->c->attended, en_q_dim(s), row); }
 
 static void activate(step *s, int row) {
     en_context *c = s->c;
-    size_t n_ff = c->model->config.n_ff;
+    size_t n_ff = s->layer->config.n_ff;
     c->model->isa->silu_mul(c->gate + row * n_ff, c->up + row * n_ff, (int)n_ff);
     en_quantize_row(c, c->gate, (int)n_ff, row);
 }
 
-/* Move the rows whose logits are wanted to the front; the others are done after the last layer's attention. */
-static int keep_wanted(en_context *c, int n_rows) {
-    size_t n_embd = c->model->config.n_embd, q_dim = c->q_dim;
+/* Move the rows whose logits are wanted to the front; no others go beyond the last layer's attention. */
+static void keep_wanted(step *s) {
+    en_context *c = s->c;
+    size_t n_embd = c->model->config.n_embd, q_dim = en_q_dim(s);
     int n = 0;
-    for (int row = 0; row < n_rows; row++)
+    for (int row = 0; row < s->n_rows; row++)
         if (c->places[row].wants) {
             memmove(c->x + n * n_embd, c->x + row * n_embd, n_embd * sizeof(float));
             memmove(c->attended + n * q_dim, c->attended + row * q_dim, q_dim * sizeof(float));
             n++;
         }
-    return n;
+    s->n_rows = n;
 }
 
-static void run_layer(step *s, int is_last) {
+static void attend(step *s) {
     en_context *c = s->c;
     const en_layer *w = s->layer;
-    const en_config *g = &c->model->config;
+    size_t q_dim = en_q_dim(s), kv_dim = en_kv_dim(s), width = q_dim + 2 * kv_dim;
     en_for_rows(s, norm_attention);
-    product_job qkv = {
-        .c = c, .acts = en_acts_of(c, c->normed), .n_rows = s->n_rows, .n_products = 3,
-        .products = {{&w->q, c->qkv, c->qkv_dim}, {&w->k, c->qkv + c->q_dim, c->qkv_dim},
-                     {&w->v, c->qkv + c->q_dim + c->kv_dim, c->qkv_dim}}};
+    product_job qkv = {.c = c, .acts = en_acts_of(c, c->normed), .n_rows = s->n_rows, .n_products = 3,
+                       .products = {{&w->q, c->qkv, width}, {&w->k, c->qkv + q_dim, width}, {&w->v, c->qkv + q_dim + kv_dim, width}}};
     en_multiply(&qkv);
     en_for_rows(s, en_rotate_and_keep);
     en_attend(s);
-    if (is_last) s->n_rows = keep_wanted(c, s->n_rows);
-    en_for_rows(s, quantize_attended);
-    product_job out = {.c = c, .acts = en_acts_of(c, c->attended), .n_rows = s->n_rows, .n_products = 1, .accumulate = 1,
-                       .products = {{&w->out, c->x, g->n_embd}}};
-    en_multiply(&out);
+}
+
+/* x += w * (acts of y) */
+static void add_product(step *s, const en_matrix *w, const float *y) {
+    product_job job = {.c = s->c, .acts = en_acts_of(s->c, y), .n_rows = s->n_rows, .n_products = 1, .accumulate = 1,
+                       .products = {{w, s->c->x, s->c->model->config.n_embd}}};
+    en_multiply(&job);
+}
+
+static void feed_forward(step *s) {
+    en_context *c = s->c;
+    const en_layer *w = s->layer;
+    size_t n_ff = w->config.n_ff;
     en_for_rows(s, norm_ffn);
     product_job wide = {.c = c, .acts = en_acts_of(c, c->normed), .n_rows = s->n_rows, .n_products = 2,
-                        .products = {{&w->gate, c->gate, g->n_ff}, {&w->up, c->up, g->n_ff}}};
+                        .products = {{&w->gate, c->gate, n_ff}, {&w->up, c->up, n_ff}}};
     en_multiply(&wide);
     en_for_rows(s, activate);
-    product_job down = {.c = c, .acts = en_acts_of(c, c->gate), .n_rows = s->n_rows, .n_products = 1, .accumulate = 1,
-                        .products = {{&w->down, c->x, g->n_embd}}};
-    en_multiply(&down);
+    add_product(s, &w->down, c->gate);
+}
+
+static void run_layer(step *s, int is_last) {
+    const en_layer_config *g = &s->layer->config;
+    if (g->n_kv_heads > 0) attend(s);
+    if (is_last) keep_wanted(s);
+    if (g->n_kv_heads > 0) {
+        en_for_rows(s, quantize_attended);
+        add_product(s, &s->layer->out, s->c->attended);
+    } else if (g->n_heads > 0) {
+        en_for_rows(s, norm_attention);
+        add_product(s, &s->layer->out, s->c->normed);
+    }
+    if (g->n_ff > 0) feed_forward(s);
 }
 
 /* Compute the rows laid out in places; gives how many logits rows were written. */
 static int run_step(en_context *c, int n_rows, float *logits) {
     const en_model *model = c->model;
     step s = {.c = c, .n_rows = n_rows};
-    en_cut_tasks(c, n_rows);
     en_for_rows(&s, embed);
     for (int i = 0; i < model->config.n_layers; i++) {
         s.layer = &model->layers[i];

@@ -104,7 +104,7 @@ static int quantized(void) {
     return failed;
 }
 
-enum { N_VOCAB = 77, N_TENSORS = EN_FIRST_LAYER + 2 * EN_PER_LAYER };
+enum { N_VOCAB = 77, N_TENSORS = EN_FIRST_LAYER + 3 * EN_PER_LAYER };
 
 /* Steps of a context in many ways; logits takes those of the first 45 tokens. */
 static int run_steps(en_context *c, const int32_t *ids, float *logits) {
@@ -156,14 +156,30 @@ static int steps_of(int isa, int kv_type, const en_config *g, const en_tensor *t
     return failed;
 }
 
+/* Attention and feed-forward; a matrix in place of attention; attention alone, with all that a layer may have. */
+static const en_layer_config layer_configs[] = {{4, 2, 96, 0, 1}, {4, 0, 96, 0, 0}, {4, 1, 0, 20, 1}};
+static const int sizes[][EN_PER_LAYER][2] = {
+    {[EN_ATTN_NORM] = {64, 1}, [EN_ATTN_Q] = {64, 64}, [EN_ATTN_K] = {64, 32}, [EN_ATTN_V] = {64, 32},
+     [EN_ATTN_OUT] = {64, 64}, [EN_FFN_NORM] = {64, 1}, [EN_FFN_GATE] = {64, 96}, [EN_FFN_UP] = {64, 96},
+     [EN_FFN_DOWN] = {96, 64}},
+    {[EN_ATTN_NORM] = {64, 1}, [EN_ATTN_OUT] = {64, 64}, [EN_FFN_NORM] = {64, 1}, [EN_FFN_GATE] = {64, 96},
+     [EN_FFN_UP] = {64, 96}, [EN_FFN_DOWN] = {96, 64}, [EN_FFN_GATE_BIAS] = {96, 1}, [EN_FFN_UP_BIAS] = {96, 1},
+     [EN_FFN_DOWN_BIAS] = {64, 1}},
+    {[EN_ATTN_NORM] = {64, 1}, [EN_ATTN_Q] = {64, 64}, [EN_ATTN_K] = {64, 16}, [EN_ATTN_V] = {64, 16},
+     [EN_ATTN_OUT] = {64, 64}, [EN_ATTN_Q_NORM] = {16, 1}, [EN_ATTN_K_NORM] = {16, 1}, [EN_ATTN_Q_BIAS] = {64, 1},
+     [EN_ATTN_K_BIAS] = {16, 1}, [EN_ATTN_V_BIAS] = {16, 1}, [EN_ATTN_OUT_BIAS] = {64, 1}},
+};
+
 static int steps(int which, int kv_type) {
-    en_config g = {.n_layers = 2, .n_embd = 64, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .n_ff = 96,
-                   .n_vocab = N_VOCAB, .n_rot = 16, .rope_freq_base = 10000.0f, .norm_eps = 1e-5f};
-    const int cols[EN_PER_LAYER] = {64, 64, 64, 64, 64, 64, 64, 64, 96}, rows[EN_PER_LAYER] = {1, 64, 32, 32, 64, 1, 96, 96, 64};
-    en_tensor t[N_TENSORS] = {tensor(4, 64, N_VOCAB, RANDOM), tensor(0, 64, 1, RANDOM)};
-    for (int i = 0; i < 2 * EN_PER_LAYER; i++) {
-        int j = i % EN_PER_LAYER;
-        t[EN_FIRST_LAYER + i] = tensor(j == EN_ATTN_NORM || j == EN_FFN_NORM ? 0 : which, cols[j], rows[j], RANDOM);
+    const double frequencies[8] = {1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003};
+    en_config g = {.n_layers = 3, .n_embd = 64, .head_dim = 16, .n_vocab = N_VOCAB, .n_rot = 16, .pairs_halves = 1,
+                   .temperature_length = 8, .temperature_scale = 0.1f, .norm_eps = 1e-5f, .attention_factor = 1.1f,
+                   .layers = layer_configs, .frequencies = frequencies};
+    en_tensor t[N_TENSORS] = {[EN_TOKEN_EMBD] = tensor(4, 64, N_VOCAB, RANDOM), [EN_OUTPUT_NORM] = tensor(0, 64, 1, RANDOM),
+                              [EN_OUTPUT_BIAS] = tensor(0, N_VOCAB, 1, RANDOM)};
+    for (int i = 0; i < 3 * EN_PER_LAYER; i++) {
+        const int *size = sizes[i / EN_PER_LAYER][i % EN_PER_LAYER];
+        if (size[0] > 0) t[EN_FIRST_LAYER + i] = tensor(size[1] == 1 ? 0 : which, size[0], size[1], RANDOM);
     }
     int32_t ids[128];
     for (int i = 0; i < 128; i++) ids[i] = (int32_t)(next() % N_VOCAB);

@@ -11,8 +11,9 @@ import pytest
 from edge_rt.backends import native_library, registry
 from edge_rt.backends.base import Absent, LoadOptions, ModelFile, SeqRows
 from edge_rt.backends.native_library import load_native
-from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError
-from tests.gguf_files import GgufFile, Tensor, tiny_llama
+from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, ModelFormatError
+from tests.gguf_files import GgufFile, tiny_llama
+from tests.tiny_models import TinyLayer, TinyModel
 
 if isinstance(registry.get("native").probe(), Absent):
     pytest.skip("the native engine is not here", allow_module_level=True)
@@ -39,33 +40,6 @@ def refusal(file: GgufFile, path: Path, options: LoadOptions = OPTIONS) -> str:
     with pytest.raises(BackendLoadError) as caught:
         registry.get("native").load(write(file, path), options)
     return caught.value.reason
-
-
-@pytest.mark.parametrize(
-    ("key", "kind", "content"),
-    [
-        ("llama.rope.scaling.type", "string", "yarn"),
-        ("llama.expert_count", "u32", 8),
-        ("llama.attention.sliding_window", "u32", 512),
-    ],
-)
-def test_what_a_key_asks_for_is_refused_by_name(tmp_path: Path, key: str, kind: str, content: object) -> None:
-    file = tiny_llama()
-    file.set(key, kind, content)
-    assert key in refusal(file, tmp_path / "m.gguf")
-
-
-def test_other_architecture_is_refused(tmp_path: Path) -> None:
-    file = tiny_llama()
-    file.keys = {(k.replace("llama.", "qwen2.") if isinstance(k, str) else k): v for k, v in file.keys.items()}
-    file.set("general.architecture", "string", "qwen2")
-    assert "qwen2" in refusal(file, tmp_path / "m.gguf")
-
-
-def test_tensor_it_does_not_know_is_refused(tmp_path: Path) -> None:
-    file = tiny_llama()
-    file.tensors.append(Tensor("blk.0.attn_q.bias", (64,)))
-    assert "blk.0.attn_q.bias" in refusal(file, tmp_path / "m.gguf")
 
 
 def test_weights_without_kernels_are_refused(tmp_path: Path) -> None:
@@ -147,3 +121,16 @@ def test_types_are_ggmls() -> None:
     assert {name: GGML_TYPES[number].name for name, number in native_library.TYPES.items()} == {
         name: name for name in native_library.TYPES
     }
+
+
+@pytest.mark.parametrize("divisor", [0.0, -1.0, math.inf, math.nan])
+def test_divisors_of_rope_must_be_above_zero(tmp_path: Path, divisor: float) -> None:
+    file = TinyModel(extra_tensors={"rope_freqs.weight": np.array([1.0] * 7 + [divisor])}).write(tmp_path / "m.gguf")
+    with pytest.raises(ModelFormatError, match="rope_freqs"):
+        registry.get("native").load(file, OPTIONS)
+
+
+def test_model_without_any_attention_is_refused(tmp_path: Path) -> None:
+    file = TinyModel(arch="deci", layers=(TinyLayer(n_kv_heads=0),)).write(tmp_path / "m.gguf")
+    with pytest.raises(BackendLoadError, match="no layer has attention"):
+        registry.get("native").load(file, OPTIONS)
