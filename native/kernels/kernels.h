@@ -137,6 +137,14 @@ extern const en_isa en_isa_portable;
 #if defined(__x86_64__)
 extern const en_isa en_isa_avx2;
 #endif
+#if defined(__aarch64__)
+extern const en_isa en_isa_neon;
+#endif
+/* Clang before 16 has the intrinsics of an extension only where the whole file is compiled for it. */
+#if defined(__aarch64__) && (!defined(__clang__) || __clang_major__ >= 16)
+#define EN_NEON_EXTENSIONS
+extern const en_isa en_isa_neon_dotprod, en_isa_neon_i8mm;
+#endif
 
 const en_isa *en_isa_at(int isa);
 const en_isa *en_isa_best(void);

@@ -8,6 +8,13 @@ static const en_isa *const isas[] = {
 #if defined(__x86_64__)
     &en_isa_avx2,
 #endif
+#if defined(__aarch64__)
+    &en_isa_neon,
+#endif
+#if defined(EN_NEON_EXTENSIONS)
+    &en_isa_neon_dotprod,
+    &en_isa_neon_i8mm,
+#endif
 };
 
 enum { N_ISAS = sizeof isas / sizeof isas[0] };

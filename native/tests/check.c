@@ -1,5 +1,5 @@
 /* Runs kernels and whole steps on random data, with every instruction set that this CPU has, for builds with sanitizers
- * (`make sanitize`) and for emulators. Prints which set a model would get. Exits 1 at a difference. */
+ * (`make sanitize`) and for emulators: check [rounds]. Prints which set a model would get. Exits 1 at a difference. */
 #include "edge_native.h"
 #include "kernels.h"
 
@@ -70,10 +70,10 @@ static int product(int which, int n_cols, int n_rows, int m, enum fill fill) {
     return failed;
 }
 
-static int products(void) {
+static int products(int n_rounds) {
     int failed = 0;
     for (int which = 0; which < N_TYPES; which++)
-        for (int round = 0; round < 24; round++) {
+        for (int round = 0; round < n_rounds; round++) {
             int n_cols = types[which].cols == 1 ? 1 + (int)(next() % 400)
                                                 : types[which].cols * (1 + (int)(next() % (1600 / types[which].cols)));
             failed |= product(which, n_cols, 1 + (int)(next() % 40), 1 + (int)(next() % 13), round % N_FILLS);
@@ -81,10 +81,10 @@ static int products(void) {
     return failed;
 }
 
-static int quantized(void) {
+static int quantized(int n_rounds) {
     enum { N = 96 };
     int failed = 0;
-    for (int round = 0; round < 100; round++) {
+    for (int round = 0; round < 4 * n_rounds; round++) {
         float x[N], d[2][N / 32], size = ldexpf(1.0f, (int)(next() % 240) - 140);
         int8_t q[2][N];
         int32_t sums[2][N / 32];
@@ -104,13 +104,99 @@ static int quantized(void) {
     return failed;
 }
 
+static void *floats_of(int n) { return aligned_alloc(64, ((size_t)n * sizeof(float) + 63) / 64 * 64); }
+
+/* Conversions have one right answer. */
+static int conversions(void) {
+    enum { N = 1 << 16, DIM = 48, KV = DIM * EN_KV_BLOCK };
+    uint16_t *halves = floats_of(N), *again = floats_of(N);
+    int8_t *bytes = floats_of(KV);
+    float *x[2] = {floats_of(N), floats_of(N)}, scales[EN_KV_BLOCK];
+    int failed = 0;
+    for (int i = 0; i < N; i++) halves[i] = (uint16_t)((i & 0x7c00) == 0x7c00 ? i & 0xfc00 : i); /* any but a NaN */
+    for (int i = 0; i < KV; i++) bytes[i] = (int8_t)next();
+    for (int i = 0; i < EN_KV_BLOCK; i++) scales[i] = uniform();
+    for (int at = 0; at < en_isa_count(); at++) {
+        const en_isa *isa = en_isa_at(at), *reference = en_isa_at(0);
+        if (!isa->usable()) continue;
+        int differs = 0;
+        isa->half_to_float(halves, N, x[0]);
+        reference->half_to_float(halves, N, x[1]);
+        differs |= memcmp(x[0], x[1], N * sizeof(float)) != 0;
+        isa->to_half(x[0], N, again);
+        differs |= memcmp(halves, again, N * sizeof *halves) != 0;
+        for (int i = 0; i < N; i++) x[0][i] = ldexpf(uniform(), (int)(next() % 48) - 30); /* ties, too small, too large */
+        isa->to_half(x[0], N - 3, again);
+        for (int i = 0; i < N - 3; i++) differs |= again[i] != en_float_to_half(x[0][i]);
+        isa->keys_from_int8(bytes, scales, DIM, x[0]);
+        reference->keys_from_int8(bytes, scales, DIM, x[1]);
+        differs |= memcmp(x[0], x[1], KV * sizeof(float)) != 0;
+        isa->values_from_int8(bytes, scales, DIM, x[0]);
+        reference->values_from_int8(bytes, scales, DIM, x[1]);
+        differs |= memcmp(x[0], x[1], KV * sizeof(float)) != 0;
+        if (differs) printf("%s: conversions differ\n", isa->name);
+        failed |= differs;
+    }
+    free(halves), free(again), free(bytes), free(x[0]), free(x[1]);
+    return failed;
+}
+
+/* The largest difference of b from a, against the largest of a. */
+static float distance(const float *a, const float *b, int n) {
+    float largest = 0.0f, apart = 0.0f;
+    for (int i = 0; i < n; i++) {
+        largest = fmaxf(largest, fabsf(a[i]));
+        apart = fmaxf(apart, isfinite(b[i]) ? fabsf(a[i] - b[i]) : INFINITY);
+    }
+    return largest > 0.0f ? apart / largest : apart;
+}
+
+/* What is summed in another order, or has an exponential in it: norm, silu, attention and its totals. */
+static int floats(int n_rounds) {
+    enum { N = EN_KV_BLOCK * 128, NORM = 0, SILU, OUT, TOTAL, N_RESULTS };
+    static const char *const names[N_RESULTS] = {"norm", "silu", "attention", "attention's total"};
+    float *a = floats_of(2 * N), *b = floats_of(N), *c = floats_of(N), *scratch = floats_of(EN_ATTEND_FLOATS);
+    float *y[2][N_RESULTS], peak[EN_MAX_QUERIES];
+    for (int i = 0; i < 2 * N_RESULTS; i++) y[i / N_RESULTS][i % N_RESULTS] = floats_of(N);
+    int failed = 0;
+    for (int round = 0; round < n_rounds; round++) {
+        int n = 1 + (int)(next() % N), dim = 16 * (1 + (int)(next() % 8)), n_queries = 1 + (int)(next() % EN_MAX_QUERIES);
+        const int sizes[N_RESULTS] = {n, n, n_queries * dim, n_queries};
+        int32_t limits[EN_MAX_QUERIES];
+        for (int i = 0; i < 2 * N; i++) a[i] = 20.0f * uniform();
+        for (int i = 0; i < N; i++) b[i] = uniform(), c[i] = uniform();
+        for (int i = 0; i < n_queries; i++) limits[i] = (int32_t)(next() % (EN_KV_BLOCK + 1));
+        for (int at = 0; at < en_isa_count(); at++) {
+            const en_isa *isa = en_isa_at(at);
+            if (!isa->usable()) continue;
+            float **out = y[at > 0];
+            isa->rms_norm(a, b, n, 1e-5f, out[NORM]);
+            memcpy(out[SILU], a, n * sizeof *a);
+            isa->silu_mul(out[SILU], b, n);
+            for (int i = 0; i < N_RESULTS; i++)
+                if (i >= OUT) memset(out[i], 0, N * sizeof(float));
+            for (int i = 0; i < n_queries; i++) peak[i] = -INFINITY;
+            for (int block = 0; block < 2; block++)
+                isa->attend(b, n_queries, limits, a + block * N, c, dim, out[OUT], peak, out[TOTAL], scratch);
+            for (int i = 0; i < N_RESULTS; i++) {
+                float apart = distance(y[0][i], out[i], sizes[i]);
+                if (apart > 1e-5f) printf("%s: %s is off by %g\n", isa->name, names[i], (double)apart);
+                failed |= apart > 1e-5f;
+            }
+        }
+    }
+    free(a), free(b), free(c), free(scratch);
+    for (int i = 0; i < 2 * N_RESULTS; i++) free(y[i / N_RESULTS][i % N_RESULTS]);
+    return failed;
+}
+
 enum { N_VOCAB = 77, N_TENSORS = EN_FIRST_LAYER + 3 * EN_PER_LAYER };
 
 /* Steps of a context in many ways; logits takes those of the first 45 tokens. */
-static int run_steps(en_context *c, const int32_t *ids, float *logits) {
+static int run_steps(en_context *c, int n_rounds, const int32_t *ids, float *logits) {
     int failed = 0;
     float *again = malloc(sizeof(float) * N_VOCAB * 128);
-    for (int round = 0; round < 20 && !failed; round++) {
+    for (int round = 0; round < n_rounds && !failed; round++) {
         en_rows first = {0, 0, 45, 2, ids}, more[] = {{0, 45, 1, 1, ids + 45}, {1, 33, 20, 2, ids + 33}};
         failed |= en_decode(c, &first, 1, logits) != EN_OK || en_seq_copy(c, 0, 1, 33) != EN_OK;
         failed |= en_decode(c, more, 2, again) != EN_OK;
@@ -133,23 +219,13 @@ static int run_steps(en_context *c, const int32_t *ids, float *logits) {
     return failed;
 }
 
-/* The largest difference between logits, against the largest logit. */
-static float distance(const float *a, const float *b, int n) {
-    float largest = 0.0f, apart = 0.0f;
-    for (int i = 0; i < n; i++) {
-        largest = fmaxf(largest, fabsf(a[i]));
-        apart = fmaxf(apart, isfinite(b[i]) ? fabsf(a[i] - b[i]) : INFINITY);
-    }
-    return apart / largest;
-}
-
-static int steps_of(int isa, int kv_type, const en_config *g, const en_tensor *t, const int32_t *ids, float *logits) {
+static int steps_of(int isa, int kv_type, int n_rounds, const en_config *g, const en_tensor *t, const int32_t *ids, float *logits) {
     char error[256];
     en_model *model = en_model_new(g, t, N_TENSORS, isa, NULL, 0, error, sizeof error);
     if (!model) return printf("%s\n", error), 1;
     en_context *c = en_context_new(model, 128, 4, 24, 3, kv_type, error, sizeof error);
     if (!c) return printf("%s\n", error), 1;
-    int failed = run_steps(c, ids, logits);
+    int failed = run_steps(c, n_rounds, ids, logits);
     if (failed) printf("%s: steps with weights of type %d went wrong\n", en_isa_name(isa), t[EN_FIRST_LAYER + 1].type);
     en_context_free(c);
     en_model_free(model);
@@ -170,7 +246,7 @@ static const int sizes[][EN_PER_LAYER][2] = {
      [EN_ATTN_K_BIAS] = {16, 1}, [EN_ATTN_V_BIAS] = {16, 1}, [EN_ATTN_OUT_BIAS] = {64, 1}},
 };
 
-static int steps(int which, int kv_type) {
+static int steps(int which, int kv_type, int n_rounds) {
     const double frequencies[8] = {1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003};
     en_config g = {.n_layers = 3, .n_embd = 64, .head_dim = 16, .n_vocab = N_VOCAB, .n_rot = 16, .pairs_halves = 1,
                    .temperature_length = 8, .temperature_scale = 0.1f, .norm_eps = 1e-5f, .attention_factor = 1.1f,
@@ -184,10 +260,10 @@ static int steps(int which, int kv_type) {
     int32_t ids[128];
     for (int i = 0; i < 128; i++) ids[i] = (int32_t)(next() % N_VOCAB);
     float *expected = malloc(sizeof(float) * N_VOCAB * 128), *logits = malloc(sizeof(float) * N_VOCAB * 128);
-    int failed = steps_of(0, kv_type, &g, t, ids, expected);
+    int failed = steps_of(0, kv_type, n_rounds, &g, t, ids, expected);
     for (int isa = 1; isa < en_isa_count(); isa++) {
         if (!en_isa_usable(isa)) continue;
-        failed |= steps_of(isa, kv_type, &g, t, ids, logits);
+        failed |= steps_of(isa, kv_type, n_rounds, &g, t, ids, logits);
         float apart = distance(expected, logits, 45 * N_VOCAB);
         if (apart > 0.02f) { /* sums and exponentials in another order may turn the rounding of an activation */
             printf("%s: logits with weights of type %d are off by %g\n", en_isa_name(isa), types[which].type, (double)apart);
@@ -199,13 +275,14 @@ static int steps(int which, int kv_type) {
     return failed;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    int n_rounds = argc > 1 ? atoi(argv[1]) : 20;
     for (int isa = 0; isa < en_isa_count(); isa++)
         printf("%s: %s\n", en_isa_name(isa), en_isa_usable(isa) ? "usable" : "not on this CPU");
     printf("best: %s\n", en_isa_best()->name);
-    int failed = products() | quantized();
+    int failed = products(n_rounds) | quantized(n_rounds) | conversions() | floats(n_rounds);
     for (int which = 0; which < N_TYPES; which++)
-        if (types[which].cols <= 32) failed |= steps(which, EN_F16) | steps(which, EN_Q8_0);
+        if (types[which].cols <= 32) failed |= steps(which, EN_F16, n_rounds) | steps(which, EN_Q8_0, n_rounds);
     puts(failed ? "failed" : "all good");
     return failed;
 }
