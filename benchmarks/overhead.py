@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import harness
 from footprint import daemon as running_daemon
@@ -24,6 +25,7 @@ from edge_rt.devices import cpu
 
 AT_LEAST = 0.97
 N_PROMPT = 512
+_FIELDS: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "speculative.n_max": 0}
 
 
 def model_path(settings: config.Config) -> Path:
@@ -41,12 +43,12 @@ class Daemon:
 
     def prefill_tps(self, token_ids: list[int]) -> float:
         begun_s = time.perf_counter()
-        for _ in self._client.complete(token_ids, max_tokens=1, temperature=0, ignore_eos=True):
+        for _ in self._client.complete(token_ids, max_tokens=1, **_FIELDS):
             pass
         return len(token_ids) / (time.perf_counter() - begun_s)
 
     def decode_tps(self, token_ids: list[int], n_tokens: int) -> float:
-        pieces = self._client.complete(token_ids, max_tokens=n_tokens + 1, temperature=0, ignore_eos=True)
+        pieces = self._client.complete(token_ids, max_tokens=n_tokens + 1, **_FIELDS)
         next(pieces)
         begun_s = time.perf_counter()
         for _ in pieces:

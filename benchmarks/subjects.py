@@ -188,10 +188,13 @@ class BareNative:
 
 
 class Engine:
-    """edge_rt as a library over llama.cpp, to be compared with a bare loop of it; n_threads 0 lets it choose."""
+    """edge_rt as a library over llama.cpp, to be compared with a bare loop of it; n_threads 0 lets it choose.
+
+    Nothing is guessed: each token is a step, as the rival's.
+    """
 
     def __init__(self, path: Path, n_threads: int) -> None:
-        flags = {"engine.backend": "llama_cpu", "engine.n_threads": n_threads}
+        flags = {"engine.backend": "llama_cpu", "engine.n_threads": n_threads, "engine.max_draft": 0}
         self._model = edge_rt.load(path, settings=config.load(flags=flags))
         self._n = 0
 

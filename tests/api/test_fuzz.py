@@ -21,7 +21,7 @@ messages = st.lists(
         {"role": st.sampled_from(["system", "user", "assistant", "developer", "tool", "x"])},
         optional={
             "content": values | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": scalars}), max_size=2),
-            **{name: values for name in WireMessage.__struct_fields__ if name not in ("role", "content")},
+            **{name: values for name in WireMessage.__struct_encode_fields__ if name not in ("role", "content")},
         },
     ),
     max_size=3,
@@ -29,7 +29,7 @@ messages = st.lists(
 
 
 def bodies(cls: Any, **known: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    fields = {name: known.get(name, numbers | values) for name in cls.__struct_fields__ if name not in known}
+    fields = {name: known.get(name, numbers | values) for name in cls.__struct_encode_fields__ if name not in known}
     return st.fixed_dictionaries(known, optional=fields)
 
 

@@ -141,6 +141,28 @@ def test_trimmed_sequence_goes_on_as_if_nothing_had_followed(session: TokenSessi
     assert int(np.argmax(logits[0])) == expected[0]
 
 
+def test_guessed_rows_show_what_rows_one_by_one_show_and_leave_nothing_behind(session: TokenSession) -> None:
+    ids = prompt(session)
+    answer = greedy(session, 0, ids, 6)
+    wrong = [ids[3]] * 3
+    session.seq_trim(0, len(ids) - 1)
+    each = [
+        session.decode([SeqRows(0, len(ids) - 1 + i, [token_id], True)])[0].copy()
+        for i, token_id in enumerate([ids[-1], *answer[:4]])
+    ]
+    session.decode([SeqRows(1, 0, ids[:-1], False)])
+    rows = [ids[-1], *answer[:2], *wrong]
+    company = SeqRows(2, 0, ids[:5], True)
+    together = session.decode([SeqRows(1, len(ids) - 1, rows, True, want_all=True), company])[0][:3].copy()
+    session.seq_trim(1, len(ids) + 2)
+    after = session.decode([SeqRows(1, len(ids) + 2, answer[2:4], True, want_all=True)])[0]
+    guessed = np.concatenate([together, after])
+    if session.caps.is_batch_invariant:
+        assert np.array_equal(guessed, np.stack(each))
+    else:
+        assert np.abs(guessed - np.stack(each)).max() < 0.25
+
+
 def test_copied_prefix_equals_a_computed_one(session: TokenSession) -> None:
     ids = prompt(session)
     expected = greedy(session, 0, ids, 6)
