@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, a C++ compiler and, the first time, the network.
 .POSIX:
 .SUFFIXES:
-.PHONY: help venv demo test lint bench sanitize clean
+.PHONY: help venv demo test lint bench sanitize fuzz clean
 
 BIN = .venv/bin
 export PYTHON
@@ -12,6 +12,7 @@ help:
 	@echo 'make lint    style, types and import order only'
 	@echo 'make bench   measure the default model on this machine'
 	@echo 'make sanitize  run the C engine on random data under AddressSanitizer, UBSan and ThreadSanitizer'
+	@echo 'make fuzz      a minute of libFuzzer on the engine, with clang; FUZZ_S=SECONDS for longer'
 	@echo 'make venv    install into .venv only (compiles llama.cpp once, some minutes)'
 	@echo 'make clean   remove .venv and caches; models and the compiled wheel stay'
 
@@ -41,6 +42,12 @@ sanitize:
 	@mkdir -p build
 	$(CHECK) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/check-address && build/check-address
 	$(CHECK) -fsanitize=thread -o build/check-thread && build/check-thread
+
+FUZZ_S = 60
+fuzz:
+	@mkdir -p build/corpus
+	CC=$$(command -v clang || command -v clang-14) && $(FUZZ)
+	build/fuzz -max_total_time=$(FUZZ_S) -len_control=20 -max_len=800 -artifact_prefix=build/ build/corpus
 
 clean:
 	rm -rf .venv build dist edge_rt.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

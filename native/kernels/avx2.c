@@ -10,6 +10,7 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 
+#include <cpuid.h>
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
@@ -17,8 +18,10 @@
 #define INLINE static inline __attribute__((always_inline))
 
 static int usable(void) {
+    /* Clang's builtin does not know F16C before version 15. */
+    unsigned a, b, c, d;
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
 }
 
 /* A block of a tile with its nibbles and scales spread out: worth it when several activations use it. */

@@ -8,7 +8,7 @@ static size_t aligned(size_t n) { return (n + 63) / 64 * 64; }
 
 static void *cut(uint8_t **next, size_t n_bytes) {
     uint8_t *at = *next;
-    *next += aligned(n_bytes);
+    *next = (uint8_t *)((uintptr_t)at + aligned(n_bytes)); /* from NULL it only counts */
     return at;
 }
 
@@ -48,7 +48,7 @@ static size_t lay_out(en_context *c, uint8_t *memory) {
     c->q8_ds = cut(&next, n * width / EN_BLOCK * sizeof(float));
     c->q8_sums = cut(&next, n * width / EN_BLOCK * sizeof(int32_t));
     c->q8_half_sums = cut(&next, n * width / EN_BLOCK * 2 * sizeof(int16_t));
-    return (size_t)(next - memory);
+    return (size_t)((uintptr_t)next - (uintptr_t)memory);
 }
 
 static int lay_out_threads(en_context *c, int n_threads) {

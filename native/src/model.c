@@ -133,7 +133,7 @@ typedef struct arena {
 } arena;
 
 static void *take(arena *a, size_t n_bytes) {
-    void *at = a->start + a->n_bytes;
+    void *at = a->start ? a->start + a->n_bytes : NULL;
     a->n_bytes += n_bytes;
     return at;
 }
