@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -118,6 +118,7 @@ class Arguments:
     quick: bool
     check: bool
     json_file: Path | None
+    own: argparse.Namespace = field(default_factory=argparse.Namespace)  # the benchmark's own options
 
     def pairs(self, full: int, *, quick: int) -> int:
         return quick if self.quick else full
@@ -139,16 +140,22 @@ class Machine:
     date: str
 
 
-def parse(description: str | None, arguments: Sequence[str] | None = None) -> Arguments:
-    """Read --quick, --check and --json FILE."""
+def parse(
+    description: str | None,
+    arguments: Sequence[str] | None = None,
+    add_options: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> Arguments:
+    """Read --quick, --check and --json FILE, and what add_options adds."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--quick", action="store_true", help="fewer and shorter runs: shows that it works, proves little"
     )
     parser.add_argument("--check", action="store_true", help="exit with 1 if a claim does not hold")
     parser.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write everything measured to FILE")
+    if add_options is not None:
+        add_options(parser)
     found = parser.parse_args(arguments)
-    return Arguments(quick=found.quick, check=found.check, json_file=found.json_file)
+    return Arguments(quick=found.quick, check=found.check, json_file=found.json_file, own=found)
 
 
 def paired(
@@ -243,7 +250,7 @@ def table(claims: Sequence[Claim]) -> str:
         ]
         for r in (claim.record() for claim in claims)
     ]
-    return _draw(rows, n_names=3)
+    return draw(rows, n_names=3)
 
 
 def figures_table(figures: Sequence[Figure]) -> str:
@@ -260,10 +267,10 @@ def figures_table(figures: Sequence[Figure]) -> str:
         ]
         for figure in figures
     ]
-    return _draw(rows, n_names=2)
+    return draw(rows, n_names=2)
 
 
-def _draw(rows: Sequence[Sequence[str]], *, n_names: int) -> str:
+def draw(rows: Sequence[Sequence[str]], *, n_names: int) -> str:
     """Align a table whose first n_names columns are words, flush left, and the rest numbers, flush right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [

@@ -126,5 +126,9 @@ EN_API int en_keep_and_spread(int isa, int kv_type, const float *k, const float 
 /* Blocks of k[head_dim][32] and v[32][head_dim]. */
 EN_API int en_softmax_attention(int isa, const float *q, int n_queries, const int32_t *limits, const float *k,
                                 const float *v, int n_blocks, int head_dim, float *out);
+/* For roofline figures: do rounds of the dot instruction of an ISA and give the operations done, 0 where none is known or
+ * this CPU lacks it; and read memory through, giving the sum. */
+EN_API uint64_t en_peak_dots(int isa, uint64_t n_rounds);
+EN_API uint64_t en_peak_read(const uint64_t *memory, uint64_t n_words);
 
 #endif
