@@ -35,8 +35,9 @@ test: lint
 bench: venv
 	$(BIN)/edge_rt bench
 
-CHECK = $${CC:-cc} -std=c17 -D_GNU_SOURCE -O1 -g -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror \
-	-Inative/include -Inative/kernels -Inative/src native/src/*.c native/kernels/*.c native/tests/check.c -lm -lpthread
+C_FLAGS = -std=c17 -D_GNU_SOURCE -O1 -g -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror \
+	-Inative/include -Inative/kernels -Inative/src native/src/*.c native/kernels/*.c -lm -lpthread
+CHECK = $${CC:-cc} native/tests/check.c $(C_FLAGS)
 
 sanitize:
 	@mkdir -p build
@@ -46,7 +47,8 @@ sanitize:
 FUZZ_S = 60
 fuzz:
 	@mkdir -p build/corpus
-	CC=$$(command -v clang || command -v clang-14) && $(FUZZ)
+	$$(command -v clang || command -v clang-14) native/tests/fuzz.c $(C_FLAGS) -fsanitize=fuzzer,address,undefined \
+		-fno-sanitize-recover=undefined -o build/fuzz
 	build/fuzz -max_total_time=$(FUZZ_S) -len_control=20 -max_len=800 -artifact_prefix=build/ build/corpus
 
 clean:
