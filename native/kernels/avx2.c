@@ -1,236 +1,16 @@
-/* AVX2 with FMA and F16C. Weights are unsigned nibbles for vpmaddubsw, whose 16-bit sums of a whole block of 32 stay
- * exact: 16 products of at most 15 * 127 are 30,480 in each lane. */
-#include "kernels.h"
+/* AVX2 with FMA and F16C: what is not a product of quantised weights. */
+#include "avx2.h"
 
 #if defined(__x86_64__)
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC target("avx2,fma,f16c")
-#endif
-
 #include <cpuid.h>
-#include <immintrin.h>
 #include <math.h>
-#include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
 
 static int usable(void) {
     /* Clang's builtin does not know F16C before version 15. */
     unsigned a, b, c, d;
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
-}
-
-/* A block of a tile with its nibbles and scales spread out: worth it when several activations use it. */
-typedef struct unpacked {
-    uint8_t q[8][64];
-    float d[EN_TILE], m[EN_TILE];
-} unpacked;
-
-enum { PANEL = 24 }; /* blocks unpacked at once: with the activations of four rows they stay in a 32 KiB cache */
-_Static_assert(PANEL * sizeof(unpacked) <= EN_SCRATCH_BYTES, "a panel must fit the scratch");
-
-enum kind { Q4_0, Q4_1 };
-
-INLINE __m256 halves(const uint16_t *h) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)h)); }
-
-INLINE __m256i load(const void *p) { return _mm256_loadu_si256(p); }
-
-INLINE __m256i broadcast4(const int8_t *a) {
-    int32_t four;
-    memcpy(&four, a, sizeof four);
-    return _mm256_set1_epi32(four);
-}
-
-INLINE size_t tile_bytes(enum kind kind) { return kind == Q4_0 ? sizeof(en_tile_q4_0) : sizeof(en_tile_q4_1); }
-
-INLINE const uint8_t *nibbles(const void *tile, enum kind kind) {
-    return kind == Q4_0 ? ((const en_tile_q4_0 *)tile)->q[0] : ((const en_tile_q4_1 *)tile)->q[0];
-}
-
-INLINE const uint16_t *scales(const void *tile, enum kind kind) {
-    return kind == Q4_0 ? ((const en_tile_q4_0 *)tile)->d : ((const en_tile_q4_1 *)tile)->d;
-}
-
-INLINE const uint16_t *minima(const void *tile) { return ((const en_tile_q4_1 *)tile)->m; }
-
-INLINE void unpack(const void *tile, enum kind kind, unpacked *out) {
-    const __m256i low = _mm256_set1_epi8(15);
-    const uint8_t *q = nibbles(tile, kind);
-    for (int p = 0; p < 4; p++)
-        for (int h = 0; h < 2; h++) {
-            __m256i bytes = load(q + 64 * p + 32 * h);
-            _mm256_store_si256((__m256i *)(out->q[2 * p] + 32 * h), _mm256_and_si256(bytes, low));
-            _mm256_store_si256((__m256i *)(out->q[2 * p + 1] + 32 * h),
-                               _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low));
-        }
-    for (int h = 0; h < 2; h++) {
-        _mm256_store_ps(out->d + 8 * h, halves(scales(tile, kind) + 8 * h));
-        if (kind == Q4_1) _mm256_store_ps(out->m + 8 * h, halves(minima(tile) + 8 * h));
-    }
-}
-
-/* Keep a sum in its register: GCC would otherwise put off the additions of a block and spill its 64 products. */
-INLINE void stay(__m256i *sum) { __asm__("" : "+x"(*sum)); }
-
-/* Sixteen rows by n_t activations over n_blocks blocks: w is unpacked, or the packed tile. The 16-bit sums of the block
- * live in registers, the float ones beside them on the stack. */
-INLINE void rows16(const void *w, int is_packed, enum kind kind, int n_blocks, const int8_t *q, size_t q_stride,
-                   const float *d, const int32_t *sums, const float *ds, size_t d_stride, float *y, size_t ldy,
-                   int from_zero, const int n_t) {
-    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    __m256 total[4][2];
-    for (int t = 0; t < n_t; t++)
-        for (int h = 0; h < 2; h++)
-            total[t][h] = from_zero ? _mm256_setzero_ps() : _mm256_loadu_ps(y + t * ldy + 8 * h);
-    for (int b = 0; b < n_blocks; b++) {
-        const uint8_t *packed = (const uint8_t *)w + b * tile_bytes(kind);
-        const unpacked *spread = (const unpacked *)w + b;
-        __m256i acc[4][2];
-#pragma GCC unroll 4
-        for (int p = 0; p < 4; p++) {
-            __m256i bytes[2];
-            if (is_packed)
-                for (int h = 0; h < 2; h++) bytes[h] = load(nibbles(packed, kind) + 64 * p + 32 * h);
-#pragma GCC unroll 2
-            for (int odd = 0; odd < 2; odd++) {
-                __m256i v[2];
-#pragma GCC unroll 2
-                for (int h = 0; h < 2; h++)
-                    v[h] = is_packed ? _mm256_and_si256(odd ? _mm256_srli_epi16(bytes[h], 4) : bytes[h], low)
-                                     : _mm256_load_si256((const __m256i *)(spread->q[2 * p + odd] + 32 * h));
-#pragma GCC unroll 4
-                for (int t = 0; t < n_t; t++) {
-                    __m256i a = broadcast4(q + t * q_stride + b * EN_BLOCK + 8 * p + 4 * odd);
-#pragma GCC unroll 2
-                    for (int h = 0; h < 2; h++) {
-                        __m256i product = _mm256_maddubs_epi16(v[h], a);
-                        acc[t][h] = p + odd ? _mm256_add_epi16(acc[t][h], product) : product;
-                        stay(&acc[t][h]);
-                    }
-                }
-            }
-        }
-        __m256 wd[2], wm[2];
-        for (int h = 0; h < 2; h++) {
-            wd[h] = is_packed ? halves(scales(packed, kind) + 8 * h) : _mm256_load_ps(spread->d + 8 * h);
-            if (kind == Q4_1) wm[h] = is_packed ? halves(minima(packed) + 8 * h) : _mm256_load_ps(spread->m + 8 * h);
-        }
-#pragma GCC unroll 4
-        for (int t = 0; t < n_t; t++) {
-            size_t at = t * d_stride + b;
-            __m256 ad = _mm256_broadcast_ss(d + at);
-#pragma GCC unroll 2
-            for (int h = 0; h < 2; h++) {
-                __m256i dot = _mm256_madd_epi16(acc[t][h], ones);
-                if (kind == Q4_0) dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(8 * sums[at]));
-                total[t][h] = _mm256_fmadd_ps(_mm256_mul_ps(wd[h], ad), _mm256_cvtepi32_ps(dot), total[t][h]);
-                if (kind == Q4_1) total[t][h] = _mm256_fmadd_ps(wm[h], _mm256_broadcast_ss(ds + at), total[t][h]);
-            }
-        }
-    }
-    for (int t = 0; t < n_t; t++)
-        for (int h = 0; h < 2; h++) _mm256_storeu_ps(y + t * ldy + 8 * h, total[t][h]);
-}
-
-INLINE void matmul_q4(enum kind kind, const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y,
-                      size_t ldy, int accumulate, void *scratch) {
-    size_t n_blocks = (size_t)k / EN_BLOCK;
-    const uint8_t *w = tiles;
-    for (int i = 0; i < n_tiles; i++, w += n_blocks * tile_bytes(kind), y += EN_TILE) {
-        if (m < 4) {
-#define DIRECT(n) rows16(w, 1, kind, (int)n_blocks, acts->q, k, acts->d, acts->sums, acts->ds, n_blocks, y, ldy, !accumulate, n)
-            if (m == 1) DIRECT(1);
-            else if (m == 2) DIRECT(2);
-            else DIRECT(3);
-            continue;
-        }
-        unpacked *panel = scratch;
-        for (size_t b0 = 0; b0 < n_blocks; b0 += PANEL) {
-            int n = (int)(n_blocks - b0 < PANEL ? n_blocks - b0 : PANEL);
-            for (int b = 0; b < n; b++) unpack(w + (b0 + b) * tile_bytes(kind), kind, panel + b);
-            int from_zero = !accumulate && b0 == 0;
-            for (int t = 0; t < m;) {
-                size_t at = t * n_blocks + b0;
-                const int8_t *q = acts->q + (size_t)at * EN_BLOCK;
-                float *out = y + t * ldy;
-#define SPREAD(n_t) rows16(panel, 0, kind, n, q, k, acts->d + at, acts->sums + at, acts->ds + at, n_blocks, out, ldy, from_zero, n_t)
-                if (m - t >= 4) {
-                    SPREAD(4);
-                    t += 4;
-                } else if (m - t >= 2) {
-                    SPREAD(2);
-                    t += 2;
-                } else {
-                    SPREAD(1);
-                    t += 1;
-                }
-            }
-        }
-    }
-}
-
-static void matmul_q4_0(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
-                        int accumulate, void *scratch) {
-    matmul_q4(Q4_0, tiles, n_tiles, k, acts, m, y, ldy, accumulate, scratch);
-}
-
-static void matmul_q4_1(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
-                        int accumulate, void *scratch) {
-    matmul_q4(Q4_1, tiles, n_tiles, k, acts, m, y, ldy, accumulate, scratch);
-}
-
-/* vpmaddubsw wants one factor unsigned: |w| times a with w's sign. Two products of 128 * 127 fit 16 bits. */
-INLINE void q8_rows16(const en_tile_q8_0 *w, int n_blocks, const en_acts *acts, int first, float *y, size_t ldy,
-                      int accumulate, const int n_t) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256 total[4][2];
-    for (int t = 0; t < n_t; t++)
-        for (int h = 0; h < 2; h++)
-            total[t][h] = accumulate ? _mm256_loadu_ps(y + t * ldy + 8 * h) : _mm256_setzero_ps();
-    for (int b = 0; b < n_blocks; b++) {
-        __m256i acc[4][2];
-        for (int t = 0; t < n_t; t++) acc[t][0] = acc[t][1] = _mm256_setzero_si256();
-        for (int g = 0; g < 8; g++) {
-            __m256i v[2], size[2];
-            for (int h = 0; h < 2; h++) {
-                v[h] = load(w[b].q[g] + 32 * h);
-                size[h] = _mm256_abs_epi8(v[h]);
-            }
-#pragma GCC unroll 4
-            for (int t = 0; t < n_t; t++) {
-                __m256i a = broadcast4(acts->q + ((size_t)(first + t) * n_blocks + b) * EN_BLOCK + 4 * g);
-                for (int h = 0; h < 2; h++)
-                    acc[t][h] = _mm256_add_epi32(
-                        acc[t][h], _mm256_madd_epi16(_mm256_maddubs_epi16(size[h], _mm256_sign_epi8(a, v[h])), ones));
-            }
-        }
-#pragma GCC unroll 4
-        for (int t = 0; t < n_t; t++) {
-            __m256 ad = _mm256_broadcast_ss(acts->d + (size_t)(first + t) * n_blocks + b);
-            for (int h = 0; h < 2; h++)
-                total[t][h] = _mm256_fmadd_ps(_mm256_mul_ps(halves(w[b].d + 8 * h), ad), _mm256_cvtepi32_ps(acc[t][h]),
-                                              total[t][h]);
-        }
-    }
-    for (int t = 0; t < n_t; t++)
-        for (int h = 0; h < 2; h++) _mm256_storeu_ps(y + t * ldy + 8 * h, total[t][h]);
-}
-
-static void matmul_q8_0(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
-                        int accumulate, void *scratch) {
-    (void)scratch;
-    int n_blocks = k / EN_BLOCK;
-    const en_tile_q8_0 *w = tiles;
-    for (int i = 0; i < n_tiles; i++, w += n_blocks, y += EN_TILE) {
-        int t = 0;
-        for (; m - t >= 4; t += 4) q8_rows16(w, n_blocks, acts, t, y + t * ldy, ldy, accumulate, 4);
-        for (; m - t >= 2; t += 2) q8_rows16(w, n_blocks, acts, t, y + t * ldy, ldy, accumulate, 2);
-        for (; m - t >= 1; t += 1) q8_rows16(w, n_blocks, acts, t, y + t * ldy, ldy, accumulate, 1);
-    }
 }
 
 INLINE void float_rows16(const void *w, int is_half, int k, const float *x, float *y, size_t ldy, int accumulate,
@@ -491,8 +271,10 @@ static void attend(const float *q, int n_queries, const int32_t *limits, const f
 const en_isa en_isa_avx2 = {
     .name = "avx2",
     .usable = usable,
-    .matmul = {[EN_PACKED_F32] = matmul_f32, [EN_PACKED_F16] = matmul_f16, [EN_PACKED_Q4_0] = matmul_q4_0,
-               [EN_PACKED_Q4_1] = matmul_q4_1, [EN_PACKED_Q8_0] = matmul_q8_0},
+    .matmul = {[EN_PACKED_F32] = matmul_f32, [EN_PACKED_F16] = matmul_f16, [EN_PACKED_Q4_0] = en_avx2_q4_0,
+               [EN_PACKED_Q4_1] = en_avx2_q4_1, [EN_PACKED_Q5_0] = en_avx2_q5_0, [EN_PACKED_Q5_1] = en_avx2_q5_1,
+               [EN_PACKED_Q8_0] = en_avx2_q8_0, [EN_PACKED_Q4_K] = en_avx2_q4_k, [EN_PACKED_Q5_K] = en_avx2_q5_k,
+               [EN_PACKED_Q6_K] = en_avx2_q6_k},
     .quantize = quantize,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

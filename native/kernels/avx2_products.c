@@ -1,0 +1,229 @@
+/* Products of quantised weights with AVX2: vpmaddubsw takes the levels as unsigned bytes, and its 16-bit sums are added up
+ * as long as they stay exact: those of 32 columns with 4 bits (16 products of at most 15 * 127 in each lane), of 16 with 5,
+ * of 8 with 6. */
+#include "avx2.h"
+
+#if defined(__x86_64__)
+
+#include "avx2_blocks.h"
+
+enum {
+    PANEL = 24,         /* blocks spread out at once: with the activations of four rows they stay in a 32 KiB cache */
+    AHEAD_BYTES = 8192, /* of prefetching where weights are read once: more than DRAM's delay times its rate */
+};
+_Static_assert(PANEL * sizeof(spread_q6) <= EN_SCRATCH_BYTES, "a panel must fit the scratch");
+
+
+/* A few activations: block at of acts and those each stride blocks further. */
+typedef struct few {
+    const en_acts *acts;
+    size_t at, stride;
+} few;
+
+/* What to prefetch: a number of bytes at each block. */
+typedef struct ahead {
+    const uint8_t *from;
+    size_t each;
+} ahead;
+
+/* The share of the pass that begins at activation t of m in n_blocks packed blocks that come next. */
+INLINE ahead share_of(kind kind, const uint8_t *next, size_t n_blocks, int t, int m) {
+    size_t pass = t / 4, n_passes = (m + 3) / 4, each = (block_bytes(kind) / n_passes + 63) / 64 * 64;
+    return (ahead){next + pass * n_blocks * each, pass * each < block_bytes(kind) ? each : 0};
+}
+
+/* Keep a sum in its register: GCC would otherwise put off the additions of a block and spill its 64 products. */
+INLINE void stay(__m256i *sum) { __asm__("" : "+x"(*sum)); }
+
+/* Sums of 16 rows by n_t activations: in 32 bits with Q6_K, else in 16, those of the block's second half apart if 5 bits. */
+typedef __m256i sums[2][4][2];
+
+INLINE void multiply_block(kind kind, block w, const spread *panel, const pairs pair[2], few a, sums sum, const int n_t) {
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; p++) {
+        __m256i v[2][2];
+#pragma GCC unroll 2
+        for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++)
+                v[odd][h] = panel ? load(panel->q[2 * p + odd] + 32 * h) : levels(kind, w, 2 * p + odd, h);
+        int part = has_fifth_bit(kind) ? p / 2 : 0, is_first = has_fifth_bit(kind) ? p % 2 == 0 : p == 0;
+#pragma GCC unroll 4
+        for (int t = 0; t < n_t; t++) {
+            const int8_t *q = a.acts->q + (a.at + t * a.stride) * EN_BLOCK + 8 * p;
+            __m256i q0 = broadcast4(q), q1 = broadcast4(q + 4);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                __m256i *to = &sum[part][t][h];
+                __m256i first = _mm256_maddubs_epi16(v[0][h], q0), second = _mm256_maddubs_epi16(v[1][h], q1);
+                if (kind == Q6_K) {
+                    __m256i scaled = _mm256_madd_epi16(_mm256_add_epi16(first, second), pair[h].half[p / 2]);
+                    *to = is_first ? scaled : _mm256_add_epi32(*to, scaled);
+                } else {
+                    *to = is_first ? first : _mm256_add_epi16(*to, first);
+                    stay(to);
+                    *to = _mm256_add_epi16(*to, second);
+                }
+                stay(to);
+            }
+        }
+    }
+}
+
+/* The dot products in 32 bits, of the levels less their offset. */
+INLINE __m256i whole(kind kind, sums sum, few a, const pairs pair[2], const int t, const int h) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    size_t here = a.at + t * a.stride;
+    if (kind == Q6_K) {
+        __m256i half_sums = broadcast4(a.acts->half_sums + 2 * here);
+        return _mm256_add_epi32(sum[0][t][h], _mm256_madd_epi16(pair[h].offset, half_sums));
+    }
+    __m256i dot = _mm256_madd_epi16(sum[0][t][h], ones);
+    if (has_fifth_bit(kind)) dot = _mm256_add_epi32(dot, _mm256_madd_epi16(sum[1][t][h], ones));
+    if (!offset_bits(kind)) return dot;
+    return _mm256_sub_epi32(dot, _mm256_slli_epi32(broadcast4(a.acts->sums + here), offset_bits(kind)));
+}
+
+/* Sixteen rows by n_t activations over n_blocks blocks: those packed at tiles, or those spread out in panel if it is not
+ * NULL. The integer sums of a block live in registers, the float ones beside them on the stack. */
+INLINE void rows16(kind kind, const void *tiles, const void *panel, int n_blocks, few a, float *y, size_t ldy, int from_zero,
+                   ahead ahead, const int n_t) {
+    __m256 total[4][2];
+    for (int t = 0; t < n_t; t++)
+        for (int h = 0; h < 2; h++)
+            total[t][h] = from_zero ? _mm256_setzero_ps() : _mm256_loadu_ps(y + t * ldy + 8 * h);
+    for (int b = 0; b < n_blocks; b++, a.at++) {
+        for (size_t i = 0; i < ahead.each; i += 64) _mm_prefetch((const char *)ahead.from + b * ahead.each + i, _MM_HINT_T0);
+        block w = panel ? (block){0} : block_at(kind, tiles, b);
+        const spread *from = panel ? (const spread *)((const uint8_t *)panel + b * spread_bytes(kind)) : NULL;
+        pairs pair[2];
+        __m256 wd[2], wm[2];
+        sums sum;
+        for (int h = 0; h < 2; h++)
+            if (kind == Q6_K) pair[h] = panel ? ((const spread_q6 *)from)->pairs[h] : pairs_of(w, h);
+        multiply_block(kind, w, from, pair, a, sum, n_t);
+        for (int h = 0; h < 2; h++) {
+            wd[h] = panel ? _mm256_load_ps(from->d + 8 * h) : scale_of(kind, w, h);
+            if (has_minimum(kind)) wm[h] = panel ? _mm256_load_ps(from->m + 8 * h) : minimum_of(kind, w, h);
+        }
+#pragma GCC unroll 4
+        for (int t = 0; t < n_t; t++) {
+            __m256 d = _mm256_broadcast_ss(a.acts->d + a.at + t * a.stride);
+            __m256 ds = _mm256_broadcast_ss(a.acts->ds + a.at + t * a.stride);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                __m256 dot = _mm256_cvtepi32_ps(whole(kind, sum, a, pair, t, h));
+                total[t][h] = _mm256_fmadd_ps(_mm256_mul_ps(wd[h], d), dot, total[t][h]);
+                if (has_minimum(kind)) total[t][h] = _mm256_fmadd_ps(wm[h], ds, total[t][h]);
+            }
+        }
+    }
+    for (int t = 0; t < n_t; t++)
+        for (int h = 0; h < 2; h++) _mm256_storeu_ps(y + t * ldy + 8 * h, total[t][h]);
+}
+
+/* All m activations, four at a time. next is what will be multiplied after this. */
+INLINE void rows16_by_all(kind kind, const void *tiles, const void *panel, int n_blocks, few a, int m, float *y, size_t ldy,
+                          int from_zero, const uint8_t *next) {
+    for (int t = 0; t < m; t += 4, a.at += 4 * a.stride, y += 4 * ldy) {
+        ahead ahead = share_of(kind, next, n_blocks, t, m);
+#define ROWS(n_t) rows16(kind, tiles, panel, n_blocks, a, y, ldy, from_zero, ahead, n_t)
+        if (m - t >= 4) ROWS(4);
+        else if (m - t == 3) ROWS(3);
+        else if (m - t == 2) ROWS(2);
+        else ROWS(1);
+#undef ROWS
+    }
+}
+
+/* Up to this many activations, spreading a block out costs more than taking it apart for each four of them. */
+INLINE int most_direct(kind kind) { return kind == Q4_0 || kind == Q4_1 ? 12 : kind == Q4_K ? 8 : 4; }
+
+INLINE void matmul(kind kind, const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
+                   int accumulate, void *scratch) {
+    size_t n_blocks = (size_t)k / EN_BLOCK, strip = n_blocks * block_bytes(kind);
+    const uint8_t *w = tiles;
+    for (int i = 0; i < n_tiles; i++, w += strip, y += EN_TILE) {
+        if (m <= most_direct(kind)) {
+            const uint8_t *next = w + (m <= 4 ? AHEAD_BYTES : strip);
+            rows16_by_all(kind, w, NULL, (int)n_blocks, (few){acts, 0, n_blocks}, m, y, ldy, !accumulate, next);
+            continue;
+        }
+        for (size_t b0 = 0; b0 < n_blocks; b0 += PANEL) {
+            int n = (int)(n_blocks - b0 < PANEL ? n_blocks - b0 : PANEL);
+            for (int b = 0; b < n; b++) spread_out(kind, w, b0 + b, (uint8_t *)scratch + b * spread_bytes(kind));
+            const uint8_t *next = w + (b0 + n) * block_bytes(kind);
+            rows16_by_all(kind, NULL, scratch, n, (few){acts, b0, n_blocks}, m, y, ldy, !accumulate && b0 == 0, next);
+        }
+    }
+}
+
+#define MATMUL(form, kind)                                                                                               \
+    void en_avx2_##form(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,          \
+                        int accumulate, void *scratch) {                                                                  \
+        matmul(kind, tiles, n_tiles, k, acts, m, y, ldy, accumulate, scratch);                                            \
+    }
+
+MATMUL(q4_0, Q4_0)
+MATMUL(q4_1, Q4_1)
+MATMUL(q5_0, Q5_0)
+MATMUL(q5_1, Q5_1)
+MATMUL(q4_k, Q4_K)
+MATMUL(q5_k, Q5_K)
+MATMUL(q6_k, Q6_K)
+
+/* vpmaddubsw wants one factor unsigned: |w| times a with w's sign. Two products of 128 * 127 fit 16 bits. */
+INLINE void q8_rows16(const en_tile_q8_0 *w, int n_blocks, const en_acts *acts, int first, float *y, size_t ldy,
+                      int accumulate, const int n_t) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256 total[4][2];
+    for (int t = 0; t < n_t; t++)
+        for (int h = 0; h < 2; h++)
+            total[t][h] = accumulate ? _mm256_loadu_ps(y + t * ldy + 8 * h) : _mm256_setzero_ps();
+    for (int b = 0; b < n_blocks; b++) {
+        __m256i acc[4][2];
+        for (int t = 0; t < n_t; t++) acc[t][0] = acc[t][1] = _mm256_setzero_si256();
+        for (int g = 0; g < 8; g++) {
+            __m256i v[2], size[2];
+            for (int h = 0; h < 2; h++) {
+                v[h] = load(w[b].q[g] + 32 * h);
+                size[h] = _mm256_abs_epi8(v[h]);
+            }
+#pragma GCC unroll 4
+            for (int t = 0; t < n_t; t++) {
+                __m256i a = broadcast4(acts->q + ((size_t)(first + t) * n_blocks + b) * EN_BLOCK + 4 * g);
+                for (int h = 0; h < 2; h++)
+                    acc[t][h] = _mm256_add_epi32(
+                        acc[t][h], _mm256_madd_epi16(_mm256_maddubs_epi16(size[h], _mm256_sign_epi8(a, v[h])), ones));
+            }
+        }
+#pragma GCC unroll 4
+        for (int t = 0; t < n_t; t++) {
+            __m256 ad = _mm256_broadcast_ss(acts->d + (size_t)(first + t) * n_blocks + b);
+            for (int h = 0; h < 2; h++)
+                total[t][h] = _mm256_fmadd_ps(_mm256_mul_ps(halves(w[b].d + 8 * h), ad), _mm256_cvtepi32_ps(acc[t][h]),
+                                              total[t][h]);
+        }
+    }
+    for (int t = 0; t < n_t; t++)
+        for (int h = 0; h < 2; h++) _mm256_storeu_ps(y + t * ldy + 8 * h, total[t][h]);
+}
+
+void en_avx2_q8_0(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy, int accumulate,
+                  void *scratch) {
+    (void)scratch;
+    int n_blocks = k / EN_BLOCK;
+    const en_tile_q8_0 *w = tiles;
+    for (int i = 0; i < n_tiles; i++, w += n_blocks, y += EN_TILE) {
+        int t = 0;
+        for (; m - t >= 4; t += 4) q8_rows16(w, n_blocks, acts, t, y + t * ldy, ldy, accumulate, 4);
+        for (; m - t >= 2; t += 2) q8_rows16(w, n_blocks, acts, t, y + t * ldy, ldy, accumulate, 2);
+        for (; m - t >= 1; t += 1) q8_rows16(w, n_blocks, acts, t, y + t * ldy, ldy, accumulate, 1);
+    }
+}
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif
