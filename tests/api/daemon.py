@@ -29,6 +29,8 @@ backend = "null"
 variant = "step_s=0.02"
 """
 
+# A token is a step, so that an answer can be made to take as long as a test needs.
+_STEADY = {"EDGE_RT__ENGINE__MAX_DRAFT": "0"}
 
 _ACTIVATE = """
 import os, sys
@@ -67,7 +69,7 @@ class Daemon:
             stderr=subprocess.PIPE,
             text=True,
             pass_fds=fds,
-            env={**{k: v for k, v in os.environ.items() if not k.startswith("EDGE_RT")}, **(environ or {})},
+            env={**{k: v for k, v in os.environ.items() if not k.startswith("EDGE_RT")}, **_STEADY, **(environ or {})},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
