@@ -4,13 +4,18 @@
 #include <math.h>
 #include <string.h>
 
-/* Pairs of neighbours, or of an element and the one half a rotation on. */
+/* Pairs of an element and the one half a rotation on, or of neighbours. */
 static void rotate(float *v, const float *turn, int n_rot, int pairs_halves) {
-    int apart = pairs_halves ? n_rot / 2 : 1, step = pairs_halves ? 1 : 2;
-    for (int i = 0; i < n_rot / 2; i++) {
-        float *a = v + i * step, *b = a + apart, x = *a, y = *b;
-        *a = x * turn[2 * i] - y * turn[2 * i + 1];
-        *b = x * turn[2 * i + 1] + y * turn[2 * i];
+    float *half = v + n_rot / 2;
+    for (int i = 0; pairs_halves && i < n_rot / 2; i++) {
+        float a = v[i], b = half[i];
+        v[i] = a * turn[2 * i] - b * turn[2 * i + 1];
+        half[i] = a * turn[2 * i + 1] + b * turn[2 * i];
+    }
+    for (int i = 0; !pairs_halves && i < n_rot; i += 2) {
+        float a = v[i], b = v[i + 1];
+        v[i] = a * turn[i] - b * turn[i + 1];
+        v[i + 1] = a * turn[i + 1] + b * turn[i];
     }
 }
 
