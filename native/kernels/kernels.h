@@ -135,7 +135,11 @@ enum { EN_ATTEND_FLOATS = EN_MAX_QUERIES * EN_KV_BLOCK };
 
 extern const en_isa en_isa_portable;
 #if defined(__x86_64__)
-extern const en_isa en_isa_avx2;
+extern const en_isa en_isa_avx2, en_isa_avx512, en_isa_avx512vnni;
+#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
+#define EN_HAS_AVXVNNI 1 /* older compilers do not know the instructions */
+extern const en_isa en_isa_avxvnni;
+#endif
 #endif
 #if defined(__aarch64__)
 extern const en_isa en_isa_neon;

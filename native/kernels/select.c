@@ -7,6 +7,11 @@ static const en_isa *const isas[] = {
     &en_isa_portable,
 #if defined(__x86_64__)
     &en_isa_avx2,
+#if EN_HAS_AVXVNNI
+    &en_isa_avxvnni,
+#endif
+    &en_isa_avx512,
+    &en_isa_avx512vnni,
 #endif
 #if defined(__aarch64__)
     &en_isa_neon,

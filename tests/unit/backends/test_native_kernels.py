@@ -23,9 +23,10 @@ except BackendUnavailableError as exc:
     pytest.skip(f"the native engine is not here: {exc.reason}", allow_module_level=True)
 
 ISAS = isa_names(LIB)
+NUMBERS = [i for i in range(LIB.en_isa_count()) if LIB.en_isa_usable(i)]
 GGML = ctypes.CDLL(str(Path(find_spec("llama_cpp").submodule_search_locations[0]) / "lib" / "libggml-base.so"))
 PORTABLE = 0
-OTHERS = range(1, len(ISAS))
+OTHERS = NUMBERS[1:]
 QUANTS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 WITH_MINIMA = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
 LAYOUT = {t.name: t for t in GGML_TYPES.values()}
@@ -120,7 +121,7 @@ def test_portable_product_is_numpys(quant: str, fill: str) -> None:
 @given(
     n_rows=st.integers(1, 70),
     n_blocks=st.integers(1, 60),
-    m=st.integers(1, 13),
+    m=st.integers(1, 40),
     fill=st.sampled_from(FILLS),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -137,7 +138,7 @@ def test_product_is_bit_equal_to_portable(
     assert ours.tobytes() == reference.tobytes()
 
 
-@pytest.mark.parametrize("isa", range(len(ISAS)), ids=ISAS)
+@pytest.mark.parametrize("isa", NUMBERS, ids=ISAS)
 @pytest.mark.parametrize("quant", ["F32", "F16", *QUANTS])
 def test_a_row_does_not_depend_on_its_batch(isa: int, quant: str) -> None:
     rng = np.random.default_rng(11)
@@ -169,7 +170,7 @@ def test_quantised_activations_are_bit_equal_to_portable(isa: int, seed: int, ex
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("isa", range(len(ISAS)), ids=ISAS)
+@pytest.mark.parametrize("isa", NUMBERS, ids=ISAS)
 @pytest.mark.parametrize(("n_queries", "head_dim"), [(1, 64), (3, 16), (7, 128), (24, 64), (32, 80)])
 def test_attention_by_blocks_is_the_softmax_over_all(isa: int, n_queries: int, head_dim: int) -> None:
     rng = np.random.default_rng(n_queries)
@@ -229,7 +230,7 @@ def kept_by_numpy(kv_type: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(np.rint(x * inverse).astype(np.int8) * (peak / np.float32(127)), np.float32)
 
 
-@pytest.mark.parametrize("isa", range(len(ISAS)), ids=ISAS)
+@pytest.mark.parametrize("isa", NUMBERS, ids=ISAS)
 @pytest.mark.parametrize("kv_type", list(KV_TYPES))
 @given(head_dim=st.sampled_from([16, 64, 80, 512]), n_tokens=st.integers(0, 32), seed=st.integers(0, 2**32 - 1))
 def test_kept_keys_and_values_come_back_rounded_once(
