@@ -1,6 +1,7 @@
 /* Attention: RoPE, what a token keeps, and the blocks each query sees. */
 #include "context.h"
 
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -50,20 +51,75 @@ void en_rotate_and_keep(step *s, int row) {
     }
 }
 
+/* -- parts ---------------------------------------------------------------------------------------------------------
+ * The blocks that a query sees are cut into parts of PART_TOKENS. Each part has a running softmax of its own, and the
+ * parts are added up in order, whoever computed them: the cut depends on positions alone, so neither the threads nor
+ * the rest of the batch change a bit. */
+
+enum { PART_BLOCKS = 16, PART_TOKENS = PART_BLOCKS * EN_KV_BLOCK, TASKS_PER_THREAD = 4 };
+
+int en_max_parts(int n_ctx) { return (n_ctx - 1) / PART_TOKENS + 1; }
+
+/* The first position that the query at this one sees. */
+static int first_seen(const step *s, int position) {
+    int window = s->layer->config.window;
+    return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+static int first_part(const step *s, int position) { return first_seen(s, position) / PART_TOKENS; }
+
+/* Add a part to the sum of those before it; a query that sees nothing of a part has a total of 0 there. */
+static void add_part(const float *part, float part_peak, float part_total, int n, float *sum, float *peak, float *total) {
+    if (part_total == 0.0f) return;
+    if (*total == 0.0f) {
+        memcpy(sum, part, n * sizeof *sum);
+        *peak = part_peak;
+        *total = part_total;
+        return;
+    }
+    float top = part_peak > *peak ? part_peak : *peak, keep = expf(*peak - top), take = expf(part_peak - top);
+    for (int i = 0; i < n; i++) sum[i] = sum[i] * keep + part[i] * take;
+    *peak = top;
+    *total = *total * keep + part_total * take;
+}
+
+static void write_head(const step *s, int row, int head, const float *sum, float total) {
+    int head_dim = s->c->model->config.head_dim;
+    float *to = s->c->attended + (size_t)row * en_q_dim(s) + head * head_dim, scale = 1.0f / total;
+    for (int i = 0; i < head_dim; i++) to[i] = sum[i] * scale;
+}
+
+/* Where a part of a row leaves a head's sum, peak and total. */
+static float *slot_of(const step *s, int row, int part, int head) {
+    size_t at = (size_t)(s->c->slots[row] + part) * s->layer->config.n_heads + head;
+    return s->c->parts + at * (s->c->model->config.head_dim + 2);
+}
+
+/* Add up the parts of a row that several tasks computed. */
+static void add_parts(step *s, int row) {
+    int head_dim = s->c->model->config.head_dim, position = s->c->places[row].position;
+    if (s->c->slots[row] == EN_WHOLE) return;
+    for (int head = 0; head < s->layer->config.n_heads; head++) {
+        float sum[EN_MAX_HEAD_DIM], peak = -INFINITY, total = 0.0f;
+        for (int part = first_part(s, position); part <= position / PART_TOKENS; part++) {
+            const float *at = slot_of(s, row, part, head);
+            add_part(at, at[head_dim], at[head_dim + 1], head_dim, sum, &peak, &total);
+        }
+        write_head(s, row, head, sum, total);
+    }
+}
+
+/* -- tasks --------------------------------------------------------------------------------------------------------- */
+
 /* The queries of a task by one KV head: its rows times the heads that share it. */
 typedef struct queries {
     const step *s;
     thread_memory *memory;
     const row_place *places; /* of the rows */
-    int n_rows, group, head;
-    float peak[EN_MAX_QUERIES], total[EN_MAX_QUERIES];
+    int first_row, n_rows, group, head;
+    float peak[EN_MAX_QUERIES], total[EN_MAX_QUERIES];         /* of the part under way, which is in memory->out */
+    float sum_peak[EN_MAX_QUERIES], sum_total[EN_MAX_QUERIES]; /* of the parts before it, in memory->sum */
 } queries;
-
-/* The first position that a row sees. */
-static int first_seen(const queries *a, int row) {
-    int window = a->s->layer->config.window, first = a->places[row].position - window + 1;
-    return window > 0 && first > 0 ? first : 0;
-}
 
 /* Queries from..from + n into the running softmax. */
 static void attend_some(queries *a, int from, int n, const int32_t *limits, const float *k, const float *v) {
@@ -96,7 +152,7 @@ static void attend_block(queries *a, int block) {
     int32_t limits[EN_MAX_QUERIES];
     int start = block * EN_KV_BLOCK, sees_whole = 0;
     for (int row = 0; row < a->n_rows; row++) {
-        int n_visible = a->places[row].position + 1 - start, n_hidden = first_seen(a, row) - start;
+        int n_visible = a->places[row].position + 1 - start, n_hidden = first_seen(a->s, a->places[row].position) - start;
         n_visible = n_visible < 0 ? 0 : n_visible > EN_KV_BLOCK ? EN_KV_BLOCK : n_visible;
         int is_cut = n_hidden > 0;
         if (is_cut && n_hidden < n_visible) attend_rest_of_block(a, row, n_hidden, n_visible);
@@ -106,49 +162,99 @@ static void attend_block(queries *a, int block) {
     if (sees_whole) attend_some(a, 0, a->n_rows * a->group, limits, m->k, m->v);
 }
 
-static void attend_chunk(void *argument, int chunk, int thread) {
-    step *s = argument;
-    en_context *c = s->c;
-    const en_layer_config *w = &s->layer->config;
-    int n_heads = w->n_kv_heads, group = w->n_heads / n_heads, head = chunk % n_heads, head_dim = c->model->config.head_dim;
-    size_t q_dim = en_q_dim(s), width = q_dim + 2 * en_kv_dim(s), head_bytes = head_dim * sizeof(float);
-    thread_memory *memory = &c->threads[thread];
-    /* The last rows of a prompt see most: they come first, so that no thread ends with the longest task. */
-    const attend_task *task = &c->tasks[c->n_tasks - 1 - chunk / n_heads];
-    queries a = {.s = s, .memory = memory, .places = c->places + task->first_row, .n_rows = task->n_rows, .group = group, .head = head};
-    int n_queries = task->n_rows * group;
-    for (int i = 0; i < n_queries; i++) {
-        size_t row = task->first_row + i / group;
-        memcpy(memory->q + i * head_dim, c->qkv + row * width + (head * group + i % group) * head_dim, head_bytes);
-        a.peak[i] = -INFINITY;
-    }
-    memset(memory->out, 0, n_queries * head_bytes);
-    int first = first_seen(&a, 0), last = a.places[task->n_rows - 1].position;
-    for (int block = first / EN_KV_BLOCK; block <= last / EN_KV_BLOCK; block++) attend_block(&a, block);
-    for (int i = 0; i < n_queries; i++) {
-        size_t row = task->first_row + i / group;
-        float *to = c->attended + row * q_dim + (head * group + i % group) * head_dim, scale = 1.0f / a.total[i];
-        for (int j = 0; j < head_dim; j++) to[j] = memory->out[i * head_dim + j] * scale;
+/* The part's running softmax goes through its blocks, then the part goes to where it is added up. */
+static void attend_part(queries *a, int part) {
+    const step *s = a->s;
+    int head_dim = s->c->model->config.head_dim, n = a->n_rows * a->group;
+    for (int i = 0; i < n; i++) a->peak[i] = -INFINITY, a->total[i] = 0.0f;
+    memset(a->memory->out, 0, (size_t)n * head_dim * sizeof(float));
+    int first = first_seen(s, a->places[0].position) / EN_KV_BLOCK, last = a->places[a->n_rows - 1].position / EN_KV_BLOCK;
+    first = first > part * PART_BLOCKS ? first : part * PART_BLOCKS;
+    for (int block = first; block <= last && block < (part + 1) * PART_BLOCKS; block++) attend_block(a, block);
+    for (int i = 0; i < n; i++) {
+        int row = a->first_row + i / a->group, position = a->places[i / a->group].position;
+        const float *out = a->memory->out + i * head_dim;
+        if (s->c->slots[row] == EN_WHOLE) {
+            float *sum = a->memory->sum + i * head_dim;
+            add_part(out, a->peak[i], a->total[i], head_dim, sum, a->sum_peak + i, a->sum_total + i);
+        } else if (part >= first_part(s, position) && part <= position / PART_TOKENS) {
+            float *to = slot_of(s, row, part, a->head * a->group + i % a->group);
+            memcpy(to, out, head_dim * sizeof *to);
+            to[head_dim] = a->peak[i];
+            to[head_dim + 1] = a->total[i];
+        }
     }
 }
 
-/* Cut the rows into tasks of one sequence and ascending positions. */
+static void run_task(step *s, const attend_task *task, int kv_head, thread_memory *memory) {
+    en_context *c = s->c;
+    int group = s->layer->config.n_heads / s->layer->config.n_kv_heads, head_dim = c->model->config.head_dim;
+    int n = task->n_rows * group, width = en_q_dim(s) + 2 * en_kv_dim(s);
+    queries a = {.s = s, .memory = memory, .places = c->places + task->first_row, .first_row = task->first_row,
+                 .n_rows = task->n_rows, .group = group, .head = kv_head};
+    for (int i = 0; i < n; i++) {
+        const float *q = c->qkv + (size_t)(task->first_row + i / group) * width + (kv_head * group + i % group) * head_dim;
+        memcpy(memory->q + i * head_dim, q, head_dim * sizeof *q);
+        a.sum_total[i] = 0.0f;
+    }
+    for (int part = task->first_part; part < task->end_part; part++) attend_part(&a, part);
+    if (c->slots[task->first_row] != EN_WHOLE) return;
+    for (int i = 0; i < n; i++)
+        write_head(s, task->first_row + i / group, kv_head * group + i % group, memory->sum + i * head_dim, a.sum_total[i]);
+}
+
+/* How many rows from here on one task takes: of one sequence, with ascending positions. */
+static int n_together(const step *s, int row) {
+    int group = s->layer->config.n_heads / s->layer->config.n_kv_heads, most = EN_MAX_QUERIES / group, n = 1;
+    if (most * group > 24 && 24 / group > 0) most = 24 / group; /* q, out and a block of KV in a 32 KiB cache */
+    const row_place *at = s->c->places + row;
+    while (n < most && row + n < s->n_rows && at[n].seq == at->seq && at[n].position == at->position + n) n++;
+    return n;
+}
+
+/* The parts that rows row..row + n see. */
+static int n_parts_of(const step *s, int row, int n) {
+    return s->c->places[row + n - 1].position / PART_TOKENS + 1 - first_part(s, s->c->places[row].position);
+}
+
+/* Cut the rows into tasks, and one with so many parts that other threads would wait for it into several; where the memory
+ * for parts ends, the rest stays whole. */
 static void cut_tasks(step *s) {
     en_context *c = s->c;
-    int group = s->layer->config.n_heads / s->layer->config.n_kv_heads, most = EN_MAX_QUERIES / group;
-    if (most * group > 24 && 24 / group > 0) most = 24 / group; /* q, out and a block of KV in a 32 KiB cache */
-    c->n_tasks = 0;
-    for (int row = 0; row < s->n_rows;) {
-        int n = 1;
-        while (n < most && row + n < s->n_rows && c->places[row + n].seq == c->places[row].seq &&
-               c->places[row + n].position == c->places[row].position + n)
-            n++;
-        c->tasks[c->n_tasks++] = (attend_task){row, n};
-        row += n;
+    int n_threads = en_pool_threads(c->pool), n_slots = 0;
+    int64_t n_parts = 0;
+    for (int row = 0, n; row < s->n_rows; row += n) n_parts += n_parts_of(s, row, n = n_together(s, row));
+    int64_t share = n_parts * s->layer->config.n_kv_heads / (TASKS_PER_THREAD * n_threads);
+    int most = n_threads == 1 || share > INT_MAX ? INT_MAX : share < 1 ? 1 : (int)share;
+    c->n_tasks = c->is_split = 0;
+    for (int row = 0, n; row < s->n_rows; row += n) {
+        n = n_together(s, row);
+        int parts = n_parts_of(s, row, n), first = first_part(s, c->places[row].position);
+        int splits = parts > most && n_slots + n * parts <= c->max_slots, each = splits ? most : parts;
+        for (int i = 0; i < n; i++) c->slots[row + i] = splits ? n_slots + i * parts - first : EN_WHOLE;
+        for (int at = 0; at < parts; at += each)
+            c->tasks[c->n_tasks++] = (attend_task){row, n, first + at, first + (at + each < parts ? at + each : parts)};
+        n_slots += splits ? n * parts : 0;
+        c->is_split |= splits;
     }
+}
+
+static int tasks_per_chunk(const step *s) {
+    return (s->c->n_tasks * s->layer->config.n_kv_heads + EN_MAX_CHUNKS - 1) / EN_MAX_CHUNKS;
+}
+
+static void attend_chunk(void *argument, int chunk, int thread) {
+    step *s = argument;
+    en_context *c = s->c;
+    int n_heads = s->layer->config.n_kv_heads, n_each = tasks_per_chunk(s);
+    for (int i = chunk * n_each; i < (chunk + 1) * n_each && i < c->n_tasks * n_heads; i++)
+        /* The last rows of a prompt see most: they come first, so that no thread ends with the longest task. */
+        run_task(s, &c->tasks[c->n_tasks - 1 - i / n_heads], i % n_heads, &c->threads[thread]);
 }
 
 void en_attend(step *s) {
     cut_tasks(s); /* for the heads that share a KV head in this layer */
-    en_pool_run(s->c->pool, attend_chunk, s, s->c->n_tasks * s->layer->config.n_kv_heads);
+    int n = s->c->n_tasks * s->layer->config.n_kv_heads, n_each = tasks_per_chunk(s);
+    en_pool_run(s->c->pool, attend_chunk, s, (n + n_each - 1) / n_each);
+    if (s->c->is_split) en_for_rows(s, add_parts);
 }

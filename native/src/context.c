@@ -4,6 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* So many rows of the longest sequence can be split among threads at once. */
+enum { SPLIT_ROWS = 16 };
+
 static size_t aligned(size_t n) { return (n + 63) / 64 * 64; }
 
 static void *cut(uint8_t **next, size_t n_bytes) {
@@ -35,7 +38,9 @@ static size_t lay_out(en_context *c, uint8_t *memory) {
     size_t n = (size_t)c->n_ubatch, width = (size_t)max_width(c);
     uint8_t *next = memory;
     c->places = cut(&next, n * sizeof *c->places);
-    c->tasks = cut(&next, n * sizeof *c->tasks);
+    c->tasks = cut(&next, (n + c->max_slots) * sizeof *c->tasks);
+    c->slots = cut(&next, n * sizeof *c->slots);
+    c->parts = cut(&next, (size_t)c->max_slots * (c->max_q_dim / g->head_dim) * (g->head_dim + 2) * sizeof(float));
     c->x = cut(&next, n * g->n_embd * sizeof(float));
     c->qkv = cut(&next, n * c->max_qkv_dim * sizeof(float));
     c->attended = cut(&next, n * c->max_q_dim * sizeof(float));
@@ -56,7 +61,7 @@ static int lay_out_threads(en_context *c, int n_threads) {
     size_t kernel = EN_SCRATCH_BYTES, attend = EN_ATTEND_FLOATS * sizeof(float);
     size_t block = EN_KV_BLOCK * head * sizeof(float), queries = EN_MAX_QUERIES * head * sizeof(float);
     size_t partial = aligned((size_t)c->n_ubatch * EN_TILE * sizeof(float));
-    size_t each = kernel + attend + 4 * block + 2 * queries + partial;
+    size_t each = kernel + attend + 4 * block + 3 * queries + partial;
     uint8_t *memory = aligned_alloc(64, each * n_threads);
     if (!memory) return EN_NO_MEMORY;
     free(c->thread_block);
@@ -71,6 +76,7 @@ static int lay_out_threads(en_context *c, int n_threads) {
         c->threads[i].v_cut = cut(&next, block);
         c->threads[i].q = cut(&next, queries);
         c->threads[i].out = cut(&next, queries);
+        c->threads[i].sum = cut(&next, queries);
         c->threads[i].partial = cut(&next, partial);
     }
     return EN_OK;
@@ -91,6 +97,7 @@ en_context *en_context_new(const en_model *model, int n_ctx, int n_seq_max, int 
     c->model = model;
     c->n_ctx = n_ctx;
     c->n_ubatch = n_ubatch;
+    c->max_slots = en_max_parts(n_ctx) > 1 ? SPLIT_ROWS * en_max_parts(n_ctx) : 0;
     find_widths(c);
     size_t n_bytes = lay_out(c, NULL);
     c->memory = aligned_alloc(64, aligned(n_bytes));

@@ -9,17 +9,19 @@ typedef struct row_place {
     int32_t seq, position, token, wants;
 } row_place;
 
-/* Rows of one sequence that attention takes at once, by one of its KV heads. */
+/* Rows of one sequence that attention takes at once, by one of its KV heads, and the parts of the sequence it computes. */
 typedef struct attend_task {
-    int32_t first_row, n_rows;
+    int32_t first_row, n_rows, first_part, end_part;
 } attend_task;
+
+enum { EN_WHOLE = INT32_MIN };
 
 typedef struct thread_memory {
     uint8_t *kernel;  /* EN_SCRATCH_BYTES */
     float *attend;    /* EN_ATTEND_FLOATS */
     float *k, *v;     /* a block of one KV head, spread out */
     float *k_cut, *v_cut; /* what a window leaves of it */
-    float *q, *out;   /* EN_MAX_QUERIES by head_dim */
+    float *q, *out, *sum; /* EN_MAX_QUERIES by head_dim */
     float *partial;   /* n_ubatch by EN_TILE, for a last tile that is not full */
 } thread_memory;
 
@@ -31,7 +33,10 @@ struct en_context {
     int max_q_dim, max_qkv_dim, max_ff; /* of all layers */
     row_place *places;
     attend_task *tasks;
-    int n_tasks;
+    int n_tasks, is_split;
+    int32_t *slots; /* of each row, its part 0 in parts if several tasks compute it, else EN_WHOLE */
+    float *parts;   /* max_slots by heads by sum, peak and total */
+    int max_slots;
     float *x, *qkv, *attended, *gate, *up, *turns; /* of n_ubatch rows */
     float *normed;                                 /* as wide as the widest input of a product */
     int8_t *q8;
@@ -93,6 +98,8 @@ void en_leave_cpus(const en_home *home);
 /* attention.c */
 /* Normalise and turn q and k, scale q for the softmax, and put k and v into the KV. */
 void en_rotate_and_keep(step *s, int row);
+/* Parts that attention cuts a sequence of n_ctx tokens into. */
+int en_max_parts(int n_ctx);
 /* Write the heads' outputs of all rows into attended. */
 void en_attend(step *s);
 

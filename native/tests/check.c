@@ -221,13 +221,36 @@ static int run_steps(en_context *c, int n_rounds, const int32_t *ids, float *log
     return failed;
 }
 
+/* More tokens than attention takes in one part: the same bits whether one thread computes all parts or three share them. */
+static int long_steps(const en_model *model, int kv_type) {
+    enum { N = 1100 };
+    char error[256];
+    int32_t ids[N];
+    float logits[2][N_VOCAB];
+    int failed = 0;
+    for (int i = 0; i < N; i++) ids[i] = i * i % N_VOCAB;
+    for (int shared = 0; shared < 2; shared++) {
+        en_context *c = en_context_new(model, N, 1, shared ? 1 : 70, shared ? 3 : 1, kv_type, error, sizeof error);
+        if (!c) return printf("%s\n", error), 1;
+        int at = N - (shared ? 20 : 1); /* the last tokens one by one */
+        en_rows start = {0, 0, at, 0, ids};
+        failed |= en_decode(c, &start, 1, NULL) != EN_OK;
+        for (; at < N; at++) {
+            en_rows rows = {0, at, 1, 1, ids + at};
+            failed |= en_decode(c, &rows, 1, logits[shared]) != EN_OK;
+        }
+        en_context_free(c);
+    }
+    return failed | (memcmp(logits[0], logits[1], sizeof(float) * N_VOCAB) != 0);
+}
+
 static int steps_of(int isa, int kv_type, int n_rounds, const en_config *g, const en_tensor *t, const int32_t *ids, float *logits) {
     char error[256];
     en_model *model = en_model_new(g, t, N_TENSORS, isa, NULL, 0, error, sizeof error);
     if (!model) return printf("%s\n", error), 1;
     en_context *c = en_context_new(model, 128, 4, 24, 3, kv_type, error, sizeof error);
     if (!c) return printf("%s\n", error), 1;
-    int failed = run_steps(c, n_rounds, ids, logits);
+    int failed = run_steps(c, n_rounds, ids, logits) || (t[EN_FIRST_LAYER + 1].type == EN_F16 && long_steps(model, kv_type));
     if (failed) printf("%s: steps with weights of type %d went wrong\n", en_isa_name(isa), t[EN_FIRST_LAYER + 1].type);
     en_context_free(c);
     en_model_free(model);
