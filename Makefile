@@ -29,7 +29,7 @@ lint: venv
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/edge_rt models pull
+	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0
 	$(BIN)/python -m pytest
 
 bench: venv

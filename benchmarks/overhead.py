@@ -31,7 +31,7 @@ _FIELDS: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "speculative.n_
 def model_path(settings: config.Config) -> Path:
     store = Store.open(settings.catalog, os.environ)
     manifest = store.get(settings.catalog.default_model)
-    path = store.path(manifest, pick_variant(manifest, cpu.features()))
+    path = store.path(manifest, pick_variant(manifest, cpu.features(), backend="llama_cpu"))
     if path is None:
         sys.exit(f"{manifest.id} is not in the store: run `edge_rt models pull` first")
     return path

@@ -105,7 +105,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    variant: str = ""  # "": the fastest form for this CPU
+    variant: str = ""  # "": the first form that runs fast on this CPU
     backend: Backend | Literal[""] = ""
     n_ctx: Count = 0
     n_parallel: Annotated[int, Meta(ge=0, le=256)] = 0

@@ -125,7 +125,7 @@ def _placement(model: str | Path, settings: config.Config, *, pull: bool, progre
     manifest, features = store.get(model_id), cpu.features()
     placement = place(model_id, manifest, own, settings, features=features, find=store.path)
     if placement.path is None and pull:
-        chosen = pick_variant(manifest, features, own.variant)
+        chosen = pick_variant(manifest, features, own.variant, backend=placement.backend)
         store.pull(model_id, chosen.id, progress=progress, offline=settings.catalog.offline, derive=derive)
         placement = place(model_id, manifest, own, settings, features=features, find=store.path)
     if placement.path is None:

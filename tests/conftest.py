@@ -68,7 +68,7 @@ def model_forms() -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def model_store() -> Path:
-    """The file of the default model in this machine's own store, in the form that runs fastest here.
+    """The file of the default model in this machine's own store, in the form that runs here.
 
     Session-wide, so it reads the environment before _clean_environment has emptied it: EDGE_RT__CATALOG__STORE_DIR
     chooses another store for a whole test run.

@@ -80,11 +80,14 @@ def _lacks_ensurepip() -> bool:
 
 
 def _check() -> None:
-    """Load the library once: a build for another CPU dies here, not in the first request."""
+    """Load the libraries once: a build for another CPU dies here, not in the first request."""
     answer = subprocess.run([str(PYTHON), "-c", "import llama_cpp"], check=False, capture_output=True, text=True)
     if answer.returncode:
         died = f"signal {-answer.returncode}" if answer.returncode < 0 else answer.stderr.strip()
         raise BuildError(f"llama.cpp was built but cannot be loaded: {died}")
+    script = "from edge_rt.backends.native_library import load_native; load_native()"
+    if subprocess.run([str(PYTHON), "-c", script], check=False, capture_output=True).returncode:
+        print(f"the native engine was not compiled, see {LOG}; models will run on llama.cpp, slower", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -14,19 +14,12 @@ from edge_rt.catalog.manifest import SHIPPED_DIR, Manifest, Variant, load_manife
 from edge_rt.catalog.packed import packed_size_bytes, verify_packed
 from edge_rt.catalog.part import Derive, Progress, PullProgress, hash_file
 from edge_rt.catalog.place import Place, Record
+from edge_rt.catalog.speed import is_fast
 from edge_rt.errors import ConfigError, ModelChecksumError, ModelNotFoundError
 
 SYSTEM_DIR = Path("/var/lib/edge_rt")
 
 State = Literal["pulled", "partial", "absent"]
-
-# CPU features for which llama.cpp interleaves the rows of a format as it loads it (ggml-org/llama.cpp,
-# ggml/src/ggml-cpu/repack.cpp, ggml_repack_get_optimal_repack_type); such formats run two to three times as fast
-# as others of their size.
-_REPACKED: Mapping[str, tuple[frozenset[str], ...]] = {
-    "Q4_0": (frozenset({"avx2"}), frozenset({"neon", "dotprod"}), frozenset({"neon", "i8mm"})),
-    "IQ4_NL": (frozenset({"avx2"}), frozenset({"neon", "dotprod"})),
-}
 
 
 def is_file_name(model: str) -> bool:
@@ -34,11 +27,12 @@ def is_file_name(model: str) -> bool:
     return "/" in model or model.endswith(".gguf")
 
 
-def pick_variant(manifest: Manifest, features: frozenset[str], wanted: str = "") -> Variant:
-    """Pick the variant to run: the wanted one, else the fastest form for this CPU.
+def pick_variant(manifest: Manifest, features: frozenset[str], wanted: str = "", *, backend: str = "auto") -> Variant:
+    """Pick the variant to run: the wanted one, else the first in the manifest's order that runs fast on this CPU.
 
     features  as `edge_rt devices` lists them: avx2, avx512f, neon, dotprod, i8mm, …
-    The first in the manifest's order whose format has repacked kernels here wins, else the first of all. Pure.
+    backend   the one that is configured for the model
+    If none runs fast it is the first of all. Pure.
     Raises ModelNotFoundError when no variant has the wanted name.
     """
     if wanted:
@@ -47,7 +41,7 @@ def pick_variant(manifest: Manifest, features: frozenset[str], wanted: str = "")
                 model=f"{manifest.id}:{wanted}", known=tuple(f"{manifest.id}:{v.id}" for v in manifest.variants)
             )
         return variant
-    fast = (v for v in manifest.variants if any(need <= features for need in _REPACKED.get(v.quant, ())))
+    fast = (v for v in manifest.variants if is_fast(manifest.arch, v.quant, features, backend))
     return next(fast, manifest.variants[0])
 
 

@@ -38,7 +38,8 @@ class _Catalog:
     def picked(self, manifest: Manifest) -> Variant:
         """Give the variant that runs unless a request names another: the configured one, else this CPU's best."""
         settings = self.config.model(manifest.id)
-        return pick_variant(manifest, self.features, settings.variant)
+        backend = settings.backend or self.config.engine.backend
+        return pick_variant(manifest, self.features, settings.variant, backend=backend)
 
 
 _pass_catalog = click.make_pass_decorator(_Catalog)
@@ -61,7 +62,8 @@ def command(ctx: click.Context) -> None:
 def list_models(catalog: _Catalog, as_json: bool) -> None:
     """List every model and variant, and whether it is here.
 
-    The variant marked * is the one that runs on this machine: the configured one, else the fastest form for this CPU.
+    The variant marked * is the one that runs on this machine: the configured one, else the first that runs fast on
+    this CPU.
     STATE is pulled, partial (a pull was cut short and goes on where it stopped) or absent.
     """
     rows = [_row(catalog, manifest, variant) for manifest in catalog.store.manifests() for variant in manifest.variants]

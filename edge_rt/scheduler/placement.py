@@ -45,15 +45,16 @@ def place(
 ) -> Placement:
     """Decide how to run a model; manifest is None for one of the null back end.
 
-    The form is the one asked for, else the fastest on this CPU; if that is not in the store but another is, the first
-    of those in the manifest's order. Raises ModelNotFoundError for a form that the manifest does not have.
+    The form is the one asked for, else the first that is fast on this CPU; if that is not in the store but another is,
+    the first of those in the manifest's order. Raises ModelNotFoundError for a form that the manifest does not have.
     """
     backend = settings.backend or config.engine.backend
     path: str | None
     if manifest is None or backend == "null":
         variant, quant, path = settings.variant, "none", ""
     else:
-        variant, quant, path = _form(manifest, settings.variant, features, find)
+        best = pick_variant(manifest, features, settings.variant, backend=backend)
+        variant, quant, path = _form(manifest, best, settings.variant, find)
     return Placement(
         model=model,
         backend=backend,
@@ -67,9 +68,8 @@ def place(
 
 
 def _form(
-    manifest: Manifest, wanted: str, features: frozenset[str], find: Callable[[Manifest, Variant], Path | None]
+    manifest: Manifest, best: Variant, wanted: str, find: Callable[[Manifest, Variant], Path | None]
 ) -> tuple[str, str, str | None]:
-    best = pick_variant(manifest, features, wanted)
     for variant in (best, *(() if wanted else manifest.variants)):
         if (path := find(manifest, variant)) is not None:
             return variant.id, variant.quant, str(path)

@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "edge_rt", "models")
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "edge_rt", "models", "native")
+COMPILERS = ("cc", "gcc", "clang")
 
 
 @pytest.mark.slow
-def test_wheel_holds_every_manifest(tmp_path: Path) -> None:
+def test_wheel_holds_every_manifest_and_the_native_engine(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     for name in SOURCES:  # building in place would leave build/ behind
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         else:
             shutil.copy(source, tree / name)
     build = subprocess.run(
@@ -45,4 +46,10 @@ def test_wheel_holds_every_manifest(tmp_path: Path) -> None:
     )
     place, ids = child.stdout.splitlines()
     assert Path(place) == tmp_path / "unpacked" / "edge_rt" / "manifests"
+    if any(map(shutil.which, COMPILERS)):
+        script = "from edge_rt.backends.native_library import isa_names, load_native; print(*isa_names(load_native()))"
+        child = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path / "unpacked", capture_output=True, text=True, check=False
+        )
+        assert "portable" in child.stdout, child.stderr
     assert ids.split() == sorted(path.stem for path in (ROOT / "models").glob("*.toml"))

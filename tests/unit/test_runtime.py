@@ -209,10 +209,15 @@ def test_a_model_pulled_later_is_found() -> None:
     virtual_time.run(main())
 
 
+NATIVE = {"avx2", "fma", "f16c"}
+
+
 @pytest.mark.parametrize(
     ("pulled", "features", "wanted", "expected"),
     [
         (("q4_1", "q4_0"), {"avx2"}, "", "q4_0"),
+        (("q4_1", "q4_0"), NATIVE, "", "q4_1"),
+        (("q4_0",), NATIVE, "", "q4_0"),  # the form to prefer is not here
         (("q4_1", "q4_0"), set(), "", "q4_1"),
         (("q4_1",), {"avx2"}, "", "q4_1"),  # the fastest form is not here
         (("q4_1", "q4_0"), {"avx2"}, "q4_1", "q4_1"),

@@ -22,7 +22,7 @@ NO_FEATURES: frozenset[str] = frozenset()
         ({"sse4_2", "avx"}, "q8_0"),
         ({"avx2"}, "q4_0"),
         ({"avx2", "avx512f", "avx512_vnni"}, "q4_0"),
-        ({"neon"}, "q8_0"),
+        ({"neon"}, "q4_0"),
         ({"neon", "dotprod"}, "q4_0"),
         ({"neon", "dotprod", "i8mm", "sve"}, "q4_0"),
     ],
