@@ -5,15 +5,14 @@
 
 #include "neon.h"
 
-typedef int8x16_t columns;
-
 /* Rows 0 and 1, rows 2 and 3; four lanes each, for the columns of a group. Only one of the widths is used. */
 typedef struct row_sums {
     int16x8_t narrow[2];
     int32x4_t wide[2];
 } row_sums;
 
-INLINE columns columns_of(int8x16_t a, int group) {
+/* Group 0..3 of 16 activations, for every row. */
+INLINE int8x16_t columns(int8x16_t a, const int group) {
     int32x4_t words = vreinterpretq_s32_s8(a);
     switch (group) { /* the instruction has the number in it */
     case 0: return vreinterpretq_s8_s32(vdupq_laneq_s32(words, 0));
@@ -31,17 +30,32 @@ INLINE row_sums no_sums(void) {
  * of at most 31 * 127 are 31,496, 4 of 63 * 127 are 32,004. With 8 bits two products do, of -128 * 127: 32,512. */
 INLINE int fits(const int largest) { return largest <= INT16_MAX; }
 
-INLINE void add_pair(row_sums *sums, int8x16_t low, int8x16_t high, columns a_low, columns a_high, const int largest) {
-    if (fits(largest)) {
-        sums->narrow[0] = vmlal_s8(sums->narrow[0], vget_low_s8(low), vget_low_s8(a_low));
-        sums->narrow[1] = vmlal_high_s8(sums->narrow[1], low, a_low);
-        sums->narrow[0] = vmlal_s8(sums->narrow[0], vget_low_s8(high), vget_low_s8(a_high));
-        sums->narrow[1] = vmlal_high_s8(sums->narrow[1], high, a_high);
-    } else {
-        int16x8_t both = vmlal_s8(vmull_s8(vget_low_s8(low), vget_low_s8(a_low)), vget_low_s8(high), vget_low_s8(a_high));
-        sums->wide[0] = vpadalq_s16(sums->wide[0], both);
-        both = vmlal_high_s8(vmull_high_s8(low, a_low), high, a_high);
-        sums->wide[1] = vpadalq_s16(sums->wide[1], both);
+INLINE void add_narrow(row_sums *sums, int8x16_t w, int8x16_t a) {
+    sums->narrow[0] = vmlal_s8(sums->narrow[0], vget_low_s8(w), vget_low_s8(a));
+    sums->narrow[1] = vmlal_high_s8(sums->narrow[1], w, a);
+}
+
+INLINE void add_wide(row_sums *sums, int8x16_t low, int8x16_t high, int8x16_t a_low, int8x16_t a_high) {
+    int16x8_t both = vmlal_s8(vmull_s8(vget_low_s8(low), vget_low_s8(a_low)), vget_low_s8(high), vget_low_s8(a_high));
+    sums->wide[0] = vpadalq_s16(sums->wide[0], both);
+    both = vmlal_high_s8(vmull_high_s8(low, a_low), high, a_high);
+    sums->wide[1] = vpadalq_s16(sums->wide[1], both);
+}
+
+INLINE void add_products(row_sums sums[4][4], const int8x16_t low[4], const int8x16_t high[4], const int8x16_t a[4],
+                         const int i, const int n_quads, const int n_t, const int largest) {
+#pragma GCC unroll 4
+    for (int t = 0; t < n_t; t++) {
+        int8x16_t a_low = columns(a[t], 2 * i), a_high = columns(a[t], 2 * i + 1);
+        if (fits(largest)) {
+#pragma GCC unroll 4
+            for (int j = 0; j < n_quads; j++) add_narrow(&sums[t][j], low[j], a_low);
+#pragma GCC unroll 4
+            for (int j = 0; j < n_quads; j++) add_narrow(&sums[t][j], high[j], a_high);
+        } else {
+#pragma GCC unroll 4
+            for (int j = 0; j < n_quads; j++) add_wide(&sums[t][j], low[j], high[j], a_low, a_high);
+        }
     }
 }
 

@@ -1,9 +1,8 @@
 /* Products of int8 activations on NEON, for a file that defines before:
- *     columns         activations of four columns, for every row;
- *     columns_of      those of group 0..3 of 16;
  *     row_sums        integer sums of four rows, no_sums() to start with;
- *     add_pair        adds the products of two groups; largest is the most that the products of the columns summed up before
- *                     totals() can be in a lane (of four);
+ *     add_products    adds the products of 8 columns (low: the first 4 of them) of n_quads times 4 rows by those of n_t
+ *                     activations, the number i (0 or 1) of the 16 in a; largest is the most that the products of the columns
+ *                     summed up before totals() can be in a lane (of four);
  *     totals          the sums as 32 bits.
  * NEON_OWN_PANEL says that spread and multiply_panel are there too. Gives the table NEON_ISA(name, usable). */
 #ifndef EDGE_NATIVE_NEON_ROWS_H
@@ -11,56 +10,70 @@
 
 #include "neon.h"
 
+#if !defined(__clang__)
+/* Left to itself GCC sums up one row after the other and spills what it loaded too early: up to a third more instructions. */
+#pragma GCC optimize("no-schedule-insns")
+#endif
+
 INLINE int largest_sum(int kind) { return (has_halves(kind) ? 4 : 8) * 127 * largest_level(kind); }
 
-/* Four groups of columns (half a block) of n_quads times 4 rows times n_t activations, added to dots. */
-INLINE void add_half(const int kind, const void *tile, int sub, int half, int first_quad, const int n_quads,
-                     const int8_t *q, size_t stride, const int n_t, row_sums dots[4][4]) {
+/* Sixteen columns (half a block) of n_quads times 4 rows by n_t activations, added to sums. */
+INLINE void add_half(const int kind, const void *tile, int sub, int half, const int first_quad, const int n_quads,
+                     const int8_t *q, size_t stride, const int n_t, row_sums sums[4][4]) {
+    int8x16_t a[4];
+#pragma GCC unroll 4
+    for (int t = 0; t < n_t; t++) a[t] = vld1q_s8(q + t * stride + 16 * half);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
         int8x16_t low[4], high[4];
 #pragma GCC unroll 4
         for (int j = 0; j < n_quads; j++) pair(kind, tile, sub, 2 * half + i, first_quad + j, &low[j], &high[j]);
+        add_products(sums, low, high, a, i, n_quads, n_t, largest_sum(kind));
+    }
+}
+
+/* What half a block (half 0 or 1) or a whole one (half -1) sums up to, of which the first half is in dots already. */
+INLINE void end_sums(const int kind, const void *tile, int sub, const int half, const int first_quad, const int n_quads,
+                     acts_from acts, int b, const int n_t, row_sums sums[4][4], int32x4_t dots[4][4]) {
 #pragma GCC unroll 4
-        for (int t = 0; t < n_t; t++) {
-            int8x16_t a = vld1q_s8(q + t * stride + 16 * half);
-            columns a_low = columns_of(a, 2 * i), a_high = columns_of(a, 2 * i + 1);
+    for (int t = 0; t < n_t; t++) {
+        size_t at = t * acts.n_blocks + b;
+        int32x4_t off = vdupq_n_s32(offset_of(kind) * (half < 0 ? acts.sums[at] : acts.half_sums[2 * at + half]));
 #pragma GCC unroll 4
-            for (int j = 0; j < n_quads; j++) add_pair(&dots[t][j], low[j], high[j], a_low, a_high, largest_sum(kind));
+        for (int j = 0; j < n_quads; j++) {
+            int32x4_t dot = totals(sums[t][j], largest_sum(kind));
+            if (offset_of(kind)) dot = vsubq_s32(dot, off);
+            if (half < 0) {
+                dots[t][j] = dot;
+            } else {
+                int32x4_t scale = half_scales(kind, tile, sub, half, first_quad + j);
+                dots[t][j] = half ? vmlaq_s32(dots[t][j], dot, scale) : vmulq_s32(dot, scale);
+            }
         }
     }
+}
+
+INLINE void clear(row_sums sums[4][4], const int n_t, const int n_quads) {
+#pragma GCC unroll 4
+    for (int t = 0; t < n_t; t++)
+#pragma GCC unroll 4
+        for (int j = 0; j < n_quads; j++) sums[t][j] = no_sums();
 }
 
 /* The integer dots of a block. */
 INLINE void block_dots(const int kind, const void *tile, int sub, const int first_quad, const int n_quads, acts_from acts,
                        int b, const int n_t, int32x4_t dots[4][4]) {
+    const int8_t *q = acts.q + (size_t)b * EN_BLOCK;
+    size_t stride = acts.n_blocks * EN_BLOCK;
     row_sums sums[4][4];
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; half++) {
-        const int is_end = has_halves(kind) || half == 1;
-        if (has_halves(kind) || half == 0)
-#pragma GCC unroll 4
-            for (int t = 0; t < n_t; t++)
-#pragma GCC unroll 4
-                for (int j = 0; j < n_quads; j++) sums[t][j] = no_sums();
-        add_half(kind, tile, sub, half, first_quad, n_quads, acts.q + (size_t)b * EN_BLOCK, acts.n_blocks * EN_BLOCK, n_t, sums);
-        if (!is_end) continue;
-#pragma GCC unroll 4
-        for (int t = 0; t < n_t; t++) {
-            size_t at = t * acts.n_blocks + b;
-            int32_t off = offset_of(kind) * (has_halves(kind) ? acts.half_sums[2 * at + half] : acts.sums[at]);
-#pragma GCC unroll 4
-            for (int j = 0; j < n_quads; j++) {
-                int32x4_t dot = totals(sums[t][j], largest_sum(kind));
-                if (offset_of(kind)) dot = vsubq_s32(dot, vdupq_n_s32(off));
-                if (has_halves(kind)) {
-                    int32x4_t scale = half_scales(kind, tile, sub, half, first_quad + j);
-                    dot = half ? vmlaq_s32(dots[t][j], dot, scale) : vmulq_s32(dot, scale);
-                }
-                dots[t][j] = dot;
-            }
-        }
+    clear(sums, n_t, n_quads);
+    add_half(kind, tile, sub, 0, first_quad, n_quads, q, stride, n_t, sums);
+    if (has_halves(kind)) {
+        end_sums(kind, tile, sub, 0, first_quad, n_quads, acts, b, n_t, sums, dots);
+        clear(sums, n_t, n_quads);
     }
+    add_half(kind, tile, sub, 1, first_quad, n_quads, q, stride, n_t, sums);
+    end_sums(kind, tile, sub, has_halves(kind) ? 1 : -1, first_quad, n_quads, acts, b, n_t, sums, dots);
 }
 
 /* Rows from 4*first_quad on, n_quads times 4 of them, by n_t activations over n_blocks blocks. */
