@@ -13,12 +13,29 @@ enum {
 };
 _Static_assert(PANEL * sizeof(spread_q6) <= EN_SCRATCH_BYTES, "a panel must fit the scratch");
 
-
-/* A few activations: block at of acts and those each stride blocks further. */
+/* A block of a few activations: where the first one's is, and how far it is to the next one's. */
 typedef struct few {
-    const en_acts *acts;
-    size_t at, stride;
+    const int8_t *q;
+    const float *d, *ds;
+    const int32_t *sums;
+    const int16_t *half_sums;
+    size_t n_blocks, n_cols;
 } few;
+
+INLINE few few_at(const en_acts *acts, int k, int t, size_t b) {
+    size_t n_blocks = (size_t)k / EN_BLOCK, at = t * n_blocks + b;
+    return (few){.q = acts->q + at * EN_BLOCK,
+                 .d = acts->d + at,
+                 .ds = acts->ds + at,
+                 .sums = acts->sums + at,
+                 .half_sums = acts->half_sums + 2 * at,
+                 .n_blocks = n_blocks,
+                 .n_cols = (size_t)k};
+}
+
+INLINE void step(few *a) {
+    a->q += EN_BLOCK, a->d++, a->ds++, a->sums++, a->half_sums += 2;
+}
 
 /* What to prefetch: a number of bytes at each block. */
 typedef struct ahead {
@@ -38,32 +55,52 @@ INLINE void stay(__m256i *sum) { __asm__("" : "+x"(*sum)); }
 /* Sums of 16 rows by n_t activations: in 32 bits with Q6_K, else in 16, those of the block's second half apart if 5 bits. */
 typedef __m256i sums[2][4][2];
 
-INLINE void multiply_block(kind kind, block w, const spread *panel, const pairs pair[2], few a, sums sum, const int n_t) {
+/* A block to multiply with: spread out, or packed. */
+typedef struct weights {
+    const int is_spread; /* known to the compiler: no branches */
+    const spread *from;
+    block packed;
+} weights;
+
+INLINE __m256i levels_of(kind kind, weights w, const int g, const int h) {
+    return w.is_spread ? load(w.from->q[g] + 32 * h) : levels(kind, w.packed, g, h);
+}
+
+INLINE void multiply_block(kind kind, weights w, few a, sums sum, const int n_t) {
+    const int n_groups = has_fifth_bit(kind) ? 4 : 8; /* in a sum */
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; g++) {
+        __m256i v[2] = {levels_of(kind, w, g, 0), levels_of(kind, w, g, 1)};
+#pragma GCC unroll 4
+        for (int t = 0; t < n_t; t++) {
+            __m256i q = broadcast4(a.q + t * a.n_cols + 4 * g);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                __m256i *to = &sum[g / n_groups][t][h], product = _mm256_maddubs_epi16(v[h], q);
+                *to = g % n_groups ? _mm256_add_epi16(*to, product) : product;
+                stay(to);
+            }
+        }
+    }
+}
+
+INLINE void multiply_block_q6(weights w, const pairs pair[2], few a, sums sum, const int n_t) {
 #pragma GCC unroll 4
     for (int p = 0; p < 4; p++) {
         __m256i v[2][2];
 #pragma GCC unroll 2
-        for (int odd = 0; odd < 2; odd++)
-#pragma GCC unroll 2
-            for (int h = 0; h < 2; h++)
-                v[odd][h] = panel ? load(panel->q[2 * p + odd] + 32 * h) : levels(kind, w, 2 * p + odd, h);
-        int part = has_fifth_bit(kind) ? p / 2 : 0, is_first = has_fifth_bit(kind) ? p % 2 == 0 : p == 0;
+        for (int h = 0; h < 2; h++)
+            for (int odd = 0; odd < 2; odd++) v[h][odd] = levels_of(Q6_K, w, 2 * p + odd, h);
 #pragma GCC unroll 4
         for (int t = 0; t < n_t; t++) {
-            const int8_t *q = a.acts->q + (a.at + t * a.stride) * EN_BLOCK + 8 * p;
+            const int8_t *q = a.q + t * a.n_cols + 8 * p;
             __m256i q0 = broadcast4(q), q1 = broadcast4(q + 4);
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
-                __m256i *to = &sum[part][t][h];
-                __m256i first = _mm256_maddubs_epi16(v[0][h], q0), second = _mm256_maddubs_epi16(v[1][h], q1);
-                if (kind == Q6_K) {
-                    __m256i scaled = _mm256_madd_epi16(_mm256_add_epi16(first, second), pair[h].half[p / 2]);
-                    *to = is_first ? scaled : _mm256_add_epi32(*to, scaled);
-                } else {
-                    *to = is_first ? first : _mm256_add_epi16(*to, first);
-                    stay(to);
-                    *to = _mm256_add_epi16(*to, second);
-                }
+                __m256i *to = &sum[0][t][h];
+                __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(v[h][0], q0), _mm256_maddubs_epi16(v[h][1], q1));
+                __m256i scaled = _mm256_madd_epi16(both, pair[h].half[p / 2]);
+                *to = p ? _mm256_add_epi32(*to, scaled) : scaled;
                 stay(to);
             }
         }
@@ -73,43 +110,43 @@ INLINE void multiply_block(kind kind, block w, const spread *panel, const pairs 
 /* The dot products in 32 bits, of the levels less their offset. */
 INLINE __m256i whole(kind kind, sums sum, few a, const pairs pair[2], const int t, const int h) {
     const __m256i ones = _mm256_set1_epi16(1);
-    size_t here = a.at + t * a.stride;
     if (kind == Q6_K) {
-        __m256i half_sums = broadcast4(a.acts->half_sums + 2 * here);
+        __m256i half_sums = broadcast4(a.half_sums + 2 * t * a.n_blocks);
         return _mm256_add_epi32(sum[0][t][h], _mm256_madd_epi16(pair[h].offset, half_sums));
     }
     __m256i dot = _mm256_madd_epi16(sum[0][t][h], ones);
     if (has_fifth_bit(kind)) dot = _mm256_add_epi32(dot, _mm256_madd_epi16(sum[1][t][h], ones));
     if (!offset_bits(kind)) return dot;
-    return _mm256_sub_epi32(dot, _mm256_slli_epi32(broadcast4(a.acts->sums + here), offset_bits(kind)));
+    return _mm256_sub_epi32(dot, _mm256_slli_epi32(broadcast4(a.sums + t * a.n_blocks), offset_bits(kind)));
 }
 
-/* Sixteen rows by n_t activations over n_blocks blocks: those packed at tiles, or those spread out in panel if it is not
- * NULL. The integer sums of a block live in registers, the float ones beside them on the stack. */
-INLINE void rows16(kind kind, const void *tiles, const void *panel, int n_blocks, few a, float *y, size_t ldy, int from_zero,
-                   ahead ahead, const int n_t) {
+/* Sixteen rows by n_t activations over n_blocks blocks: those packed at blocks, or those of a panel of blocks spread out. The
+ * integer sums of a block live in registers, the float ones beside them on the stack. */
+INLINE void rows16(kind kind, const int is_spread, const void *blocks, int n_blocks, few a, float *y, size_t ldy,
+                   int from_zero, ahead ahead, const int n_t) {
     __m256 total[4][2];
     for (int t = 0; t < n_t; t++)
         for (int h = 0; h < 2; h++)
             total[t][h] = from_zero ? _mm256_setzero_ps() : _mm256_loadu_ps(y + t * ldy + 8 * h);
-    for (int b = 0; b < n_blocks; b++, a.at++) {
+    for (int b = 0; b < n_blocks; b++, step(&a)) {
         for (size_t i = 0; i < ahead.each; i += 64) _mm_prefetch((const char *)ahead.from + b * ahead.each + i, _MM_HINT_T0);
-        block w = panel ? (block){0} : block_at(kind, tiles, b);
-        const spread *from = panel ? (const spread *)((const uint8_t *)panel + b * spread_bytes(kind)) : NULL;
+        const void *spread_at = (const uint8_t *)blocks + b * spread_bytes(kind);
+        weights w = {is_spread, spread_at, is_spread ? (block){0} : block_at(kind, blocks, b)};
         pairs pair[2];
         __m256 wd[2], wm[2];
         sums sum;
         for (int h = 0; h < 2; h++)
-            if (kind == Q6_K) pair[h] = panel ? ((const spread_q6 *)from)->pairs[h] : pairs_of(w, h);
-        multiply_block(kind, w, from, pair, a, sum, n_t);
+            if (kind == Q6_K) pair[h] = is_spread ? ((const spread_q6 *)spread_at)->pairs[h] : pairs_of(w.packed, h);
+        if (kind == Q6_K) multiply_block_q6(w, pair, a, sum, n_t);
+        else multiply_block(kind, w, a, sum, n_t);
         for (int h = 0; h < 2; h++) {
-            wd[h] = panel ? _mm256_load_ps(from->d + 8 * h) : scale_of(kind, w, h);
-            if (has_minimum(kind)) wm[h] = panel ? _mm256_load_ps(from->m + 8 * h) : minimum_of(kind, w, h);
+            wd[h] = is_spread ? _mm256_load_ps(w.from->d + 8 * h) : scale_of(kind, w.packed, h);
+            if (has_minimum(kind)) wm[h] = is_spread ? _mm256_load_ps(w.from->m + 8 * h) : minimum_of(kind, w.packed, h);
         }
 #pragma GCC unroll 4
         for (int t = 0; t < n_t; t++) {
-            __m256 d = _mm256_broadcast_ss(a.acts->d + a.at + t * a.stride);
-            __m256 ds = _mm256_broadcast_ss(a.acts->ds + a.at + t * a.stride);
+            __m256 d = _mm256_broadcast_ss(a.d + t * a.n_blocks);
+            __m256 ds = _mm256_broadcast_ss(a.ds + t * a.n_blocks);
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
                 __m256 dot = _mm256_cvtepi32_ps(whole(kind, sum, a, pair, t, h));
@@ -123,11 +160,12 @@ INLINE void rows16(kind kind, const void *tiles, const void *panel, int n_blocks
 }
 
 /* All m activations, four at a time. next is what will be multiplied after this. */
-INLINE void rows16_by_all(kind kind, const void *tiles, const void *panel, int n_blocks, few a, int m, float *y, size_t ldy,
-                          int from_zero, const uint8_t *next) {
-    for (int t = 0; t < m; t += 4, a.at += 4 * a.stride, y += 4 * ldy) {
+INLINE void rows16_by_all(kind kind, const int is_spread, const void *blocks, int n_blocks, const en_acts *acts, int k,
+                          size_t b, int m, float *y, size_t ldy, int from_zero, const uint8_t *next) {
+    for (int t = 0; t < m; t += 4, y += 4 * ldy) {
+        few a = few_at(acts, k, t, b);
         ahead ahead = share_of(kind, next, n_blocks, t, m);
-#define ROWS(n_t) rows16(kind, tiles, panel, n_blocks, a, y, ldy, from_zero, ahead, n_t)
+#define ROWS(n_t) rows16(kind, is_spread, blocks, n_blocks, a, y, ldy, from_zero, ahead, n_t)
         if (m - t >= 4) ROWS(4);
         else if (m - t == 3) ROWS(3);
         else if (m - t == 2) ROWS(2);
@@ -137,7 +175,7 @@ INLINE void rows16_by_all(kind kind, const void *tiles, const void *panel, int n
 }
 
 /* Up to this many activations, spreading a block out costs more than taking it apart for each four of them. */
-INLINE int most_direct(kind kind) { return kind == Q4_0 || kind == Q4_1 ? 12 : kind == Q4_K ? 8 : 4; }
+INLINE int most_direct(kind kind) { return kind == Q4_0 || kind == Q4_1 || kind == Q4_K ? 8 : 4; }
 
 INLINE void matmul(kind kind, const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy,
                    int accumulate, void *scratch) {
@@ -146,14 +184,14 @@ INLINE void matmul(kind kind, const void *tiles, int n_tiles, int k, const en_ac
     for (int i = 0; i < n_tiles; i++, w += strip, y += EN_TILE) {
         if (m <= most_direct(kind)) {
             const uint8_t *next = w + (m <= 4 ? AHEAD_BYTES : strip);
-            rows16_by_all(kind, w, NULL, (int)n_blocks, (few){acts, 0, n_blocks}, m, y, ldy, !accumulate, next);
+            rows16_by_all(kind, 0, w, (int)n_blocks, acts, k, 0, m, y, ldy, !accumulate, next);
             continue;
         }
         for (size_t b0 = 0; b0 < n_blocks; b0 += PANEL) {
             int n = (int)(n_blocks - b0 < PANEL ? n_blocks - b0 : PANEL);
             for (int b = 0; b < n; b++) spread_out(kind, w, b0 + b, (uint8_t *)scratch + b * spread_bytes(kind));
             const uint8_t *next = w + (b0 + n) * block_bytes(kind);
-            rows16_by_all(kind, NULL, scratch, n, (few){acts, b0, n_blocks}, m, y, ldy, !accumulate && b0 == 0, next);
+            rows16_by_all(kind, 1, scratch, n, acts, k, b0, m, y, ldy, !accumulate && b0 == 0, next);
         }
     }
 }

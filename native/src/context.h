@@ -77,7 +77,8 @@ typedef struct product_job {
     en_context *c;
     en_acts acts;
     product products[3];
-    int n_products, n_rows, n_tiles, n_each, accumulate;
+    int n_products, n_rows, n_tiles, accumulate;
+    int n_each, n_rows_each; /* tiles and rows of a chunk, set by en_multiply */
 } product_job;
 
 /* products.c */

@@ -3,7 +3,11 @@
 
 #include <string.h>
 
-enum { MIN_CHUNK_BYTES = 32 * 1024, SERIAL_ROWS = 4 };
+enum {
+    MIN_CHUNK_BYTES = 32 * 1024,
+    MAX_ACTS_BYTES = 256 * 1024, /* of the rows multiplied with one tile after another: they stay in a cache of 512 KiB */
+    SERIAL_ROWS = 4,
+};
 
 typedef struct row_job {
     step *s;
@@ -53,9 +57,23 @@ static void multiply(const product_job *job, const product *p, int first, int n_
         for (int r = start; r < end; r++) p->y[(size_t)t * p->ldy + r] += p->w->bias[r];
 }
 
+/* The job for n rows from first on. */
+static product_job cut_rows(const product_job *job, int first, int n) {
+    product_job part = *job;
+    size_t width = (size_t)job->products[0].w->n_cols, at = first * width, block = at / EN_BLOCK;
+    part.acts = (en_acts){job->acts.x + at,         job->acts.q + at,     job->acts.d + block,
+                          job->acts.sums + block, job->acts.ds + block, job->acts.half_sums + 2 * block};
+    for (int i = 0; i < job->n_products; i++) part.products[i].y += first * job->products[i].ldy;
+    part.n_rows = job->n_rows - first < n ? job->n_rows - first : n;
+    return part;
+}
+
+/* Chunks are those of the tiles by the first rows, then those by the next rows. */
 static void run_products(void *argument, int chunk, int thread) {
-    product_job *job = argument;
-    int first = chunk * job->n_each, left = job->n_tiles - first;
+    const product_job *job = argument;
+    int n_tile_chunks = (job->n_tiles + job->n_each - 1) / job->n_each;
+    product_job part = cut_rows(job, chunk / n_tile_chunks * job->n_rows_each, job->n_rows_each);
+    int first = chunk % n_tile_chunks * job->n_each, left = job->n_tiles - first;
     left = left < job->n_each ? left : job->n_each;
     for (int i = 0; i < job->n_products && left > 0; i++) {
         int here = job->products[i].w->n_tiles - first;
@@ -64,23 +82,35 @@ static void run_products(void *argument, int chunk, int thread) {
             continue;
         }
         here = here < left ? here : left;
-        multiply(job, &job->products[i], first, here, &job->c->threads[thread]);
+        multiply(&part, &part.products[i], first, here, &job->c->threads[thread]);
         left -= here;
         first = 0;
     }
 }
 
+/* Rows in even parts that fit the cache, of whole panels of 16. */
+static int rows_each(const product_job *job) {
+    const en_matrix *w = job->products[0].w;
+    /* A float each, or an int8 and its share of scales and sums. */
+    size_t row_bytes = (size_t)w->n_cols * (w->type == EN_F32 || w->type == EN_F16 ? 4 : 2);
+    int n_parts = (int)((job->n_rows * row_bytes + MAX_ACTS_BYTES - 1) / MAX_ACTS_BYTES);
+    return ((job->n_rows + n_parts - 1) / n_parts + 15) / 16 * 16;
+}
+
 void en_multiply(product_job *job) {
+    if (job->n_rows == 0) return;
     size_t tile_bytes = job->products[0].w->tile_bytes;
     job->n_tiles = 0;
     for (int i = 0; i < job->n_products; i++) job->n_tiles += job->products[i].w->n_tiles;
+    job->n_rows_each = rows_each(job);
+    int n_parts = (job->n_rows + job->n_rows_each - 1) / job->n_rows_each, n_rows = job->n_rows / n_parts;
     /* A chunk is what makes taking it worth while: more rows, fewer tiles. */
-    size_t work = tile_bytes * (size_t)(job->n_rows < 16 ? 1 : job->n_rows / 8);
+    size_t work = tile_bytes * (size_t)(n_rows < 16 ? 1 : n_rows / 8);
     job->n_each = (int)((MIN_CHUNK_BYTES + work - 1) / work);
     if (en_pool_threads(job->c->pool) == 1) job->n_each = job->n_tiles;
-    int least = (job->n_tiles + EN_MAX_CHUNKS - 1) / EN_MAX_CHUNKS;
+    int least = (job->n_tiles + EN_MAX_CHUNKS / n_parts - 1) / (EN_MAX_CHUNKS / n_parts);
     job->n_each = job->n_each < least ? least : job->n_each;
-    if (job->n_rows > 0) en_pool_run(job->c->pool, run_products, job, (job->n_tiles + job->n_each - 1) / job->n_each);
+    en_pool_run(job->c->pool, run_products, job, n_parts * ((job->n_tiles + job->n_each - 1) / job->n_each));
 }
 
 en_acts en_acts_of(const en_context *c, const float *x) {
