@@ -16,6 +16,7 @@ from edge_rt.errors import ModelFormatError
 
 SHIPPED_DIR = Path(__file__).resolve().parent.parent / "manifests"
 MAX_MANIFEST_BYTES = 256 * 1024
+UNKNOWN_LICENSE = "LicenseRef-unknown"  # SPDX provides such names for what has no id
 
 # Both name files in the store, so neither can hold a slash, begin with a dot or look like an option.
 Id = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]

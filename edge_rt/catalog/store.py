@@ -13,7 +13,8 @@ from edge_rt import config
 from edge_rt.catalog.manifest import SHIPPED_DIR, Manifest, Variant, load_manifests
 from edge_rt.catalog.packed import packed_size_bytes, verify_packed
 from edge_rt.catalog.part import Derive, Progress, PullProgress, hash_file
-from edge_rt.catalog.place import Place, Record
+from edge_rt.catalog.place import Place, Record, manifest_file
+from edge_rt.catalog.sources import is_imported
 from edge_rt.catalog.speed import is_fast
 from edge_rt.errors import ConfigError, ModelChecksumError, ModelNotFoundError
 
@@ -86,7 +87,10 @@ class Store:
         for path in dirs:
             if not path.is_dir():
                 raise ConfigError(key="catalog.manifest_dirs", problem=f"no directory {path}", origin="configuration")
-        return cls(_root(catalog.store_dir, environ), load_manifests((*dirs, SHIPPED_DIR)), catalog=catalog)
+        root = _root(catalog.store_dir, environ)
+        imported = manifest_file(root, "").parent
+        here = (imported,) if imported.is_dir() else ()
+        return cls(root, load_manifests((*dirs, *here, SHIPPED_DIR)), catalog=catalog)
 
     def manifests(self) -> tuple[Manifest, ...]:
         return tuple(self._manifests.values())
@@ -139,6 +143,29 @@ class Store:
             derive=derive,
         ).run(variant)
 
+    def add(
+        self,
+        path: Path,
+        *,
+        model_id: str = "",
+        license_id: str = "",
+        vocab: Path | None = None,
+        progress: Progress,
+        convert: Callable[[Path, Path, Path], None],
+    ) -> Manifest:
+        """Import a model of one's own; see catalog/imports.py. '' takes what its file says."""
+        from edge_rt.catalog.imports import Import
+
+        manifest = Import(
+            root=self.root,
+            known=self._manifests,
+            progress=progress,
+            convert=convert,
+            free_bytes=self._free_bytes,
+        ).run(path, model_id=model_id, license_id=license_id, vocab=vocab)
+        self._manifests[manifest.id] = manifest
+        return manifest
+
     def verify(self, model_id: str, variant_id: str = "", *, progress: Progress) -> tuple[Path, ...]:
         """Hash every pulled file of a model, or one variant's, and give those that are sound.
 
@@ -174,7 +201,8 @@ class Store:
         return tuple(sound)
 
     def remove(self, model_id: str, variant_id: str = "") -> int:
-        """Delete a model's files, or one variant's, partial ones too; give the bytes freed.
+        """Delete a model's files, or one variant's, partial ones too; give the bytes freed. Of an imported model
+        the manifest goes too.
 
         A process that has a file mapped keeps its pages until it lets go.
         """
@@ -186,6 +214,8 @@ class Store:
             if place.file.parent.is_dir():
                 with place.locked(lambda: None):
                     freed += place.forget()
+        if all(is_imported(v.source) for v in variants):
+            manifest_file(self.root, model_id).unlink(missing_ok=True)
         return freed
 
 

@@ -17,7 +17,7 @@ _COMMANDS: Final = {
     "serve": "Serve models over a Unix socket.",
     "run": "Answer one prompt.",
     "chat": "Talk with a model.",
-    "models": "List, pull, show, verify and remove models.",
+    "models": "List, pull, import, show, verify and remove models.",
     "top": "Watch what a running daemon does.",
     "bench": "Measure speed, as llama-bench does.",
     "devices": "Show what this machine can run models on.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,12 +13,13 @@ from tabulate import tabulate
 
 from edge_rt import config
 from edge_rt.catalog.gguf import read_header
-from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.catalog.manifest import UNKNOWN_LICENSE, Manifest, Variant
 from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.cli.progress import pull_progress, size_text
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendError, ModelChecksumError, ModelNotPulledError
 from edge_rt.scheduler.placement import load_message, place
+from edge_rt.worker.convert import convert
 from edge_rt.worker.derive import derive
 
 
@@ -45,7 +47,7 @@ class _Catalog:
 _pass_catalog = click.make_pass_decorator(_Catalog)
 
 
-@click.group("models", short_help="List, pull, show, verify and remove models.")
+@click.group("models", short_help="List, pull, import, show, verify and remove models.")
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """See which models there are, and bring, check and remove their files.
@@ -136,6 +138,30 @@ def pull(catalog: _Catalog, names: tuple[str, ...], offline: bool, as_json: bool
     else:
         for row in done:
             click.echo(row["path"])
+
+
+@command.command("import", short_help="Take a model of your own into the store.")
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.option("--id", "model_id", default="", help="The model's id; without it the file's name.")
+@click.option("--license", "license_id", metavar="SPDX", default="", help="Its licence; without it the file's own.")
+@click.option("--vocab", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="See above; for folders.")
+@_pass_catalog
+def import_model(catalog: _Catalog, path: Path, model_id: str, license_id: str, vocab: Path | None) -> None:
+    """Take a model of your own into the store, so that all commands and the daemon know it by its id.
+
+    PATH is a GGUF file, which is copied, or a folder of ONNX Runtime GenAI with 4-bit weights (MatMulNBits), which
+    are written as a GGUF file. A folder needs --vocab: a GGUF file of the same model in any quantisation, for the
+    tokenizer, the chat template and the hyperparameters. PATH stays as it is.
+
+    `edge_rt models rm` removes the copy and its entry.
+    """
+    with pull_progress() as progress:
+        manifest = catalog.store.add(
+            path, model_id=model_id, license_id=license_id, vocab=vocab, progress=progress, convert=convert
+        )
+    if manifest.license == UNKNOWN_LICENSE:
+        click.echo("the file names no licence that has an SPDX id; --license says what it is", err=True)
+    click.echo(manifest.id)
 
 
 @command.command("show", short_help="Show a model, its files and what is inside them.")

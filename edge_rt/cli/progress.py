@@ -19,6 +19,7 @@ _WORDS: dict[Phase, str] = {
     "retry": "the connection broke, trying again",
     "unpack": "unpacking",
     "derive": "quantising",
+    "convert": "converting",
     "done": "ready",
 }
 
@@ -64,7 +65,7 @@ class Lines:
         if phase == self._phase and now < self._next_s:
             return
         self._phase, self._next_s = phase, now + _LINE_EVERY_S
-        self._stream.write(f"{progress.model}:{progress.variant}: {_WORDS[progress.phase]}{_amount(progress)}\n")
+        self._stream.write(f"{_name(progress)}: {_WORDS[progress.phase]}{_amount(progress)}\n")
         self._stream.flush()
 
     def close(self) -> None:
@@ -80,7 +81,7 @@ class Bar:
 
     def show(self, progress: PullProgress) -> None:
         phase = (progress.variant, progress.phase)
-        name = f"{progress.model}:{progress.variant}"
+        name = _name(progress)
         if progress.phase == "done":
             self._bar.clear()
             self._bar.write(f"{name}: {_WORDS['done']}{_amount(progress)}", file=self._bar.fp)
@@ -93,6 +94,11 @@ class Bar:
 
     def close(self) -> None:
         self._bar.close()
+
+
+def _name(progress: PullProgress) -> str:
+    """Name what comes; an import knows the variant at its end only."""
+    return f"{progress.model}:{progress.variant}" if progress.variant else progress.model
 
 
 def _amount(progress: PullProgress) -> str:

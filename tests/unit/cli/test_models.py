@@ -76,6 +76,25 @@ def models(tmp_path: Path) -> Models:
     return Models(config, tmp_path / "store" / "models" / "tiny", source)
 
 
+def test_a_file_of_ones_own_comes_and_goes(models: Models, tmp_path: Path) -> None:
+    own = tmp_path / "Own.gguf"
+    own.write_bytes(tiny_llama().encode())
+    result = models("import", str(own))
+    assert (result.exit_code, result.stdout) == (0, "own\n")
+    assert "own: checking" in result.stderr
+    assert "--license says what it is" in result.stderr
+    listed = {row["model"]: row for row in json.loads(models("list", "--json").stdout)}
+    assert (listed["own"]["state"], listed["own"]["license"]) == ("pulled", "LicenseRef-unknown")
+    assert models("verify", "own").exit_code == 0
+    again = models("import", str(own))
+    assert again.exit_code == 1
+    assert "models rm own" in again.stderr
+    assert models("rm", "own").exit_code == 0
+    assert "own" not in models("list").stdout
+    assert models("import", str(own), "--license", "MIT").exit_code == 0
+    assert "--vocab" in models("import", str(tmp_path), "--id", "x").stderr
+
+
 def test_list_shows_what_there_is_and_what_is_here(models: Models) -> None:
     result = models("list")
     assert result.exit_code == 0
