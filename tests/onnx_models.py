@@ -65,6 +65,7 @@ class OnnxModel:
 
     tiny       what it computes; its matrices are quantised
     packs_qkv  one product for q, k and v
+    ties_floats  the output's matrix is the embedding, turned; else it is quantised apart
     edit       changes the model before it is written
     """
 
@@ -74,6 +75,7 @@ class OnnxModel:
     dtype: Any = np.float32
     packs_qkv: bool = False
     rope_inside: bool = True
+    ties_floats: bool = False
     model_type: str = "llama"
     edit: Callable[[onnx.ModelProto], None] = lambda model: None
     values: dict[str, Array] = field(init=False)
@@ -136,8 +138,12 @@ class OnnxModel:
         self._positions()
         embedding = w["token_embd.weight"].astype(np.float16).astype(float)
         self.values["token_embd.weight"] = embedding
-        table = self._keep("model.embed_tokens.weight", embedding)
-        name = "/model/embed_tokens/Gather"
+        base, name = "/model/embed_tokens", "/model/embed_tokens/Gather"
+        if self.ties_floats:
+            turned = self._keep("lm_head.MatMul.weight", embedding.T)
+            table = self._node("Transpose", [turned], f"{base}/Transpose/output_0", f"{base}/Transpose", perm=[1, 0])
+        else:
+            table = self._keep("model.embed_tokens.weight", embedding)
         residual, delta = self._node("Gather", [table, "input_ids"], f"{name}/output_0", name), ""
         for i in range(len(t.layers)):
             x, residual = self._norm(
@@ -148,6 +154,8 @@ class OnnxModel:
             x, residual = self._norm(f"{i}/post_attention", residual, delta, norm, f"blk.{i}.ffn_norm")
             delta = self._mlp(i, x, w)
         x, _ = self._norm(f"{len(t.layers)}/final_norm", residual, delta, w["output_norm.weight"], "output_norm")
+        if self.ties_floats:
+            return self._wrap(self._node("MatMul", [x, "lm_head.MatMul.weight"], "logits", "/lm_head/MatMul"))
         head = w.get("output.weight", embedding)
         logits = self._linear("/lm_head", x, [("output", head, None)], outputs=["logits"])
         return self._wrap(logits)

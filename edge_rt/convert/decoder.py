@@ -179,7 +179,10 @@ class DecoderWalk:
     def _vector(self, value: str, after: str, n: int) -> NDArray[np.float32]:
         if self._graph.shape(value, after) != (n,):
             self._graph.fail(value, f"its shape is {self._graph.shape(value, after)}, {(n,)} is expected")
-        return np.asarray(self._graph.array(value, after, FLOATS), np.float32)
+        values = np.asarray(self._graph.array(value, after, FLOATS), np.float32)
+        if not np.isfinite(values).all():
+            self._graph.fail(value, "it has values that are no finite numbers")
+        return values
 
     def _linear(self, value: str, after: str) -> _Linear:
         graph, node = self._graph, self._graph.producer(value, after)

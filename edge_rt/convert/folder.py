@@ -28,6 +28,7 @@ _TYPES = {"llama": ("llama", "mistral", "smollm"), "qwen2": ("qwen2",), "qwen3":
 # Keys that say how the vocabulary's own file was made.
 _NOT_COPIED = ("GGUF.", "split.", "quantize.", "general.architecture", "general.alignment", "general.file_type")
 _NOT_COPIED_EITHER = ("general.quantization_version", "general.quantized_by")
+_HALF = np.dtype("<f2")  # of the embedding: F32 would make it most of a small model's file
 _FILE_TYPES = {"Q4_0": 2, "Q4_1": 3}
 
 _Count = Annotated[int, Meta(ge=1, le=2**24)]
@@ -147,13 +148,8 @@ def _write_tensors(
     vectors = decoder.vectors if factors is None else decoder.vectors | {_ROPE_FREQS: np.asarray(factors, np.float32)}
     table, is_turned = decoder.embedding
     rows = graph.shape(table, "the embedding")
-    table_type = graph.dtype(table, "the embedding")
-    writer.add_tensor_info(
-        "token_embd.weight",
-        rows[::-1] if is_turned else rows,
-        table_type,
-        rows[0] * rows[1] * table_type.itemsize,
-    )
+    n_bytes = rows[0] * rows[1] * _HALF.itemsize
+    writer.add_tensor_info("token_embd.weight", rows[::-1] if is_turned else rows, _HALF, n_bytes)
     for name, matrix in decoder.matrices.items():
         quant = gguf.GGMLQuantizationType[matrix.quant]
         size, n_bytes = gguf.GGML_QUANT_SIZES[quant]
@@ -171,7 +167,10 @@ def _write_tensors(
 def _arrays(graph: Graph, decoder: Decoder, vectors: dict[str, NDArray[np.float32]]) -> Iterator[NDArray[Any]]:
     """Read one tensor after the other, so that only one is in memory."""
     table, is_turned = decoder.embedding
-    embedding = graph.array(table, "the embedding", FLOATS)
+    with np.errstate(over="ignore"):
+        embedding = graph.array(table, "the embedding", FLOATS).astype(_HALF)
+    if not np.isfinite(embedding).all():
+        graph.fail(table, "it has values that do not fit F16")
     yield np.ascontiguousarray(embedding.T if is_turned else embedding)
     for matrix in decoder.matrices.values():
         yield matrix.read()

@@ -16,7 +16,7 @@ from edge_rt.backends.base import Absent, LoadOptions, ModelFile, SeqRows
 from edge_rt.catalog.gguf import read_header
 from edge_rt.worker.convert import convert
 from tests.onnx_models import OnnxModel
-from tests.tiny_models import TinyLayer, TinyModel
+from tests.tiny_models import TinyLayer, TinyModel, plain_frequencies
 
 if isinstance(registry.get("native").probe(), Absent):
     pytest.skip("the native engine is not here", allow_module_level=True)
@@ -37,6 +37,23 @@ QWEN2 = TinyModel(
 QWEN3 = TinyModel(
     arch="qwen3", n_embd=128, head_dim=32, n_vocab=96, layers=(LAYER,) * 2, has_qk_norm=True, pairs_halves=True
 )
+DIVISORS = np.linspace(1, 8, 16)
+LLAMA3 = TinyModel(
+    n_embd=128,
+    head_dim=32,
+    n_vocab=96,
+    layers=(LAYER, LAYER),
+    keys={"rope.freq_base": ("f32", 500.0)},
+    extra_tensors={"rope_freqs.weight": DIVISORS.astype(np.float32).astype(float)},
+    frequencies=plain_frequencies(32, 500.0) / DIVISORS.astype(np.float32),
+)
+WINDOW = TinyModel(
+    n_embd=128,
+    head_dim=32,
+    n_vocab=96,
+    layers=(TinyLayer(n_ff=192, window=16),) * 2,
+    keys={"attention.sliding_window": ("u32", 16)},
+)
 MODELS: dict[str, dict[str, Any]] = {
     "blocks of 32": {},
     "blocks of 64 with zero points": {"block_size": 64, "zero_points": "packed"},
@@ -44,6 +61,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "packed qkv": {"packs_qkv": True},
     "RoPE outside": {"rope_inside": False},
     "F16": {"dtype": np.float16, "zero_points": "packed"},
+    "output tied to the embedding": {"ties_floats": True},
+    "frequencies with divisors": {"tiny": LLAMA3},
+    "window": {"tiny": WINDOW, "model_type": "mistral"},
     "biases": {"tiny": QWEN2, "model_type": "qwen2"},
     "packed biases": {"tiny": QWEN2, "model_type": "qwen2", "packs_qkv": True, "block_size": 128},
     "norms of q and k": {"tiny": QWEN3, "model_type": "qwen3", "rope_inside": False},
@@ -105,6 +125,7 @@ def test_an_imported_model_computes_what_the_graph_says(name: str, tmp_path: Pat
     quant = "Q4_0" if model.zero_points == "none" else "Q4_1"
     assert {t.type for t in header.tensors if t.name.startswith("blk.0.ffn_") and "norm" not in t.name} == {quant}
     assert header.n_vocab == 96
+    assert {t.name: t.type for t in header.tensors}["token_embd.weight"] == "F16"
 
 
 def test_a_wrong_order_of_rows_would_be_seen(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # The front process answers /health in a small memory and must survive a bad model: no native inference code in it.
-HEAVY = ("numpy", "llama_cpp", "jinja2", "edge_rt.engine", "edge_rt.backends")
+HEAVY = ("numpy", "llama_cpp", "jinja2", "edge_rt.engine", "edge_rt.backends", "edge_rt.convert", "onnx", "gguf")
 
 
 def loaded_by(module: str) -> set[str]:

@@ -125,6 +125,17 @@ def scale_beyond_f16(model: Any) -> None:
     tensor(model, f"{Q_NAME}_scales").CopyFrom(onnx.numpy_helper.from_array(values, f"{Q_NAME}_scales"))
 
 
+def embedding_beyond_f16(model: Any) -> None:
+    values = np.full((64, 64), 1e6, np.float32)
+    found = tensor(model, "model.embed_tokens.weight")
+    found.CopyFrom(onnx.numpy_helper.from_array(values, found.name))
+
+
+def norm_of_no_numbers(model: Any) -> None:
+    found = tensor(model, "model.layers.0.input_layernorm.weight")
+    found.CopyFrom(onnx.numpy_helper.from_array(np.full(64, np.nan, np.float32), found.name))
+
+
 def double_output(model: Any) -> None:
     model.graph.node.append(onnx.helper.make_node("Identity", ["input_ids"], ["logits"], name="twice"))
 
@@ -168,6 +179,8 @@ REFUSED: dict[str, tuple[Edit, str, str]] = {
     "short data": (short_data, f"{Q_NAME}_Q4", "bytes of data"),
     "huge shape": (huge_shape, "model.embed_tokens.weight", "vocabulary and width"),
     "scale beyond F16": (scale_beyond_f16, Q_PROJ, "does not fit F16"),
+    "embedding beyond F16": (embedding_beyond_f16, "model.embed_tokens.weight", "do not fit F16"),
+    "norm": (norm_of_no_numbers, "model.layers.0.input_layernorm.weight", "finite"),
     "output twice": (double_output, "'twice' (Identity)", "produced twice"),
     "circle": (circle, "/lm_head/MatMul_Q4", "comes from no node"),
 }
