@@ -15,7 +15,7 @@ NO_CELLS = 1
 ERRORS = {
     2: "rows that do not follow their sequence, or a token outside the vocabulary",
     3: "no such sequence, or one that must be empty is not",
-    4: "no memory",
+    4: "no memory, or no more threads can be had",
     5: "the kernel allows none of the CPUs that were chosen",
 }
 # Order of the tensors given to en_model_new: FIXED, then LAYER for each layer.

@@ -114,9 +114,10 @@ static void rms_norm(const float *x, const float *weight, int n, float eps, floa
     for (; i < n; i++) y[i] = x[i] * scale * weight[i];
 }
 
-/* e^x for x in -87..88, which it is clamped to: 2^n * e^r with r within ln(2) / 2, the polynomial of Cephes' expf. */
+/* e^x for x in -87..88, which it is clamped to: 2^n * e^r with r within ln(2) / 2, the polynomial of Cephes' expf. Of two
+ * operands, one a NaN, the second comes out: x, which stays one. */
 INLINE __m256 exp8(__m256 x) {
-    x = _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(-87.0f)), _mm256_set1_ps(88.0f));
+    x = _mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_max_ps(_mm256_set1_ps(-87.0f), x));
     __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
     r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);

@@ -41,9 +41,10 @@ static void rms_norm(const float *x, const float *weight, int n, float eps, floa
     for (; i < n; i++) y[i] = x[i] * scale * weight[i];
 }
 
-/* e^x for x in -87..88, which it is clamped to: 2^n * e^r with r within ln(2) / 2, the polynomial of Cephes' expf. */
+/* e^x for x in -87..88, which it is clamped to: 2^n * e^r with r within ln(2) / 2, the polynomial of Cephes' expf. Of two
+ * operands, one a NaN, the second comes out: x, which stays one. */
 INLINE floats exponential(floats x) {
-    x = smaller(larger(x, all(-87.0f)), all(88.0f));
+    x = smaller(all(88.0f), larger(all(-87.0f), x));
     floats n = whole(times(x, all(1.44269504f)));
     floats r = fused_minus(n, all(0.693359375f), x);
     r = fused_minus(n, all(-2.12194440e-4f), r);

@@ -93,7 +93,10 @@ en_context *en_context_new(const en_model *model, int n_ctx, int n_seq_max, int 
         return NULL;
     }
     en_context *c = calloc(1, sizeof *c);
-    if (!c) return NULL;
+    if (!c) {
+        snprintf(error, error_size, "no memory for the context");
+        return NULL;
+    }
     c->model = model;
     c->n_ctx = n_ctx;
     c->n_ubatch = n_ubatch;

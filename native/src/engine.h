@@ -6,6 +6,8 @@
 #include "kernels.h"
 #include "pool.h"
 
+#include <string.h>
+
 /* A packed matrix of n_rows rows of n_cols columns in n_tiles tiles; the last may have rows that are padding. */
 typedef struct en_matrix {
     void *tiles;
@@ -32,6 +34,17 @@ struct en_model {
     uint8_t *arena; /* NULL where the packed weights belong to the caller */
     size_t arena_bytes;
 };
+
+/* Whether all are finite: one added to an exponent of all ones carries into the sign's place. */
+static inline int en_all_finite(const float *x, int n) {
+    uint32_t carries = 0;
+    for (int i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        carries |= (bits & 0x7fffffff) + 0x00800000;
+    }
+    return carries >> 31 == 0;
+}
 
 /* formats.c */
 int en_format_of(int type); /* en_format, or -1 */

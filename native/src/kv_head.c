@@ -38,7 +38,7 @@ static float to_int8(const float *x, int n, int8_t *q) {
         memcpy(&bits, &shifted, sizeof bits);
         q[i] = (int8_t)(bits & 0xff);
     }
-    return peak / 127.0f;
+    return en_all_finite(x, n) ? peak / 127.0f : NAN;
 }
 
 void en_kv_keep(const en_isa *isa, int type, void *head, int head_dim, int slot, const float *k, const float *v) {

@@ -1,6 +1,7 @@
 /* Jobs for the pool: a function for each row, and products of matrices. */
 #include "context.h"
 
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -121,4 +122,7 @@ void en_quantize_row(const en_context *c, const float *x, int width, int row) {
     size_t at = (size_t)row * width, block = at / EN_BLOCK;
     c->model->isa->quantize(x + at, width, c->q8 + at, c->q8_d + block, c->q8_sums + block, c->q8_ds + block,
                              c->q8_half_sums + 2 * block);
+    if (en_all_finite(x + at, width)) return;
+    /* What is no number becomes some integer or other; the scales keep it in sight. */
+    for (int i = 0; i < width / EN_BLOCK; i++) c->q8_d[block + i] = c->q8_ds[block + i] = NAN;
 }
