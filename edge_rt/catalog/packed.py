@@ -7,6 +7,7 @@ answers, never a crash; `edge_rt models verify` hashes it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -15,6 +16,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
+from typing import BinaryIO
 
 import msgspec
 
@@ -68,7 +71,7 @@ def open_packed(path: Path, packing: Packing, *, free_bytes: Callable[[Path], in
         n_bytes=packing.n_bytes,
     )
     try:
-        return _map(Place(path).packed, wanted) or _pack(path, wanted, packing, free_bytes)
+        return _map(path, wanted) or _pack(path, wanted, packing, free_bytes)
     except OSError as exc:
         _log.warning("%s: its packed weights are not kept on disk: %s", path.name, exc.strerror or exc)
         return None
@@ -80,11 +83,12 @@ def verify_packed(path: Path, report: Callable[[int], None], done_bytes: int = 0
     Raises ModelFormatError.
     """
     packed = Place(path).packed
-    head = read_head(packed)
-    if head is None:
+    if (file := _opened(packed)) is None:
         return
-    digest = hashlib.sha256()
-    with packed.open("rb") as file:
+    with file:
+        if (head := _head_of(file)) is None:
+            return
+        digest = hashlib.sha256()
         file.seek(HEAD_BYTES)
         while chunk := file.read(1 << 20):
             digest.update(chunk)
@@ -104,20 +108,46 @@ def packed_size_bytes(path: Path) -> int:
 
 def read_head(packed: Path) -> Head | None:
     """Read what a file of packed weights says of itself; None if it is not whole or not such a file."""
+    if (file := _opened(packed)) is None:
+        return None
+    with file:
+        return _head_of(file)
+
+
+def _opened(packed: Path) -> BinaryIO | None:
+    """Open for reading whatever stands there, but no link, which may lead to anything, nor wait for a pipe's writer."""
+
+    def opener(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
     try:
-        with packed.open("rb") as file:
-            head = msgspec.json.decode(file.read(HEAD_BYTES).rstrip(b"\0"), type=Head)
-            size_bytes = os.fstat(file.fileno()).st_size
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return open(packed, "rb", opener=opener)
+    except OSError:
         return None
-    return head if size_bytes == HEAD_BYTES + head.n_bytes else None
 
 
-def _map(packed: Path, wanted: Head) -> mmap.mmap | None:
-    head = read_head(packed)
-    if head is None or not head.fits(wanted):
+def _head_of(file: BinaryIO) -> Head | None:
+    stat = os.fstat(file.fileno())
+    if not S_ISREG(stat.st_mode):
         return None
-    with packed.open("rb") as file:
+    try:
+        head = msgspec.json.decode(file.read(HEAD_BYTES).rstrip(b"\0"), type=Head)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return head if stat.st_size == HEAD_BYTES + head.n_bytes else None
+
+
+def _map(path: Path, wanted: Head) -> mmap.mmap | None:
+    """Map the copy of the model at path if it is the wanted one, written by us, root or the model's owner.
+
+    What was looked at is what is mapped: another process may put a new copy in its place meanwhile.
+    """
+    if (file := _opened(Place(path).packed)) is None:
+        return None
+    with file:
+        head, owner = _head_of(file), os.fstat(file.fileno()).st_uid
+        if head is None or not head.fits(wanted) or owner not in (0, os.geteuid(), path.stat().st_uid):
+            return None
         return mmap.mmap(file.fileno(), HEAD_BYTES + wanted.n_bytes, access=mmap.ACCESS_READ)
 
 
@@ -125,20 +155,16 @@ def _pack(path: Path, wanted: Head, packing: Packing, free_bytes: Callable[[Path
     """Pack into a file that takes the old one's place when it is whole; None if another process is at it."""
     place = Place(path)
     n_bytes = HEAD_BYTES + packing.n_bytes
-    if (have := free_bytes(path.parent)) < n_bytes + SPACE_MARGIN_BYTES:
-        _log.warning(
-            "%s: its packed weights are not kept on disk: %d MiB are free, %d MiB are needed",
-            path.name,
-            have >> 20,
-            (n_bytes + SPACE_MARGIN_BYTES) >> 20,
-        )
-        return None
-    fd = os.open(place.packing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(place.packing, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         if not _is_ours(fd, place.packing):
             return None
         try:
-            os.ftruncate(fd, 0)
+            os.ftruncate(fd, 0)  # and what stands there for an old copy is of no use: neither may take up the room
+            place.packed.unlink(missing_ok=True)
+            if (have := free_bytes(path.parent)) < n_bytes + SPACE_MARGIN_BYTES:
+                need = (n_bytes + SPACE_MARGIN_BYTES) >> 20
+                raise OSError(errno.ENOSPC, f"{have >> 20} MiB are free, {need} MiB are needed")
             os.posix_fallocate(fd, 0, n_bytes)  # a full disk must be an error here, not a signal in the mapping
             _fill(fd, n_bytes, wanted, packing)
             place.packing.rename(place.packed)
@@ -148,14 +174,17 @@ def _pack(path: Path, wanted: Head, packing: Packing, free_bytes: Callable[[Path
     finally:
         os.close(fd)
     sync_dir(path.parent)
-    return _map(place.packed, wanted)
+    return _map(path, wanted)
 
 
 def _is_ours(fd: int, packing: Path) -> bool:
     """Lock the file, unless somebody has it or has already renamed it to where readers map it."""
+    stat = os.fstat(fd)
+    if stat.st_uid != os.geteuid() or stat.st_nlink > 1:
+        raise PermissionError(errno.EPERM, f"{packing} is not a file of ours alone")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.fstat(fd).st_ino == packing.stat().st_ino
+        return stat.st_ino == packing.stat().st_ino
     except (BlockingIOError, FileNotFoundError):
         return False
 

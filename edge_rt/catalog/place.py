@@ -94,7 +94,8 @@ class Place:
     def forget(self) -> int:
         """Delete the file and everything beside it but the lock; give the bytes freed."""
         freed = 0
-        beside = (self.beside(suffix) for suffix in ("json", "part", "part.json", "new", "packed", "packing"))
+        # What becomes another file goes before it.
+        beside = (self.beside(suffix) for suffix in ("json", "part", "part.json", "new", "packing", "packed"))
         for path in (self.file, *beside):
             try:
                 size = path.stat().st_size

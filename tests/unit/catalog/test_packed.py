@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_rt.catalog.packed import HEAD_BYTES, Packing, open_packed, read_head, verify_packed
+from edge_rt.catalog.packed import HEAD_BYTES, SPACE_MARGIN_BYTES, Packing, open_packed, read_head, verify_packed
 from edge_rt.catalog.place import Place, Record
 from edge_rt.errors import ModelFormatError
 
@@ -84,6 +84,21 @@ def _damage(content: bytes) -> Callable[[Path], None]:
     return lambda path: Place(path).packed.write_bytes(content) and None
 
 
+def _make_pipe(path: Path) -> None:
+    Place(path).packed.unlink()
+    os.mkfifo(Place(path).packed)
+
+
+def _make_link(path: Path) -> None:
+    elsewhere = path.with_name("elsewhere")
+    Place(path).packed.rename(elsewhere)
+    Place(path).packed.symlink_to(elsewhere)
+
+
+def _give_away(path: Path) -> None:
+    os.chown(Place(path).packed, 12345, -1)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -92,10 +107,26 @@ def _damage(content: bytes) -> Callable[[Path], None]:
         _damage(b""),
         _damage(b"\0" * HEAD_BYTES),
         _damage(b"{" * HEAD_BYTES + WEIGHTS),
+        _damage(b"[" * HEAD_BYTES + WEIGHTS),
         _damage(b"\xff" * (HEAD_BYTES + len(WEIGHTS))),
         lambda path: os.truncate(Place(path).packed, HEAD_BYTES + len(WEIGHTS) - 1),
+        _make_pipe,
+        _make_link,
+        pytest.param(_give_away, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")),
     ],
-    ids=["another model", "a newer file", "empty", "zeros", "no JSON", "no text", "cut short"],
+    ids=[
+        "another model",
+        "a newer file",
+        "empty",
+        "zeros",
+        "no JSON",
+        "deep JSON",
+        "no text",
+        "cut short",
+        "a pipe",
+        "a link",
+        "another user's",
+    ],
 )
 def test_a_copy_of_something_else_or_a_broken_one_is_packed_anew(model: Path, change: Callable[[Path], None]) -> None:
     packer = Packer()
@@ -125,6 +156,33 @@ def test_a_place_that_cannot_be_written_is_no_error(model: Path, caplog: pytest.
 def test_what_a_killed_process_left_is_no_hindrance(model: Path) -> None:
     Place(model).packing.write_bytes(b"half of it" * 10_000)
     assert Packer().open(model) == WEIGHTS
+
+
+def test_what_is_of_no_use_does_not_take_up_the_room(model: Path) -> None:
+    """A killed process's half and a copy in another layout: with them the disk is full."""
+    Packer(layout="tiles-0").open(model)
+    place = Place(model)
+    place.packing.write_bytes(b"half of it" * 1000)
+
+    def free_bytes(_: Path) -> int:
+        taken = [p.stat().st_size for p in (place.packing, place.packed) if p.exists()]
+        return SPACE_MARGIN_BYTES + HEAD_BYTES + len(WEIGHTS) - sum(taken)
+
+    mapped = open_packed(model, Packer().packing, free_bytes=free_bytes)
+    assert mapped is not None
+    assert mapped[HEAD_BYTES:] == WEIGHTS
+
+
+@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to], ids=["link", "hard link"])
+def test_a_planted_link_does_not_lead_the_packer_elsewhere(
+    model: Path, tmp_path: Path, plant: Callable[[Path, Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    plant(Place(model).packing, victim)
+    assert Packer().open(model) is None
+    assert victim.read_bytes() == b"precious"
+    assert "not kept on disk" in caplog.text
 
 
 def test_an_error_while_packing_leaves_nothing(model: Path) -> None:
