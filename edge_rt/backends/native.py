@@ -35,6 +35,7 @@ from edge_rt.backends.native_library import (
     FIXED,
     KV_TYPES,
     LAYER,
+    MAX_THREADS,
     NO_CELLS,
     TYPES,
     Rows,
@@ -157,7 +158,7 @@ class NativeSession:
             raise
 
     def _open(self, file: ModelFile, header: GgufHeader, config: NativeConfig, options: LoadOptions) -> None:
-        n_threads = options.n_threads or len(self._usable.compute_cpus)
+        n_threads = min(options.n_threads or len(self._usable.compute_cpus), MAX_THREADS)
         self._tokenizers.append(self._open_vocab(file, header))
         if self._tokenizers[0].n_vocab != header.n_vocab:
             raise BackendLoadError(model=file.model, reason="tokenizer and embedding have different vocabularies")
@@ -277,7 +278,7 @@ class NativeSession:
         _check(status)
 
     def set_threads(self, n_threads: int) -> None:
-        context = self._opened()
+        context, n_threads = self._opened(), min(n_threads, MAX_THREADS)
         _check(self._lib.en_set_cpus(context, None, 0))
         _check(self._lib.en_set_threads(context, n_threads))
         self._pin(n_threads)

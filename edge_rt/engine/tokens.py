@@ -305,8 +305,8 @@ class TokenEngine:
                 batch.append(rows)
         n_rows = sum(len(rows.token_ids) for rows in batch)
         begun_s = self._clock()
-        self._set_threads(self._threads.choose(n_rows, begun_s, self._idle_cores()))
         try:
+            self._set_threads(self._threads.choose(n_rows, begun_s, self._idle_cores()))
             logits = iter(self._session.decode(batch))
         except NoCellsError:
             if drafts:  # a guess shall cost nobody his place

@@ -134,3 +134,14 @@ def test_model_without_any_attention_is_refused(tmp_path: Path) -> None:
     file = TinyModel(arch="deci", layers=(TinyLayer(n_kv_heads=0),)).write(tmp_path / "m.gguf")
     with pytest.raises(BackendLoadError, match="no layer has attention"):
         registry.get("native").load(file, OPTIONS)
+
+
+def test_a_machine_of_more_cpus_than_the_pool_takes_uses_as_many_as_it_can(tmp_path: Path) -> None:
+    file = write(tiny_llama(), tmp_path / "m.gguf")
+    session = registry.get("native").load(file, LoadOptions(n_ctx=64, n_threads=384))
+    try:
+        assert session.info.n_threads == native_library.MAX_THREADS
+        session.set_threads(2)
+        session.set_threads(384)
+    finally:
+        session.close()

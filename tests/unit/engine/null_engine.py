@@ -13,7 +13,7 @@ from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows
 from edge_rt.backends.null import NullSession
 from edge_rt.engine.threads import ThreadChoice
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
-from edge_rt.errors import EdgeRtError
+from edge_rt.errors import BackendStepError, EdgeRtError
 from edge_rt.types import Chunk, GenerateRequest, Message
 from tests.fakes import FakeClock
 
@@ -54,10 +54,16 @@ class Recorder(NullSession):
     batches: list[list[SeqRows]]
     breaks_states = False
     breaks_logits = False
+    breaks_threads = False
 
     @property
     def kv(self) -> dict[int, list[int]]:
         return {seq_id: list(token_ids) for seq_id, token_ids in self._kv.items() if token_ids}
+
+    def set_threads(self, n_threads: int) -> None:
+        if self.breaks_threads:
+            raise BackendStepError(reason="no more threads can be had")
+        super().set_threads(n_threads)
 
     def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
         super().seq_load(seq_id, state[4:] if self.breaks_states else state)

@@ -228,6 +228,18 @@ def test_a_failed_step_fails_its_requests_and_the_engine_goes_on() -> None:
     assert good.text == "still here"
 
 
+def test_threads_that_cannot_be_had_fail_a_step_not_the_engine() -> None:
+    bench = Bench()
+    bench.session.breaks_threads = True
+    bad = bench.ask(chat("hello", "bad"))
+    bench.run(bad)
+    assert isinstance(bad.error, BackendStepError)
+    bench.session.breaks_threads = False
+    good = bench.ask(chat("still here", "good"))
+    bench.run(good)
+    assert good.text == "still here"
+
+
 def test_stop_lets_running_answers_finish_and_refuses_the_rest() -> None:
     bench = Bench(n_seq_max=1)
     running = bench.ask(chat("finish me", "a"))
