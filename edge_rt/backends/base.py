@@ -49,6 +49,7 @@ class LoadOptions:
     n_ubatch    rows computed at once inside it, at most n_batch; bounds the scratch memory
     n_threads   0 lets the engine choose and change it
     kv_type     f16 or q8_0
+    max_draft   rows of one sequence beyond its first whose logits a step asks for; for the estimate only
     packed_copy whether a back end that packs weights may keep them on disk, beside a model of the store
     """
 
@@ -60,6 +61,12 @@ class LoadOptions:
     kv_type: str = "f16"
     device: str = "cpu"
     packed_copy: bool = True
+    max_draft: int = 0
+
+    @property
+    def n_logits_max(self) -> int:
+        """Rows of logits that a step may give."""
+        return min(self.n_seq_max * (1 + self.max_draft), max(self.n_batch, self.n_seq_max))
 
 
 @dataclass(frozen=True, kw_only=True)

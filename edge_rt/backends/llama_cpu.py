@@ -94,7 +94,9 @@ def _estimate(header: GgufHeader, options: LoadOptions) -> MemoryNeed:
         weights_bytes=weights,
         kv_bytes=int(header.kv_elements_per_token * options.n_ctx * kv_element_bytes),
         # activations of one micro-batch, attention scores, and the logits of every sequence
-        scratch_bytes=n_rows * header.embedding_length * 4 * 12 + options.n_seq_max * header.n_vocab * 4 + 64 * 2**20,
+        scratch_bytes=n_rows * header.embedding_length * 4 * 12
+        + options.n_logits_max * header.n_vocab * 4
+        + 64 * 2**20,
     )
 
 

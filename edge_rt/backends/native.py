@@ -104,7 +104,7 @@ class NativeBackend:
             weights_bytes=sum(t.size_bytes for t in header.tensors),
             kv_bytes=_kv_bytes(header, options),
             scratch_bytes=min(options.n_batch, options.n_ubatch) * row_floats * 4
-            + options.n_seq_max * header.n_vocab * 4
+            + options.n_logits_max * header.n_vocab * 4
             + 48 * 2**20,  # the vocabulary in llama.cpp, and Python's and numpy's own
         )
 

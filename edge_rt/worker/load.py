@@ -18,6 +18,7 @@ def unpack(load: Load) -> tuple[ModelFile, LoadOptions]:
         n_threads=load.n_threads,
         kv_type=load.kv_type,
         packed_copy=load.packed_copy,
+        max_draft=load.max_draft,
         device=load.device,
     )
     return file, options

@@ -145,3 +145,16 @@ def test_a_machine_of_more_cpus_than_the_pool_takes_uses_as_many_as_it_can(tmp_p
         session.set_threads(384)
     finally:
         session.close()
+
+
+@pytest.mark.parametrize("name", ["native", "llama_cpu"])
+@pytest.mark.parametrize(("n_batch", "n_rows"), [(512, 32), (20, 20)])
+def test_the_logits_of_guesses_count_in_the_estimate(tmp_path: Path, name: str, n_batch: int, n_rows: int) -> None:
+    file, backend = write(tiny_llama(), tmp_path / "m.gguf"), registry.get(name)
+    without, with_guesses = (
+        backend.estimate(
+            file, LoadOptions(n_ctx=64, n_seq_max=2, n_batch=n_batch, n_ubatch=16, max_draft=n)
+        ).total_bytes
+        for n in (0, 15)
+    )
+    assert with_guesses - without == (n_rows - 2) * 64 * 4
