@@ -163,6 +163,7 @@ class Chunk:
 class Capabilities:
     """What one loaded model on one device can do.
 
+    n_cell_block        cells that a sequence takes at once: its last block may be partly empty
     is_batch_invariant  a row's logits are the same, bit for bit, whatever else is in its batch
     """
 
@@ -173,7 +174,12 @@ class Capabilities:
     can_trim: bool
     can_copy: bool
     can_save: bool
+    n_cell_block: int = 1
     is_batch_invariant: bool = False
+
+    def n_cells(self, n_tokens: int) -> int:
+        """Count the cells of the blocks that so many tokens of one sequence take."""
+        return -(-n_tokens // self.n_cell_block) * self.n_cell_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

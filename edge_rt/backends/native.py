@@ -33,6 +33,7 @@ from edge_rt.backends.native_config import NativeConfig, engine_config, read_con
 from edge_rt.backends.native_library import (
     ERRORS,
     FIXED,
+    KV_BLOCK,
     KV_TYPES,
     LAYER,
     MAX_THREADS,
@@ -117,7 +118,7 @@ class NativeBackend:
 
 def _kv_bytes(header: GgufHeader, options: LoadOptions) -> int:
     """Count whole blocks of 32 tokens; q8_0 adds a float for the K and the V of each token and head."""
-    n_tokens = -(-options.n_ctx // 32) * 32
+    n_tokens = -(-options.n_ctx // KV_BLOCK) * KV_BLOCK
     if options.kv_type == "q8_0":
         return n_tokens * (header.kv_elements_per_token + 2 * 4 * sum(header.n_kv_heads))
     return n_tokens * 2 * header.kv_elements_per_token
@@ -149,6 +150,7 @@ class NativeSession:
             can_trim=True,
             can_copy=True,
             can_save=True,
+            n_cell_block=KV_BLOCK,
             is_batch_invariant=True,
         )
         try:

@@ -13,6 +13,7 @@ from edge_rt.errors import BackendUnavailableError
 ABI = 4
 NO_CELLS = 1
 MAX_THREADS = 256
+KV_BLOCK = 32
 ERRORS = {
     2: "rows that do not follow their sequence, or a token outside the vocabulary",
     3: "no such sequence, or one that must be empty is not",

@@ -2,8 +2,8 @@
 
 .FILE.packed holds a page that says what the weights were packed from and how, and after it the weights. It appears by
 an atomic rename and is never changed. Its content is data for kernels that take any bits, so a damaged file gives wrong
-answers, never a crash; `edge_rt models verify` hashes it. A stranger who cuts it short while it is mapped ends the worker by
-SIGBUS, as he would with the model file.
+answers, never a crash; `edge_rt models verify` hashes it. Whoever cuts it short while it is mapped ends the worker by
+SIGBUS, as with the model file.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Slots:
     @property
     def n_cells(self) -> int:
         """Count the cells in use, idle ones too."""
-        return sum(len(slot.token_ids) for slot in self._slots)
+        return sum(self._session.caps.n_cells(len(slot.token_ids)) for slot in self._slots)
 
     @property
     def prefix_bytes(self) -> int:

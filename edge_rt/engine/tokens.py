@@ -256,8 +256,8 @@ class TokenEngine:
         while self._waiting:
             sequence = self._waiting[0]
             # Room to grow for everybody, or the newcomer would be preempted and computed again and again.
-            n_reserved = sum(len(s.token_ids) + _GROWTH_TOKENS for s in self._running)
-            if self._running and n_reserved + len(sequence.token_ids) + _GROWTH_TOKENS > caps.n_ctx:
+            n_reserved = sum(caps.n_cells(len(s.token_ids) + _GROWTH_TOKENS) for s in (*self._running, sequence))
+            if self._running and n_reserved > caps.n_cells(caps.n_ctx):
                 return
             slot = self._slots.take(sequence.token_ids)
             if slot is None:
@@ -309,10 +309,10 @@ class TokenEngine:
             self._set_threads(self._threads.choose(n_rows, begun_s, self._idle_cores()))
             logits = iter(self._session.decode(batch))
         except NoCellsError:
-            if drafts:  # a guess shall cost nobody his place
-                self._compute(rows_of, {})
-            else:
+            if not drafts:  # a guess shall cost nobody his place
                 self._make_room()
+            if self._running:  # now: in the next step who made room may be back in it
+                self._compute(self._pick(), {})
             return
         except BackendStepError as exc:
             self._fail_batch(sequences, exc)

@@ -226,3 +226,14 @@ def test_kv_takes_what_the_estimate_says(tmp_path: Path, kv_type: str) -> None:
         assert session.seq_bytes(0) - empty == NativeBackend().estimate(file, options).kv_bytes
     finally:
         session.close()
+
+
+def test_the_engine_reserves_the_blocks_that_sequences_take() -> None:
+    session = load(1, 64, "f16", n_ctx=4 * BLOCK)
+    try:
+        assert session.caps.n_cell_block == BLOCK
+        session.decode([SeqRows(0, 0, [1] * 40, False), SeqRows(1, 0, [1] * 40, False)])
+        with pytest.raises(NoCellsError):
+            session.decode([SeqRows(2, 0, [1] * 8, False)])
+    finally:
+        session.close()
