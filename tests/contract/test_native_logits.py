@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.divergence import Divergence
 from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, LoadOptions, ModelFile, NoCellsError, SeqRows, TokenSession
 
 pytestmark = pytest.mark.model
 
-_TEXT = "tests/golden/prose.txt"
-_N_WINDOW, _N_WINDOWS = 256, 4
+_TEXTS = {"tests/golden/prose.txt": 2048, "tests/golden/technical.txt": 1024, "LICENSE": 1024}
+_N_WINDOW = 256
 
 
 def load(name: str, path: Path, **options: int) -> TokenSession:
@@ -41,13 +42,8 @@ def _empty(request: pytest.FixtureRequest) -> None:
             session.seq_trim(seq_id, 0)
 
 
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    x = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return np.asarray(x - np.log(np.exp(x).sum(axis=-1, keepdims=True)))
-
-
-def text_ids(session: TokenSession, n: int) -> list[int]:
-    text = (Path(__file__).resolve().parents[2] / _TEXT).read_text(encoding="utf-8")
+def text_ids(session: TokenSession, n: int, name: str = "tests/golden/prose.txt") -> list[int]:
+    text = (Path(__file__).resolve().parents[2] / name).read_text(encoding="utf-8")
     ids = session.tokenize(text, special=False)
     assert len(ids) >= n
     return ids[:n]
@@ -68,21 +64,23 @@ def test_logits_are_llama_cpps(form: str, model_forms: dict[str, Path]) -> None:
     if form not in model_forms:
         pytest.skip(f"the form {form} is not in the store; `edge_rt models pull` fetches it")
     ours, theirs = load("native", model_forms[form]), load("llama_cpu", model_forms[form])
+    all_texts = Divergence()
     try:
-        ids = text_ids(ours, _N_WINDOW * _N_WINDOWS)
-        divergence: list[float] = []
-        n_same = 0
-        for start in range(0, len(ids), _N_WINDOW):
-            window = ids[start : start + _N_WINDOW]
-            p, q = log_softmax(all_logits(theirs, window)), log_softmax(all_logits(ours, window))
-            divergence.extend((np.exp(p) * (p - q)).sum(axis=-1))
-            n_same += int((p.argmax(axis=-1) == q.argmax(axis=-1)).sum())
+        for name, n_tokens in _TEXTS.items():
+            ids = text_ids(ours, n_tokens, name)
+            found = Divergence()
+            for start in range(0, len(ids), _N_WINDOW):
+                window = ids[start : start + _N_WINDOW]
+                found.add(window, all_logits(theirs, window), all_logits(ours, window))
+            print(f"{form}, {name}: mean KL {found.mean_kl:.5f}, same greedy choice {found.same_choice:.4f}")
+            all_texts += found
     finally:
         ours.close()
         theirs.close()
-    print(f"{form}: mean KL {np.mean(divergence):.5f}, same greedy choice {n_same / len(ids):.4f} of {len(ids)}")
-    assert np.mean(divergence) <= 0.005
-    assert n_same >= 0.9 * len(ids)
+    assert len(all_texts.kl) >= 4096
+    assert all_texts.mean_kl <= 0.005
+    assert all_texts.perplexity_change <= 0.005
+    assert all_texts.same_choice >= 0.9
 
 
 def test_batch_gives_what_single_runs_give(native: TokenSession) -> None:
