@@ -1,11 +1,11 @@
-/* Blocks of 16 rows by 32 columns of the packed 4- to 6-bit forms, as vectors of levels and scales: a part of
+/* Blocks of 16 rows by 32 columns of the packed forms, as vectors of levels and scales: a part of
  * avx2_products.c. */
 #ifndef EDGE_NATIVE_AVX2_BLOCKS_H
 #define EDGE_NATIVE_AVX2_BLOCKS_H
 
 #include "avx2.h"
 
-typedef enum kind { Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K } kind;
+typedef enum kind { Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K } kind;
 
 INLINE int is_superblock(kind kind) { return kind >= Q4_K; }
 INLINE int has_fifth_bit(kind kind) { return kind == Q5_0 || kind == Q5_1 || kind == Q5_K; }
@@ -14,6 +14,7 @@ INLINE int offset_bits(kind kind) { return kind == Q4_0 ? 3 : kind == Q5_0 ? 4 :
 
 INLINE size_t tile_bytes(kind kind) {
     switch (kind) {
+    case Q8_0: return sizeof(en_tile_q8_0);
     case Q4_0: return sizeof(en_tile_q4_0);
     case Q4_1: return sizeof(en_tile_q4_1);
     case Q5_0: return sizeof(en_tile_q5_0);
@@ -40,11 +41,12 @@ INLINE block block_at(kind kind, const void *tiles, size_t b) {
     size_t i = b % 8;
 #define PLAIN(form, high, min) \
     const en_tile_##form *w = tile; \
-    return (block){w->q, high, w->d, min, NULL, NULL}
+    return (block){(const uint8_t(*)[64])w->q, high, w->d, min, NULL, NULL}
 #define SUPER(form, high) \
     const en_tile_##form *w = tile; \
     return (block){w->q[i], high, w->d, w->dmin, w->scales[i], w->mins[i]}
     switch (kind) {
+    case Q8_0: { PLAIN(q8_0, NULL, NULL); }
     case Q4_0: { PLAIN(q4_0, NULL, NULL); }
     case Q4_1: { PLAIN(q4_1, NULL, w->m); }
     case Q5_0: { PLAIN(q5_0, w->h, NULL); }

@@ -8,8 +8,8 @@
 #include "avx2_blocks.h"
 
 enum {
-    PANEL = 24,         /* blocks spread out at once: with the activations of four rows they stay in a 32 KiB cache */
-    AHEAD_BYTES = 8192, /* of prefetching where weights are read once: more than DRAM's delay times its rate */
+    PANEL = 24,          /* blocks spread out at once: with the activations of four rows they stay in a 32 KiB cache */
+    AHEAD_BYTES = 16384, /* of prefetching where weights are read once: more than DRAM's delay times its rate */
 };
 _Static_assert(PANEL * sizeof(spread_q6) <= EN_SCRATCH_BYTES, "a panel must fit the scratch");
 
@@ -52,7 +52,7 @@ INLINE ahead share_of(kind kind, const uint8_t *next, size_t n_blocks, int t, in
 /* Keep a sum in its register: GCC would otherwise put off the additions of a block and spill its 64 products. */
 INLINE void stay(__m256i *sum) { __asm__("" : "+x"(*sum)); }
 
-/* Sums of 16 rows by n_t activations: in 32 bits with Q6_K, else in 16, those of the block's second half apart if 5 bits. */
+/* Sums of 16 rows by n_t activations: in 32 bits with Q6_K and Q8_0, else in 16, those of the block's second half apart if 5 bits. */
 typedef __m256i sums[2][4][2];
 
 /* A block to multiply with: spread out, or packed. */
@@ -107,9 +107,30 @@ INLINE void multiply_block_q6(weights w, const pairs pair[2], few a, sums sum, c
     }
 }
 
+/* vpmaddubsw wants one factor unsigned: |w| times a with w's sign. Two products of 128 * 127 fit 16 bits. */
+INLINE void multiply_block_q8(block w, few a, sums sum, const int n_t) {
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; g++) {
+        __m256i v[2] = {load(w.q[g]), load(w.q[g] + 32)}, size[2] = {_mm256_abs_epi8(v[0]), _mm256_abs_epi8(v[1])};
+#pragma GCC unroll 4
+        for (int t = 0; t < n_t; t++) {
+            __m256i q = broadcast4(a.q + t * a.n_cols + 4 * g);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                __m256i *to = &sum[0][t][h];
+                __m256i part = _mm256_madd_epi16(_mm256_maddubs_epi16(size[h], _mm256_sign_epi8(q, v[h])), ones);
+                *to = g ? _mm256_add_epi32(*to, part) : part;
+                stay(to);
+            }
+        }
+    }
+}
+
 /* The dot products in 32 bits, of the levels less their offset. */
 INLINE __m256i whole(kind kind, sums sum, few a, const pairs pair[2], const int t, const int h) {
     const __m256i ones = _mm256_set1_epi16(1);
+    if (kind == Q8_0) return sum[0][t][h];
     if (kind == Q6_K) {
         __m256i half_sums = broadcast4(a.half_sums + 2 * t * a.n_blocks);
         return _mm256_add_epi32(sum[0][t][h], _mm256_madd_epi16(pair[h].offset, half_sums));
@@ -129,7 +150,8 @@ INLINE void rows16(kind kind, const int is_spread, const void *blocks, int n_blo
         for (int h = 0; h < 2; h++)
             total[t][h] = from_zero ? _mm256_setzero_ps() : _mm256_loadu_ps(y + t * ldy + 8 * h);
     for (int b = 0; b < n_blocks; b++, step(&a)) {
-        for (size_t i = 0; i < ahead.each; i += 64) _mm_prefetch((const char *)ahead.from + b * ahead.each + i, _MM_HINT_T0);
+        const char *next = (const char *)ahead.from + b * ahead.each;
+        for (size_t i = 0; i < ahead.each; i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
         const void *spread_at = (const uint8_t *)blocks + b * spread_bytes(kind);
         weights w = {is_spread, spread_at, is_spread ? (block){0} : block_at(kind, blocks, b)};
         pairs pair[2];
@@ -138,6 +160,7 @@ INLINE void rows16(kind kind, const int is_spread, const void *blocks, int n_blo
         for (int h = 0; h < 2; h++)
             if (kind == Q6_K) pair[h] = is_spread ? ((const spread_q6 *)spread_at)->pairs[h] : pairs_of(w.packed, h);
         if (kind == Q6_K) multiply_block_q6(w, pair, a, sum, n_t);
+        else if (kind == Q8_0) multiply_block_q8(w.packed, a, sum, n_t);
         else multiply_block(kind, w, a, sum, n_t);
         for (int h = 0; h < 2; h++) {
             wd[h] = is_spread ? _mm256_load_ps(w.from->d + 8 * h) : scale_of(kind, w.packed, h);
@@ -182,7 +205,7 @@ INLINE void matmul(kind kind, const void *tiles, int n_tiles, int k, const en_ac
     size_t n_blocks = (size_t)k / EN_BLOCK, strip = n_blocks * block_bytes(kind);
     const uint8_t *w = tiles;
     for (int i = 0; i < n_tiles; i++, w += strip, y += EN_TILE) {
-        if (m <= most_direct(kind)) {
+        if (kind == Q8_0 || m <= most_direct(kind)) {
             const uint8_t *next = w + (m <= 4 ? AHEAD_BYTES : strip);
             rows16_by_all(kind, 0, w, (int)n_blocks, acts, k, 0, m, y, ldy, !accumulate, next);
             continue;
@@ -209,56 +232,7 @@ MATMUL(q5_1, Q5_1)
 MATMUL(q4_k, Q4_K)
 MATMUL(q5_k, Q5_K)
 MATMUL(q6_k, Q6_K)
-
-/* vpmaddubsw wants one factor unsigned: |w| times a with w's sign. Two products of 128 * 127 fit 16 bits. */
-INLINE void q8_rows16(const en_tile_q8_0 *w, int n_blocks, const en_acts *acts, int first, float *y, size_t ldy,
-                      int accumulate, const int n_t) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256 total[4][2];
-    for (int t = 0; t < n_t; t++)
-        for (int h = 0; h < 2; h++)
-            total[t][h] = accumulate ? _mm256_loadu_ps(y + t * ldy + 8 * h) : _mm256_setzero_ps();
-    for (int b = 0; b < n_blocks; b++) {
-        __m256i acc[4][2];
-        for (int t = 0; t < n_t; t++) acc[t][0] = acc[t][1] = _mm256_setzero_si256();
-        for (int g = 0; g < 8; g++) {
-            __m256i v[2], size[2];
-            for (int h = 0; h < 2; h++) {
-                v[h] = load(w[b].q[g] + 32 * h);
-                size[h] = _mm256_abs_epi8(v[h]);
-            }
-#pragma GCC unroll 4
-            for (int t = 0; t < n_t; t++) {
-                __m256i a = broadcast4(acts->q + ((size_t)(first + t) * n_blocks + b) * EN_BLOCK + 4 * g);
-                for (int h = 0; h < 2; h++)
-                    acc[t][h] = _mm256_add_epi32(
-                        acc[t][h], _mm256_madd_epi16(_mm256_maddubs_epi16(size[h], _mm256_sign_epi8(a, v[h])), ones));
-            }
-        }
-#pragma GCC unroll 4
-        for (int t = 0; t < n_t; t++) {
-            __m256 ad = _mm256_broadcast_ss(acts->d + (size_t)(first + t) * n_blocks + b);
-            for (int h = 0; h < 2; h++)
-                total[t][h] = _mm256_fmadd_ps(_mm256_mul_ps(halves(w[b].d + 8 * h), ad), _mm256_cvtepi32_ps(acc[t][h]),
-                                              total[t][h]);
-        }
-    }
-    for (int t = 0; t < n_t; t++)
-        for (int h = 0; h < 2; h++) _mm256_storeu_ps(y + t * ldy + 8 * h, total[t][h]);
-}
-
-void en_avx2_q8_0(const void *tiles, int n_tiles, int k, const en_acts *acts, int m, float *y, size_t ldy, int accumulate,
-                  void *scratch) {
-    (void)scratch;
-    int n_blocks = k / EN_BLOCK;
-    const en_tile_q8_0 *w = tiles;
-    for (int i = 0; i < n_tiles; i++, w += n_blocks, y += EN_TILE) {
-        int t = 0;
-        for (; m - t >= 4; t += 4) q8_rows16(w, n_blocks, acts, t, y + t * ldy, ldy, accumulate, 4);
-        for (; m - t >= 2; t += 2) q8_rows16(w, n_blocks, acts, t, y + t * ldy, ldy, accumulate, 2);
-        for (; m - t >= 1; t += 1) q8_rows16(w, n_blocks, acts, t, y + t * ldy, ldy, accumulate, 1);
-    }
-}
+MATMUL(q8_0, Q8_0)
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -158,3 +158,19 @@ def test_the_logits_of_guesses_count_in_the_estimate(tmp_path: Path, name: str, 
         for n in (0, 15)
     )
     assert with_guesses - without == (n_rows - 2) * 64 * 4
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_products_cut_into_parts_of_rows_do_not_change_a_bit(tmp_path: Path, n_threads: int) -> None:
+    """Rows of 2,048 floats: 16 fit a part, 100 are cut into several, of which the last is not full."""
+    file = TinyModel(layers=(TinyLayer(n_ff=2048),)).write(tmp_path / "m.gguf")
+    ids = [int(i) for i in np.random.default_rng(4).integers(0, 64, 100)]
+    logits = []
+    for n_ubatch in (16, 100):
+        options = LoadOptions(n_ctx=128, n_seq_max=1, n_batch=100, n_ubatch=n_ubatch, n_threads=n_threads)
+        session = registry.get("native").load(file, options)
+        try:
+            logits.append(session.decode([SeqRows(0, 0, ids, False, want_all=True)])[0].tobytes())
+        finally:
+            session.close()
+    assert logits[0] == logits[1]
