@@ -191,11 +191,11 @@ def _is_ours(fd: int, packing: Path) -> bool:
 
 
 def _fill(fd: int, n_bytes: int, wanted: Head, packing: Packing) -> None:
-    with mmap.mmap(fd, n_bytes) as out:
-        packing.pack(out)
-        with memoryview(out)[HEAD_BYTES:] as weights:
-            digest = hashlib.sha256(weights).hexdigest()
-        head = msgspec.json.encode(msgspec.structs.replace(wanted, packed_sha256=digest))
-        out[: len(head)] = head
-        out.flush()
+    out = mmap.mmap(fd, n_bytes)  # not closed by hand: a packer that is interrupted may still hold on to it
+    packing.pack(out)
+    with memoryview(out)[HEAD_BYTES:] as weights:
+        digest = hashlib.sha256(weights).hexdigest()
+    head = msgspec.json.encode(msgspec.structs.replace(wanted, packed_sha256=digest))
+    out[: len(head)] = head
+    out.flush()
     os.fsync(fd)

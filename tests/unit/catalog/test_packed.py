@@ -185,11 +185,13 @@ def test_a_planted_link_does_not_lead_the_packer_elsewhere(
     assert "not kept on disk" in caplog.text
 
 
-def test_an_error_while_packing_leaves_nothing(model: Path) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_while_packing_leaves_nothing(model: Path, error: type[BaseException]) -> None:
     def fail(out: mmap.mmap) -> None:
-        raise RuntimeError("no")
+        view = memoryview(out)
+        raise error(len(view))
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(error):
         open_packed(model, Packing(layout="x", n_bytes=10, pack=fail), free_bytes=lambda _: PLENTY)
     assert not Place(model).packing.exists()
     assert not Place(model).packed.exists()
