@@ -93,10 +93,10 @@ static void quantize(const float *x, int n, int8_t *q, float *d, int32_t *sums, 
         __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(r[0], r[1]), _mm256_packs_epi32(r[2], r[3]));
         _mm256_storeu_si256((__m256i *)q, _mm256_permutevar8x32_epi32(bytes, order));
         d[b] = peak / 127.0f;
-        sums[b] = first + last;
-        ds[b] = d[b] * (float)sums[b];
         half_sums[2 * b] = (int16_t)first;
         half_sums[2 * b + 1] = (int16_t)last;
+        sums[b] = half_sums[2 * b] + half_sums[2 * b + 1]; /* what was NaN makes any integer: first + last could overflow */
+        ds[b] = d[b] * (float)sums[b];
     }
 }
 

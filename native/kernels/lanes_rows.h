@@ -21,7 +21,7 @@ static void quantize(const float *x, int n, int8_t *q, float *d, int32_t *sums, 
         for (int h = 0; h < 2; h++) {
             int32_t half = sum_of_ints(r + HALF * h);
             half_sums[2 * b + h] = (int16_t)half;
-            sum += half;
+            sum += half_sums[2 * b + h]; /* what was NaN makes any integer: a sum of them could overflow */
             store_bytes(q + 16 * h, r + HALF * h);
         }
         d[b] = peak / 127.0f;

@@ -85,7 +85,8 @@ static int lay_out_threads(en_context *c, int n_threads) {
 en_context *en_context_new(const en_model *model, int n_ctx, int n_seq_max, int n_ubatch, int n_threads, int kv_type,
                            char *error, size_t error_size) {
     if (n_ctx < 1 || n_ctx > 1 << 24 || n_seq_max < 1 || n_seq_max > 1 << 16 || n_ubatch < 1 || n_ubatch > 1 << 16) {
-        snprintf(error, error_size, "context, sequences or rows are out of range");
+        snprintf(error, error_size, "a context of %d tokens, %d sequences, %d rows at once: at most 2^24, 2^16 and 2^16 are possible",
+                 n_ctx, n_seq_max, n_ubatch);
         return NULL;
     }
     if (kv_type != EN_F16 && kv_type != EN_Q8_0) {
