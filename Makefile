@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, a C++ compiler and, the first time, the network.
 .POSIX:
 .SUFFIXES:
-.PHONY: help venv demo test lint bench sanitize fuzz clean
+.PHONY: help venv demo test lint bench sanitize fuzz emulate-x86 clean
 
 BIN = .venv/bin
 export PYTHON
@@ -13,6 +13,7 @@ help:
 	@echo 'make bench   measure the default model on this machine'
 	@echo 'make sanitize  run the C engine on random data under AddressSanitizer, UBSan and ThreadSanitizer'
 	@echo 'make fuzz      a minute of libFuzzer on the engine, with clang; FUZZ_S=SECONDS for longer'
+	@echo 'make emulate-x86  run its check on emulated CPUs: AVX-512, AVX-VNNI, none of them (compiles Bochs once)'
 	@echo 'make venv    install into .venv only (compiles llama.cpp once, some minutes)'
 	@echo 'make clean   remove .venv and caches; models and the compiled wheel stay'
 
@@ -50,6 +51,9 @@ fuzz:
 	$$(command -v clang || command -v clang-14) native/tests/fuzz.c $(C_FLAGS) -fsanitize=fuzzer,address,undefined \
 		-fno-sanitize-recover=undefined -o build/fuzz
 	build/fuzz -max_total_time=$(FUZZ_S) -len_control=20 -max_len=800 -artifact_prefix=build/ build/corpus
+
+emulate-x86:
+	@sh tools/python.sh -m tools.emulate_x86
 
 clean:
 	rm -rf .venv build dist edge_rt.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -309,6 +309,7 @@ static int steps(int which, int kv_type, int n_rounds) {
 
 int main(int argc, char **argv) {
     int n_rounds = argc > 1 ? atoi(argv[1]) : 20;
+    if (n_rounds < 1) return puts("check [rounds]: at least 1"), 2;
     for (int isa = 0; isa < en_isa_count(); isa++)
         printf("%s: %s\n", en_isa_name(isa), en_isa_usable(isa) ? "usable" : "not on this CPU");
     printf("best: %s\n", en_isa_best()->name);

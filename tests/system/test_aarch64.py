@@ -6,17 +6,16 @@ does not reorder memory accesses as ARM hardware may, and says nothing about spe
 
 from __future__ import annotations
 
-import ast
 import os
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.native_check import build_check
+
 COMPILER = "aarch64-linux-gnu-gcc"
 PACKAGES = {COMPILER: "gcc-aarch64-linux-gnu libc6-dev-arm64-cross", "qemu-aarch64-static": "qemu-user-static"}
 # What each CPU can run, best last.
@@ -42,34 +41,12 @@ def missing_tools() -> str:
     return f"apt-get could not install {' '.join(packages)}: {done.stderr.strip()[-200:]}" if done.returncode else ""
 
 
-def package_flags() -> list[str]:
-    """The compiler's flags in setup.py, which must not ask for more than every ARMv8 CPU has."""
-    for node in ast.walk(ast.parse((ROOT / "setup.py").read_text())):
-        if isinstance(node, ast.keyword) and node.arg == "extra_compile_args":
-            flags: list[str] = ast.literal_eval(node.value)
-            return flags
-    raise AssertionError("setup.py has no extra_compile_args")
-
-
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The test program of native/tests, static, for any 64-bit ARM CPU."""
     if reason := missing_tools():
         pytest.skip(reason)
-    out = tmp_path_factory.mktemp("aarch64")
-    native = ROOT / "native"
-    compile_one = [COMPILER, *package_flags(), "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-c"]
-    compile_one += [f"-I{native / name}" for name in ("include", "kernels", "src")]
-    sources = sorted([*native.glob("src/*.c"), *native.glob("kernels/*.c"), native / "tests/check.c"])
-    objects = [str(out / f"{source.stem}.o") for source in sources]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        commands = [[*compile_one, str(source), "-o", name] for source, name in zip(sources, objects, strict=True)]
-        for job in pool.map(partial(subprocess.run, capture_output=True, text=True, timeout=300), commands):
-            assert job.returncode == 0, job.stderr
-    subprocess.run(
-        [COMPILER, "-static", "-o", str(out / "check"), *objects, "-lm", "-lpthread"], check=True, timeout=60
-    )
-    return out / "check"
+    return build_check([COMPILER], tmp_path_factory.mktemp("aarch64"))
 
 
 @pytest.mark.parametrize("cpu", CPUS)
