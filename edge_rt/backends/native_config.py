@@ -48,6 +48,7 @@ _ROPE_FREQS, _ROPE_LONG, _ROPE_SHORT = (
     "rope_factors_long.weight",
     "rope_factors_short.weight",
 )
+_SMALLEST = 2.0**-149  # of all floats above 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +220,8 @@ class _Reader:
             return [window] * n
         if not isinstance(pattern, ArrayValue) or pattern.items is None or pattern.n_items != n:
             raise self._refuse(f"a {key} that is no list of {n} layers")
+        if not all(isinstance(item, int) for item in pattern.items):
+            raise self._refuse(f"a {key} that holds neither truth values nor whole numbers")
         return [window if has_window else 0 for has_window in pattern.items]
 
     def _rope(self) -> Rope:
@@ -230,6 +233,8 @@ class _Reader:
             raise self._refuse(f"{header.arch}.{odd[0]} with RoPE scaled by {kind}")
         names = {t.name for t in header.tensors}
         n_rot = self._integer("rope.dimension_count", header.key_dim)
+        if n_rot > header.key_dim:  # a list of so many is made from it
+            raise self._refuse(f"a {header.arch}.rope.dimension_count of {n_rot}, above the head's {header.key_dim}")
         n_ctx_original = self._integer("rope.scaling.original_context_length", header.n_ctx_train)
         base = self._number("rope.freq_base", 10_000.0)
         factor = self._number("rope.scaling.factor", self._number("rope.scale_linear", 1.0))
@@ -286,12 +291,12 @@ class _Reader:
             raise self._refuse(f"weights of type {', '.join(types)}")
 
     def _number(self, name: str, default: float, *, low: float | None = None) -> float:
-        """Read a finite number above 0, or at least low."""
+        """Read a finite number, at least low, or so far above 0 as a float can be: then powers of it are finite too."""
         key = f"{self._header.arch}.{name}"
         value = self._header.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelFormatError(path=self._path, field=key, problem=f"{value!r} is not a number")
-        if not (value > 0 if low is None else value >= low) or not value < 2**31:
+        if not value >= (_SMALLEST if low is None else low) or not value < 2**31:
             raise ModelFormatError(path=self._path, field=key, problem=f"{value!r} is not a number in range")
         return float(value)
 

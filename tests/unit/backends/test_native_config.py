@@ -66,6 +66,16 @@ def test_scaling_it_does_not_know_is_refused(tmp_path: Path) -> None:
     assert "dynamic (llama.rope.scaling.type)" in refusal(model.file(), tmp_path)
 
 
+def test_yarn_whose_fast_pairs_turn_next_to_never_is_a_broken_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelFormatError, match="yarn_beta_fast"):
+        config_of(TinyModel(keys=YARN | {"rope.scaling.yarn_beta_fast": ("f64", 1e-320)}).file(), tmp_path)
+
+
+def test_more_rotary_dimensions_than_a_head_has_are_refused_before_any_is_computed(tmp_path: Path) -> None:
+    file = TinyModel(keys={"rope.dimension_count": ("u32", 18)}).file()
+    assert "llama.rope.dimension_count of 18" in refusal(file, tmp_path)
+
+
 def test_keys_of_yarn_without_yarn_are_refused(tmp_path: Path) -> None:
     model = TinyModel(keys={"rope.scaling.yarn_beta_fast": ("f32", 4.0)})
     assert "llama.rope.scaling.yarn_beta_fast" in refusal(model.file(), tmp_path)
@@ -130,7 +140,7 @@ def test_keys_and_values_of_different_length_are_refused(tmp_path: Path) -> None
     assert "different length" in refusal(file, tmp_path)
 
 
-@pytest.mark.parametrize("pattern", [("u32", 2), ("[bool]", [True])])
+@pytest.mark.parametrize("pattern", [("u32", 2), ("[bool]", [True]), ("[string]", ["a", "b"])])
 def test_window_pattern_that_is_no_list_of_the_layers_is_refused(tmp_path: Path, pattern: tuple[str, object]) -> None:
     model = TinyModel(keys={"attention.sliding_window": ("u32", 8), "attention.sliding_window_pattern": pattern})
     assert "llama.attention.sliding_window_pattern" in refusal(model.file(), tmp_path)
@@ -142,6 +152,7 @@ def test_window_pattern_that_is_no_list_of_the_layers_is_refused(tmp_path: Path,
         ("attention.sliding_window", "i32", -1),
         ("rope.freq_base", "f32", 0.0),
         ("rope.scaling.factor", "f32", -2.0),
+        ("rope.freq_base", "f64", 5e-324),
         ("rope.dimension_count", "f32", 2.5),
         ("rope.scaling.type", "u32", 1),
         ("rope.scaling.original_context_length", "u32", 0),
