@@ -1,6 +1,6 @@
 """Compare the native engine's logits with llama.cpp's on the same file, and with float arithmetic on the same weights.
 
-    python benchmarks/quality.py [--forms q4_1,q4_0] [--text FILE ...] [--truth] [--quick] [--check] [--json FILE]
+    python benchmarks/quality.py [--forms q4_1,q4_0 | --file GGUF ...] [--text FILE ...] [--truth] [--quick] [--check]
 
 Bars for all texts of a form together: mean KL divergence of at most 0.005, perplexity within 0.5 %. Both engines round
 activations to eight bits and go apart by that; --truth says how far each is from the same weights in F32 without any
@@ -85,6 +85,17 @@ def measure(
     return found
 
 
+def stored(forms: list[str]) -> dict[str, Path]:
+    """Find the default model's files of these forms."""
+    settings = config.load().config.catalog
+    store = Store.open(settings, os.environ)
+    manifest = store.get(settings.default_model)
+    files = {v.id: path for v in manifest.variants if v.id in forms and (path := store.path(manifest, v)) is not None}
+    if missing := sorted(set(forms) - set(files)):
+        sys.exit(f"{manifest.id} has no form {missing[0]} in the store: `edge_rt models pull` fetches it")
+    return files
+
+
 def total(found: list[tuple[str, str, Divergence]], kind: str) -> Divergence:
     result = Divergence()
     for each, _, divergence in found:
@@ -113,6 +124,7 @@ def say(line: str) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--forms", default="q4_1,q4_0", metavar="FORMS", help="of the default model (%(default)s)")
+    parser.add_argument("--file", type=Path, action="append", default=[], metavar="GGUF", help="these models instead")
     parser.add_argument("--text", type=Path, action="append", default=[], metavar="FILE", help="one more text")
     parser.add_argument("--tokens", type=int, default=1024, metavar="N", help="at most so many of a text (%(default)s)")
     parser.add_argument("--truth", action="store_true", help="compare both with the same weights in F32 too")
@@ -123,17 +135,12 @@ def main() -> None:
     own = arguments.own
     paths = [*(_ROOT / name for name in _TEXTS), *own.text]
     texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
-    settings = config.load().config.catalog
-    store = Store.open(settings, os.environ)
-    manifest = store.get(settings.default_model)
-    files = {variant.id: store.path(manifest, variant) for variant in manifest.variants}
+    files = {path.stem: path for path in own.file} or stored(own.forms.split(","))
     figures: list[harness.Figure] = []
     rows = [
         ["form", "compared", "text", "tokens", "mean KL", "same choice %", "perplexity", "of the other", "change %"]
     ]
-    for form in own.forms.split(","):
-        if (path := files.get(form)) is None:
-            sys.exit(f"{manifest.id} has no form {form} in the store: `edge_rt models pull` fetches it")
+    for form, path in files.items():
         found = measure(path, texts, 256 if arguments.quick else own.tokens, has_truth=own.truth)
         for kind in dict.fromkeys(kind for kind, _, _ in found):
             rows += [row(form, kind, text, d) for each, text, d in found if each == kind]
