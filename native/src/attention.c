@@ -56,7 +56,7 @@ void en_rotate_and_keep(step *s, int row) {
  * parts are added up in order, whoever computed them: the cut depends on positions alone, so neither the threads nor
  * the rest of the batch change a bit. */
 
-enum { PART_BLOCKS = 16, PART_TOKENS = PART_BLOCKS * EN_KV_BLOCK, TASKS_PER_THREAD = 4 };
+enum { PART_BLOCKS = 16, PART_TOKENS = PART_BLOCKS * EN_KV_BLOCK, TASKS_PER_THREAD = 8 };
 
 int en_max_parts(int n_ctx) { return (n_ctx - 1) / PART_TOKENS + 1; }
 
@@ -111,14 +111,15 @@ static void add_parts(step *s, int row) {
 
 /* -- tasks --------------------------------------------------------------------------------------------------------- */
 
-/* The queries of a task by one KV head: its rows times the heads that share it. */
+/* The queries of a task by one KV head: its rows times the heads that share it. The kernel takes those of n_each rows at
+ * once, so many that q, out and a block of KV stay in a 32 KiB cache; more rows in a task share the spreading of KV. */
 typedef struct queries {
     const step *s;
     thread_memory *memory;
     const row_place *places; /* of the rows */
-    int first_row, n_rows, group, head;
-    float peak[EN_MAX_QUERIES], total[EN_MAX_QUERIES];         /* of the part under way, which is in memory->out */
-    float sum_peak[EN_MAX_QUERIES], sum_total[EN_MAX_QUERIES]; /* of the parts before it, in memory->sum */
+    int first_row, n_rows, n_each, group, head;
+    float peak[EN_TASK_QUERIES], total[EN_TASK_QUERIES];         /* of the part under way, which is in memory->out */
+    float sum_peak[EN_TASK_QUERIES], sum_total[EN_TASK_QUERIES]; /* of the parts before it, in memory->sum */
 } queries;
 
 /* Queries from..from + n into the running softmax. */
@@ -149,17 +150,19 @@ static void attend_block(queries *a, int block) {
     thread_memory *m = a->memory;
     const void *kept = en_kv_head(&c->kv, a->places->seq, block, a->s->layer_number, a->head);
     en_kv_spread(c->model->isa, c->kv.type, kept, c->model->config.head_dim, m->k, m->v);
-    int32_t limits[EN_MAX_QUERIES];
-    int start = block * EN_KV_BLOCK, sees_whole = 0;
+    int32_t limits[EN_TASK_QUERIES];
+    int start = block * EN_KV_BLOCK;
     for (int row = 0; row < a->n_rows; row++) {
         int n_visible = a->places[row].position + 1 - start, n_hidden = first_seen(a->s, a->places[row].position) - start;
         n_visible = n_visible < 0 ? 0 : n_visible > EN_KV_BLOCK ? EN_KV_BLOCK : n_visible;
         int is_cut = n_hidden > 0;
         if (is_cut && n_hidden < n_visible) attend_rest_of_block(a, row, n_hidden, n_visible);
         for (int i = 0; i < a->group; i++) limits[row * a->group + i] = is_cut ? 0 : n_visible;
-        sees_whole |= !is_cut;
     }
-    if (sees_whole) attend_some(a, 0, a->n_rows * a->group, limits, m->k, m->v);
+    for (int row = 0; row < a->n_rows; row += a->n_each) {
+        int n = a->n_rows - row < a->n_each ? a->n_rows - row : a->n_each, at = row * a->group;
+        attend_some(a, at, n * a->group, limits + at, m->k, m->v);
+    }
 }
 
 /* The part's running softmax goes through its blocks, then the part goes to where it is added up. */
@@ -186,12 +189,17 @@ static void attend_part(queries *a, int part) {
     }
 }
 
+static int rows_at_once(const step *s) {
+    int group = s->layer->config.n_heads / s->layer->config.n_kv_heads;
+    return group <= 24 ? 24 / group : EN_MAX_QUERIES / group;
+}
+
 static void run_task(step *s, const attend_task *task, int kv_head, thread_memory *memory) {
     en_context *c = s->c;
     int group = s->layer->config.n_heads / s->layer->config.n_kv_heads, head_dim = c->model->config.head_dim;
     int n = task->n_rows * group, width = en_q_dim(s) + 2 * en_kv_dim(s);
     queries a = {.s = s, .memory = memory, .places = c->places + task->first_row, .first_row = task->first_row,
-                 .n_rows = task->n_rows, .group = group, .head = kv_head};
+                 .n_rows = task->n_rows, .n_each = rows_at_once(s), .group = group, .head = kv_head};
     for (int i = 0; i < n; i++) {
         const float *q = c->qkv + (size_t)(task->first_row + i / group) * width + (kv_head * group + i % group) * head_dim;
         memcpy(memory->q + i * head_dim, q, head_dim * sizeof *q);
@@ -203,11 +211,10 @@ static void run_task(step *s, const attend_task *task, int kv_head, thread_memor
         write_head(s, task->first_row + i / group, kv_head * group + i % group, memory->sum + i * head_dim, a.sum_total[i]);
 }
 
-/* How many rows from here on one task takes: of one sequence, with ascending positions. */
-static int n_together(const step *s, int row) {
-    int group = s->layer->config.n_heads / s->layer->config.n_kv_heads, most = EN_MAX_QUERIES / group, n = 1;
-    if (most * group > 24 && 24 / group > 0) most = 24 / group; /* q, out and a block of KV in a 32 KiB cache */
+/* How many rows from here on one task of at most so many takes: of one sequence, with ascending positions. */
+static int n_together(const step *s, int row, int most) {
     const row_place *at = s->c->places + row;
+    int n = 1;
     while (n < most && row + n < s->n_rows && at[n].seq == at->seq && at[n].position == at->position + n) n++;
     return n;
 }
@@ -221,14 +228,18 @@ static int n_parts_of(const step *s, int row, int n) {
  * for parts ends, the rest stays whole. */
 static void cut_tasks(step *s) {
     en_context *c = s->c;
-    int n_threads = en_pool_threads(c->pool), n_slots = 0;
+    int n_threads = en_pool_threads(c->pool), n_heads = s->layer->config.n_kv_heads, n_slots = 0;
+    /* Rows that share the spreading of KV, but enough tasks for all threads. */
+    int n_times = s->n_rows / rows_at_once(s) * n_heads / (TASKS_PER_THREAD * n_threads);
+    n_times = n_times < 1 ? 1 : n_times > EN_TASK_TIMES ? EN_TASK_TIMES : n_times;
+    int max_rows = n_times * rows_at_once(s);
     int64_t n_parts = 0;
-    for (int row = 0, n; row < s->n_rows; row += n) n_parts += n_parts_of(s, row, n = n_together(s, row));
-    int64_t share = n_parts * s->layer->config.n_kv_heads / (TASKS_PER_THREAD * n_threads);
+    for (int row = 0, n; row < s->n_rows; row += n) n_parts += n_parts_of(s, row, n = n_together(s, row, max_rows));
+    int64_t share = n_parts * n_heads / (TASKS_PER_THREAD * n_threads);
     int most = n_threads == 1 || share > INT_MAX ? INT_MAX : share < 1 ? 1 : (int)share;
     c->n_tasks = c->is_split = 0;
     for (int row = 0, n; row < s->n_rows; row += n) {
-        n = n_together(s, row);
+        n = n_together(s, row, max_rows);
         int parts = n_parts_of(s, row, n), first = first_part(s, c->places[row].position);
         int splits = parts > most && n_slots + n * parts <= c->max_slots, each = splits ? most : parts;
         for (int i = 0; i < n; i++) c->slots[row + i] = splits ? n_slots + i * parts - first : EN_WHOLE;

@@ -59,7 +59,7 @@ static size_t lay_out(en_context *c, uint8_t *memory) {
 static int lay_out_threads(en_context *c, int n_threads) {
     size_t head = (size_t)c->model->config.head_dim;
     size_t kernel = EN_SCRATCH_BYTES, attend = EN_ATTEND_FLOATS * sizeof(float);
-    size_t block = EN_KV_BLOCK * head * sizeof(float), queries = EN_MAX_QUERIES * head * sizeof(float);
+    size_t block = EN_KV_BLOCK * head * sizeof(float), queries = EN_TASK_QUERIES * head * sizeof(float);
     size_t partial = aligned((size_t)c->n_ubatch * EN_TILE * sizeof(float));
     size_t each = kernel + attend + 4 * block + 3 * queries + partial;
     uint8_t *memory = aligned_alloc(64, each * n_threads);

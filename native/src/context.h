@@ -14,14 +14,14 @@ typedef struct attend_task {
     int32_t first_row, n_rows, first_part, end_part;
 } attend_task;
 
-enum { EN_WHOLE = INT32_MIN };
+enum { EN_WHOLE = INT32_MIN, EN_TASK_TIMES = 4, EN_TASK_QUERIES = EN_TASK_TIMES * EN_MAX_QUERIES };
 
 typedef struct thread_memory {
     uint8_t *kernel;  /* EN_SCRATCH_BYTES */
     float *attend;    /* EN_ATTEND_FLOATS */
     float *k, *v;     /* a block of one KV head, spread out */
     float *k_cut, *v_cut; /* what a window leaves of it */
-    float *q, *out, *sum; /* EN_MAX_QUERIES by head_dim */
+    float *q, *out, *sum; /* EN_TASK_QUERIES by head_dim */
     float *partial;   /* n_ubatch by EN_TILE, for a last tile that is not full */
 } thread_memory;
 

@@ -19,7 +19,7 @@ _TEXTS = {"tests/golden/prose.txt": 2048, "tests/golden/technical.txt": 1024, "L
 _N_WINDOW = 256
 
 
-def load(name: str, path: Path, **options: int) -> TokenSession:
+def load(name: str, path: Path, **options: int | str) -> TokenSession:
     backend = registry.get(name)
     if isinstance(found := backend.probe(), Absent):
         pytest.skip(f"{name}: {found.reason}")
@@ -81,6 +81,27 @@ def test_logits_are_llama_cpps(form: str, model_forms: dict[str, Path]) -> None:
     assert all_texts.mean_kl <= 0.005
     assert all_texts.perplexity_change <= 0.005
     assert all_texts.same_choice >= 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["q4_1", "q4_0"])
+def test_int8_kv_costs_no_more_than_the_rounding_of_activations(form: str, model_forms: dict[str, Path]) -> None:
+    """With float weights the divergence is 0.0008; here each change that small turns some activation's rounding."""
+    if form not in model_forms:
+        pytest.skip(f"the form {form} is not in the store; `edge_rt models pull` fetches it")
+    f16, int8 = load("native", model_forms[form]), load("native", model_forms[form], kv_type="q8_0")
+    try:
+        ids = text_ids(f16, 2 * 512)
+        found = Divergence()
+        for window in (ids[:512], ids[512:]):
+            found.add(window, all_logits(f16, window), all_logits(int8, window))
+            assert int8.seq_bytes(0) < 0.54 * f16.seq_bytes(0)
+    finally:
+        f16.close()
+        int8.close()
+    print(f"{form}: mean KL {found.mean_kl:.5f}, perplexity changed by {found.perplexity_change:.4f}")
+    assert 0 < found.mean_kl <= 0.008
+    assert found.perplexity_change <= 0.01
 
 
 def test_batch_gives_what_single_runs_give(native: TokenSession) -> None:
