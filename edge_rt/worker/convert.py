@@ -6,7 +6,6 @@ memory that the caller shall not keep. Its stdout holds an error of ours as one 
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ import msgspec
 
 from edge_rt.catalog.part import disk_full
 from edge_rt.catalog.store import free_bytes
-from edge_rt.errors import BackendLoadError, BackendUnavailableError, EdgeRtError, from_wire
+from edge_rt.errors import BackendUnavailableError, EdgeRtError
+from edge_rt.worker.child import run_child
 
 
 def convert(folder: Path, vocab: Path, dst: Path) -> None:
@@ -24,20 +24,7 @@ def convert(folder: Path, vocab: Path, dst: Path) -> None:
     Raises ModelFormatError naming what it cannot take, BackendUnavailableError without the extra `onnx`, and
     BackendLoadError with the child's last words. dst may then hold a part of the file.
     """
-    child = subprocess.run(
-        [sys.executable, "-m", "edge_rt.worker.convert", str(folder), str(vocab), str(dst)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    if child.returncode == 0:
-        return
-    if child.stdout.strip():
-        code, values = msgspec.json.decode(child.stdout.splitlines()[-1], type=tuple[str, dict[str, object]])
-        raise from_wire(code, values)
-    how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
-    last = [line.strip() for line in child.stderr.decode(errors="replace").splitlines() if line.strip()][-1:]
-    raise BackendLoadError(model=folder.name, reason=f"converting ended with {how}: {''.join(last) or 'no word'}")
+    run_child("edge_rt.worker.convert", str(folder), str(vocab), str(dst), model=folder.name, what="converting")
 
 
 def _convert(folder: Path, vocab: Path, dst: Path) -> None:

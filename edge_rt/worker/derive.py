@@ -8,7 +8,6 @@ says goes to stderr, of which the last lines are quoted when it fails.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +16,10 @@ import msgspec
 
 from edge_rt.catalog.ggml_types import GGML_TYPES
 from edge_rt.catalog.gguf import read_header
-from edge_rt.errors import BackendLoadError, BackendUnavailableError, EdgeRtError, from_wire
+from edge_rt.errors import BackendLoadError, BackendUnavailableError, EdgeRtError
+from edge_rt.worker.child import run_child
 
 _EMBEDDING = "token_embd.weight"
-_TELLING = ("failed", "error", "ASSERT")
 
 
 def derive(src: Path, dst: Path, quant: str) -> None:
@@ -29,25 +28,7 @@ def derive(src: Path, dst: Path, quant: str) -> None:
     Raises ModelFormatError for a src that is no sound model, BackendUnavailableError without llama.cpp, and
     BackendLoadError with the quantiser's last words. dst may then hold a part of the file.
     """
-    child = subprocess.run(
-        [sys.executable, "-m", "edge_rt.worker.derive", str(src), str(dst), quant],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    if child.returncode == 0:
-        return
-    if child.stdout.strip():
-        code, values = msgspec.json.decode(child.stdout.splitlines()[-1], type=tuple[str, dict[str, object]])
-        raise from_wire(code, values)
-    how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
-    raise BackendLoadError(model=src.name, reason=f"the quantiser ended with {how}: {_last_words(child.stderr)}")
-
-
-def _last_words(log: bytes) -> str:
-    lines = [line.strip() for line in log.decode(errors="replace").splitlines() if line.strip()]
-    telling = [line for line in lines if any(word in line for word in _TELLING)]
-    return (telling or lines or ["it said nothing"])[-1]
+    run_child("edge_rt.worker.derive", str(src), str(dst), quant, model=src.name, what="the quantiser")
 
 
 def _quantise(src: Path, dst: Path, quant: str) -> int:
