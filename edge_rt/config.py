@@ -33,7 +33,8 @@ Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0.0)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0)]
-Backend = Literal["auto", "native", "llama_cpu", "null"]  # auto, and the names of edge_rt.backends.registry
+# auto, and the names of edge_rt.backends.registry
+Backend = Literal["auto", "native", "llama_cpu", "onnx_cpu", "null"]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Mode = Annotated[str, Meta(pattern="^0?[0-7]{3}$")]
 
@@ -59,6 +60,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_stop_bytes: Positive = 256
     max_logit_bias: Positive = 1024
     max_top_logprobs: Count = 20
+    max_tensor_bytes: Positive = 64 * 2**20  # of one request's inputs together
+    max_pixels: Positive = 50_000_000  # of a picture, once decoded
+    max_audio_s: PositiveSeconds = 3600.0
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +77,27 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stream_interval_s: Seconds = 0.05  # tokens that come faster share one event; the first never waits
     kv_type: Literal["f16", "q8_0"] = "f16"
     packed_copy: bool = True  # keep packed weights on disk beside the model: as large as it, and loads take no time
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    n_threads: Count = 0  # 0: the usable big cores
+    max_batch: Count = 0  # rows that requests for one model are joined to; 0: the manifest's, 1: never
+    max_delay_s: float = -1.0  # how long a request waits for others to join; negative: the manifest's
+    max_shapes: Positive = 8  # shapes of dynamic inputs that are prepared for at a time
+    max_streams: Positive = 256  # of a stateful model, least recently used out first
+    n_parallel: Annotated[int, Meta(ge=1, le=4096)] = 64  # requests of one model inside its worker
+    graph_cache: bool = True  # keep the optimised graph on disk beside the model
+    custom_op_libraries: tuple[str, ...] = ()  # files whose operators models may use; they run as code
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    policy: Literal["latency", "energy", "balanced"] = "balanced"
+    profile_file: str = ""  # "": profile.json in the store
+    n_checked: Count = 8  # results of a new device that are compared with the CPU's
+    tolerance: Annotated[float, Meta(ge=0.0)] = 0.02  # largest difference allowed, of the output's largest value
+    max_failures: Positive = 3  # one after the other, then the device is left alone
+    retry_s: PositiveSeconds = 30.0  # until it is tried again; doubles with each failure, up to 20 times
+    max_device_c: PositiveSeconds = 85.0  # a hotter device comes last
 
 
 class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +142,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     server: Server = Server()
     limits: Limits = Limits()
     engine: Engine = Engine()
+    tensor: Tensor = Tensor()
+    placement: Placement = Placement()
     scheduler: Scheduler = Scheduler()
     worker: Worker = Worker()
     catalog: Catalog = Catalog()

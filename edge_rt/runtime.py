@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_rt import config
-from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.catalog.manifest import Asset, Manifest, Variant
 from edge_rt.devices import cpu
 from edge_rt.errors import (
     ConfigError,
@@ -30,12 +30,25 @@ from edge_rt.errors import (
     ModelNotFoundError,
     ModelNotPulledError,
     ShuttingDownError,
+    UnsupportedFeatureError,
 )
-from edge_rt.guard.limits import check_request, check_text, check_token_ids
+from edge_rt.guard.limits import check_media, check_request, check_tensors, check_text, check_token_ids
 from edge_rt.scheduler.placement import Placement, load_message, place
 from edge_rt.scheduler.queue import Admission, Queue
 from edge_rt.scheduler.residency import ModelWorker, Residency, ResidencyEvents, State
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, Timings, Usage
+from edge_rt.types import (
+    Chunk,
+    EngineStats,
+    GenerateRequest,
+    MediaAnswer,
+    MediaRequest,
+    ModelInfo,
+    TensorAnswer,
+    TensorModelInfo,
+    TensorRequest,
+    Timings,
+    Usage,
+)
 from edge_rt.worker.channel import Load
 from edge_rt.worker.spawn import spawn
 from edge_rt.worker.supervisor import Worker, WorkerEvents
@@ -47,6 +60,8 @@ class ModelStore(Protocol):
     def manifests(self) -> tuple[Manifest, ...]: ...
 
     def path(self, manifest: Manifest, variant: Variant) -> Path | None: ...
+
+    def asset_path(self, manifest: Manifest, asset: Asset) -> Path | None: ...
 
 
 class RuntimeEvents(ResidencyEvents, Protocol):
@@ -67,7 +82,7 @@ class ModelStatus:
     manifest  None for a model of the null back end
     backend   the one it is loaded on; else the configured one, which may be "auto"
     n_ctx     what it is or would be loaded with
-    info      what the worker reported; None unless it is in memory
+    info, tensor  what the worker reported of a language or a tensor model; None unless it is in memory
     idle_s    since its last request; None if there was none
     error     why the last load failed, "" if it did not
     """
@@ -80,6 +95,7 @@ class ModelStatus:
     pulled: bool
     state: State
     info: ModelInfo | None
+    tensor: TensorModelInfo | None
     engine: EngineStats | None
     pid: int | None
     running: int
@@ -154,7 +170,7 @@ class Runtime:
         the model.
         """
         check_request(request, self._config.limits)
-        self._check_pulled(request.model)
+        self._check_kind(request.model, "text")
         submitted_at_s = asyncio.get_running_loop().time()
         async with self._admitted(request) as worker:
             waited_s = asyncio.get_running_loop().time() - submitted_at_s
@@ -169,14 +185,28 @@ class Runtime:
                 # The engine knows what was left of it, the caller what it was.
                 raise DeadlineError(deadline_s=deadline_s or exc.deadline_s) from exc
 
+    async def infer(self, request: TensorRequest) -> TensorAnswer:
+        """Run a tensor model. Raises as generate does, and InvalidRequestError for inputs that do not fit the model."""
+        check_tensors(request, self._config.limits)
+        self._check_kind(request.model, "tensor")
+        async with self._admitted(request) as worker:
+            return await worker.infer(request)
+
+    async def look(self, request: MediaRequest) -> MediaAnswer:
+        """Run a tensor model's pipeline on a file. Raises as infer does, and UnsupportedFeatureError without one."""
+        check_media(request)
+        self._check_kind(request.model, "tensor")
+        async with self._admitted(request) as worker:
+            return await worker.look(request)
+
     async def tokenize(self, model: str, text: str, *, special: bool, add_bos: bool) -> list[int]:
-        self._check_pulled(model)
+        self._check_kind(model, "text")
         check_text("content", text, self._config.limits.max_prompt_bytes)
         async with self._residency.lease(model) as worker:
             return await worker.tokenize(text, special=special, add_bos=add_bos)
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
-        self._check_pulled(model)
+        self._check_kind(model, "text")
         check_token_ids("tokens", token_ids, self._config.limits)
         async with self._residency.lease(model) as worker:
             return await worker.detokenize(list(token_ids))
@@ -189,16 +219,18 @@ class Runtime:
         entry, slot = self._entry(model), self._residency.slot(model)
         placement = self._placement(model)
         loaded = slot.loaded
+        info = loaded.info if loaded and isinstance(loaded.info, ModelInfo) else None
         now = asyncio.get_running_loop().time()
         return ModelStatus(
             id=model,
             manifest=entry.manifest,
             backend=loaded.info.backend if loaded and loaded.info else placement.backend,
             variant=loaded.info.variant if loaded and loaded.info else placement.variant,
-            n_ctx=loaded.info.caps.n_ctx if loaded and loaded.info else placement.n_ctx,
+            n_ctx=info.caps.n_ctx if info else placement.n_ctx,
             pulled=placement.path is not None,
             state=slot.state,
-            info=loaded.info if loaded else None,
+            info=info,
+            tensor=loaded.info if loaded and isinstance(loaded.info, TensorModelInfo) else None,
             engine=loaded.engine if loaded else None,
             pid=loaded.worker.pid if loaded else None,
             running=entry.queue.n_running,
@@ -227,7 +259,7 @@ class Runtime:
     # A request's way.
 
     @asynccontextmanager
-    async def _admitted(self, request: GenerateRequest) -> AsyncIterator[ModelWorker]:
+    async def _admitted(self, request: GenerateRequest | TensorRequest | MediaRequest) -> AsyncIterator[ModelWorker]:
         """Hold a place among the model's running requests, and the model itself."""
         timeout_s = self._config.scheduler.queue_timeout_s
         limit_s = timeout_s if request.deadline_s is None else min(request.deadline_s, timeout_s)
@@ -256,7 +288,8 @@ class Runtime:
         settings, scheduler = self._config.model(model), self._config.scheduler
         queue = Queue(
             Admission(
-                max_running=settings.n_parallel or self._config.engine.n_parallel,
+                max_running=settings.n_parallel
+                or (self._config.tensor if _is_tensor(manifest) else self._config.engine).n_parallel,
                 max_waiting=scheduler.max_waiting,
                 max_waiting_per_tenant=scheduler.max_waiting_per_tenant,
             ),
@@ -283,11 +316,31 @@ class Runtime:
         if self._residency.slot(model).state == "unloaded" and self._placement(model).path is None:
             raise ModelNotPulledError(model=model)
 
+    def _check_kind(self, model: str, kind: str) -> None:
+        """Raise UnsupportedFeatureError for a model of another kind; those of the null back end are of both."""
+        manifest = self._entry(model).manifest
+        if manifest is not None and manifest.kind != kind:
+            raise UnsupportedFeatureError(
+                feature=f"a request for {'text' if kind == 'text' else 'tensors'} to {model}",
+                remedy=f"it is a {'language' if manifest.kind == 'text' else 'tensor'} model",
+            )
+        self._check_pulled(model)
+
     def _placement(self, model: str) -> Placement:
         entry = self._entry(model)
         return place(
-            model, entry.manifest, entry.settings, self._config, features=self._features(), find=self._store.path
+            model,
+            entry.manifest,
+            entry.settings,
+            self._config,
+            features=self._features(),
+            find=self._store.path,
+            find_asset=self._store.asset_path,
         )
+
+
+def _is_tensor(manifest: Manifest | None) -> bool:
+    return manifest is not None and manifest.kind == "tensor"
 
 
 def _bad_key(loaded: config.Loaded, key: config.Key, problem: str) -> ConfigError:

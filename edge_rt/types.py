@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length"]
+Datatype = Literal[
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES"
+]  # as the Open Inference Protocol spells them
 Phase = Literal["prefill", "decode"]
 
 
@@ -231,3 +234,195 @@ class EngineStats:
     accepted_tokens_total: int = 0
     rss_bytes: int = 0
     step_rows: tuple[int, ...] = ()
+
+
+# Bytes of one element; 0 where each has its own length.
+ITEM_BYTES: Mapping[str, int] = {
+    "BOOL": 1,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "FP16": 2,
+    "FP32": 4,
+    "FP64": 8,
+    "BYTES": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One input or output of a tensor model; -1 in its shape takes any size."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A tensor's elements as bytes: row after row, little-endian; BYTES elements each behind its length as uint32."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRequest:
+    """One inference of a tensor model.
+
+    outputs    names of those wanted; () is all
+    stream     names the stream whose state a stateful model goes on from; "" starts fresh and keeps nothing
+    is_last    forget the stream's state after this
+    tenant, deadline_s  as in GenerateRequest
+    """
+
+    id: str
+    model: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...] = ()
+    stream: str = ""
+    is_last: bool = False
+    tenant: str = ""
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorTimings:
+    """Where one inference's time went, by the worker's monotonic clock.
+
+    queue_s     submission to the start of its batch
+    compute_s   of the whole batch, whose rows were batch_size requests' together
+    """
+
+    queue_s: float
+    compute_s: float
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorAnswer:
+    """place is the back end and device that computed it."""
+
+    outputs: tuple[Tensor, ...]
+    timings: TensorTimings
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """A rectangle in a picture, in its pixels from the top left corner, and what was found in it."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    label: str = ""
+    score: float = 1.0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    index: int
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of time in a recording."""
+
+    start_s: float
+    end_s: float
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaRequest:
+    """A file for a model with a pipeline: a picture, a recording or a text.
+
+    data       the file's bytes, as they came
+    reference  a second file where the pipeline compares with one, as a golden board
+    regions    parts of the picture to work on, each by itself; () is all of it
+    top_k, min_score  None takes the pipeline's own
+    """
+
+    id: str
+    model: str
+    data: bytes
+    reference: bytes = b""
+    regions: tuple[Box, ...] = ()
+    top_k: int | None = None
+    min_score: float | None = None
+    tenant: str = ""
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaAnswer:
+    """What a pipeline found; the fields that its task does not have are empty.
+
+    labels     classification, best first; with regions those of the first
+    boxes      detection and text reading, best first
+    spans      speech
+    texts      lines read, one for each region
+    embedding  of a text
+    width, height  of the picture; duration_s of the recording
+    stage      which model of a cascade answered, "" outside one
+    """
+
+    task: str
+    labels: tuple[Label, ...] = ()
+    boxes: tuple[Box, ...] = ()
+    spans: tuple[Span, ...] = ()
+    texts: tuple[Label, ...] = ()
+    embedding: tuple[float, ...] = ()
+    width: int = 0
+    height: int = 0
+    duration_s: float = 0.0
+    stage: str = ""
+    timings: TensorTimings | None = None
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlacement:
+    """How many nodes of a model's graph a provider runs, and their kinds with the counts."""
+
+    provider: str
+    n_nodes: int
+    kinds: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorModelInfo:
+    """What a worker reports of the tensor model it has loaded.
+
+    max_batch       rows that requests are joined to; 1: never joined
+    is_stateful     has a state for each stream
+    task            of its pipeline; "" has none and takes tensors only
+    placement       which provider runs how much of the graph, as the back end itself tells
+    backend_reason  why a back end that comes before this one did not take the model
+    """
+
+    model: str
+    variant: str
+    backend: str
+    device: str
+    quant: str
+    size_bytes: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    n_threads: int
+    max_batch: int = 1
+    is_stateful: bool = False
+    task: str = ""
+    placement: tuple[NodePlacement, ...] = ()
+    backend_reason: str = ""

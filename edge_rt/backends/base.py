@@ -1,18 +1,21 @@
-"""The boundary between edge_rt and whatever computes: Backend, TokenSession and their values."""
+"""The boundary between edge_rt and whatever computes: back ends, their sessions and the values between.
+
+A back end runs language models (Backend, TokenSession), tensor models (TensorBackend, TensorSession) or both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.catalog.gguf import GgufHeader, read_header
-from edge_rt.types import Capabilities, ModelInfo
+from edge_rt.types import Capabilities, ModelInfo, TensorModelInfo, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +235,64 @@ class Backend(Protocol):
     def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed: ...
 
     def load(self, file: ModelFile, options: LoadOptions) -> TokenSession:
+        """Load a model. Raises ModelFormatError, BackendLoadError or BackendUnavailableError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorOptions:
+    """How to load a tensor model.
+
+    n_threads     0 takes the usable big cores
+    max_batch     rows a run may have in its first dimension
+    max_shapes    shapes of dynamic inputs that may be prepared for at a time
+    graph_cache   where the optimised graph may be kept; None keeps none
+    custom_op_libraries  that the model may use
+    """
+
+    n_threads: int = 0
+    max_batch: int = 1
+    max_shapes: int = 8
+    device: str = "cpu"
+    graph_cache: Path | None = None
+    custom_op_libraries: tuple[Path, ...] = ()
+
+
+class TensorSession(Protocol):
+    """One tensor model on one device. One thread calls it; close is idempotent and legal after any failure."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    info: TensorModelInfo
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
+        """Compute once; outputs () gives all. The arrays are the caller's.
+
+        Raises InvalidRequestError for feeds that do not fit the inputs, BackendStepError for everything else.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class TensorBackend(Protocol):
+    """A cheap factory that holds no device, for tensor models."""
+
+    name: ClassVar[str]
+
+    def probe(self) -> tuple[Device, ...] | Absent: ...
+
+    def supports_tensor(self, file: ModelFile, options: TensorOptions) -> str | None:
+        """Say why this back end, present, cannot run the model so; None if it can.
+
+        Raises ModelFormatError for a file that is no sound model.
+        """
+        ...
+
+    def estimate_tensor(self, file: ModelFile, options: TensorOptions) -> MemoryNeed: ...
+
+    def load_tensor(self, file: ModelFile, options: TensorOptions) -> TensorSession:
         """Load a model. Raises ModelFormatError, BackendLoadError or BackendUnavailableError."""
         ...
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from edge_rt.catalog.pipelines import Pipeline
 from edge_rt.catalog.regular import open_regular
 from edge_rt.catalog.sources import parse_source
 from edge_rt.errors import ModelFormatError
@@ -25,13 +26,48 @@ Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Spdx = Annotated[str, Meta(pattern=r"^[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*\Z", max_length=200)]
 Quant = Annotated[str, Meta(pattern=r"^[A-Z][A-Z0-9_]{1,15}\Z")]
 Line = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]*\Z", max_length=500)]
-Tokens = Annotated[int, Meta(ge=1, le=2**24)]
+Tokens = Annotated[int, Meta(ge=0, le=2**24)]
 
 
-class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Accuracy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a variant reached: value of metric ("top-1", "mAP@0.33") on n items of data."""
+
+    metric: Line
+    value: float
+    data: Line
+    n: Annotated[int, Meta(ge=1)]
+
+
+class Asset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file that every variant needs beside its own: labels, a tokenizer."""
+
+    id: Id
+    file: FileName
+    source: Line
+    size_bytes: Annotated[int, Meta(ge=1, le=2**32)]
+    sha256: Sha256
+
+
+class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How requests for a tensor model are joined; its first dimension is the batch. max_batch 1 joins none."""
+
+    max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
+    max_delay_s: Annotated[float, Meta(ge=0, le=10)] = 0.002
+
+
+class StateTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A state that a stream carries: the output is the next call's input; the first call's is zeros of shape."""
+
+    input: Line
+    output: Line
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**20)], ...], Meta(max_length=8)]
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One form of a model: either fetched (source, size_bytes, sha256) or derived_from another variant here.
 
-    perplexity  measured as docs/models.md says; None is not measured
+    backends    that can run it, in order of preference; () leaves it to its format
+    perplexity, accuracy  measured as docs/models.md says; None is not measured
     """
 
     id: Id
@@ -41,13 +77,17 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     size_bytes: Annotated[int, Meta(ge=0, le=2**42)] = 0
     sha256: Sha256 | Literal[""] = ""
     derived_from: str = ""
+    backends: tuple[Id, ...] = ()
     perplexity: Annotated[float, Meta(gt=0)] | None = None
+    accuracy: Accuracy | None = None
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One model. variants stand in order of preference.
 
     license        SPDX expression
+    kind           text: a language model; tensor: arrays in, arrays out
+    arch           of a language model, as GGUF names it
     n_ctx          context to run with unless told otherwise; n_ctx_train is what the model was trained for
     chat_template  None takes the one inside the model file
     """
@@ -55,17 +95,33 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     id: Id
     name: Line
     license: Spdx
-    kind: Literal["text"]
-    arch: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}\Z")]
-    n_ctx: Tokens
-    n_ctx_train: Tokens
+    kind: Literal["text", "tensor"]
+    arch: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_-]{0,63})?\Z")] = ""
+    n_ctx: Tokens = 0
+    n_ctx_train: Tokens = 0
     n_params: Annotated[int, Meta(ge=1)]
     variants: Annotated[tuple[Variant, ...], Meta(min_length=1, max_length=64)]
     source_note: Line = ""
     chat_template: str | None = None
+    assets: Annotated[tuple[Asset, ...], Meta(max_length=16)] = ()
+    pipeline: Pipeline | None = None
+    batching: Batching = Batching()
+    state: Annotated[tuple[StateTensor, ...], Meta(max_length=64)] = ()
 
     def variant(self, variant_id: str) -> Variant | None:
         return next((v for v in self.variants if v.id == variant_id), None)
+
+
+def as_variant(asset: Asset) -> Variant:
+    """Describe an asset as the store fetches and keeps files: as a variant."""
+    return Variant(
+        id=asset.id,
+        quant="ASSET",
+        file=asset.file,
+        source=asset.source,
+        size_bytes=asset.size_bytes,
+        sha256=asset.sha256,
+    )
 
 
 def load_manifest(path: Path) -> Manifest:
@@ -118,13 +174,22 @@ def _convert(table: dict[str, Any], path: Path) -> Manifest:
 def _contradictions(manifest: Manifest) -> list[tuple[str, str]]:
     """List what the types alone cannot rule out, as (field, problem)."""
     found: list[tuple[str, str]] = []
+    if manifest.kind == "text":
+        found += [(name, "is missing") for name in ("arch", "n_ctx", "n_ctx_train") if not getattr(manifest, name)]
+        for name, default in (("assets", ()), ("pipeline", None), ("batching", Batching()), ("state", ())):
+            if getattr(manifest, name) != default:
+                found.append((name, "is for models of kind tensor"))
+    elif manifest.arch or manifest.n_ctx or manifest.n_ctx_train or manifest.chat_template is not None:
+        found.append(("kind", "arch, n_ctx, n_ctx_train and chat_template are for models of kind text"))
+    if manifest.state and manifest.batching.max_batch > 1:
+        found.append(("batching.max_batch", "must be 1 for a model with a state"))
     if manifest.n_ctx > manifest.n_ctx_train:
         found.append(("n_ctx", f"{manifest.n_ctx} is more than n_ctx_train {manifest.n_ctx_train}"))
     for name in ("id", "file"):
-        values = [getattr(v, name) for v in manifest.variants]
+        values = [getattr(v, name) for v in (*manifest.variants, *manifest.assets)]
         found += [(f"variants.{name}", f"{v!r} is there twice") for v in sorted(set(values)) if values.count(v) > 1]
-    for variant in manifest.variants:
-        field = f"variants.{variant.id}"
+    for variant in (*manifest.variants, *map(as_variant, manifest.assets)):
+        field = f"{'variants' if variant in manifest.variants else 'assets'}.{variant.id}"
         if variant.derived_from:
             parent = manifest.variant(variant.derived_from)
             if variant.source or variant.sha256 or variant.size_bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from edge_rt import config
-from edge_rt.catalog.manifest import SHIPPED_DIR, Manifest, Variant, load_manifests
+from edge_rt.catalog.manifest import SHIPPED_DIR, Asset, Manifest, Variant, as_variant, load_manifests
 from edge_rt.catalog.packed import packed_size_bytes, verify_packed
 from edge_rt.catalog.part import Derive, Progress, PullProgress, hash_file
 from edge_rt.catalog.place import Place, Record, manifest_file
@@ -105,6 +105,10 @@ class Store:
         place = Place.of(self.root, manifest, variant)
         return place.file if place.record(manifest, variant) else None
 
+    def asset_path(self, manifest: Manifest, asset: Asset) -> Path | None:
+        """Give the file of an asset that is pulled and complete, None for any other."""
+        return self.path(manifest, as_variant(asset))
+
     def record(self, manifest: Manifest, variant: Variant) -> Record | None:
         """Give what the store knows of a pulled variant's file."""
         return Place.of(self.root, manifest, variant).record(manifest, variant)
@@ -132,7 +136,7 @@ class Store:
         manifest = self.get(model_id)
         variant = pick_variant(manifest, frozenset(), variant_id or manifest.variants[0].id)
         settings = FetchSettings(hub_endpoint=self._catalog.hub_endpoint, hub_token_file=self._catalog.hub_token_file)
-        return Pull(
+        pull = Pull(
             root=self.root,
             manifest=manifest,
             settings=settings,
@@ -141,7 +145,10 @@ class Store:
             progress=progress,
             offline=offline,
             derive=derive,
-        ).run(variant)
+        )
+        for asset in manifest.assets:
+            pull.run(as_variant(asset))
+        return pull.run(variant)
 
     def add(
         self,

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 
 from edge_rt.config import Limits
 from edge_rt.errors import InvalidRequestError
-from edge_rt.types import GenerateRequest, Message, Sampling
+from edge_rt.types import ITEM_BYTES, GenerateRequest, MediaRequest, Message, Sampling, TensorRequest
 
 _MAX_INT = 2**31 - 1  # what the back ends' C interfaces hold
 _MAX_SEED = 2**63 - 1
 _PENALTY = (0.01, 100.0)  # beyond these a float32 logit overflows
 _TEMPERATURE = (0.001, 100.0)
+_MAX_DIMENSIONS = 8
+_MAX_ELEMENTS = 2**40
+_MAX_REGIONS = 1000
 
 
 def check_request(request: GenerateRequest, limits: Limits) -> None:
@@ -29,6 +32,60 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
         _integer("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
     if request.max_draft is not None:
         _integer("speculative.n_max", request.max_draft, 0, _MAX_INT)
+    if request.deadline_s is not None:
+        _number("deadline_s", request.deadline_s, 0.0, math.inf, open_low=True)
+
+
+def check_tensors(request: TensorRequest, limits: Limits) -> None:
+    """Raise InvalidRequestError unless each tensor's bytes are what its shape and datatype say, and not too many."""
+    if not request.inputs:
+        raise InvalidRequestError(param="inputs", problem="must hold at least one tensor")
+    room_bytes = limits.max_tensor_bytes
+    names: set[str] = set()
+    for tensor in request.inputs:
+        param = f"inputs.{tensor.name[:80]}"
+        if tensor.name in names:
+            raise InvalidRequestError(param=param, problem="is there twice")
+        names.add(tensor.name)
+        check_shape(param, tensor.shape)
+        item_bytes = ITEM_BYTES[tensor.datatype]
+        size_bytes = math.prod(tensor.shape) * item_bytes
+        if item_bytes and size_bytes != len(tensor.data):
+            shape = "x".join(map(str, tensor.shape))
+            raise InvalidRequestError(
+                param=param, problem=f"{tensor.datatype} {shape} takes {size_bytes} bytes, got {len(tensor.data)}"
+            )
+        room_bytes -= len(tensor.data)
+    if room_bytes < 0:
+        size_bytes = limits.max_tensor_bytes - room_bytes
+        problem = f"hold {size_bytes} bytes, the limit is {limits.max_tensor_bytes} (limits.max_tensor_bytes)"
+        raise InvalidRequestError(param="inputs", problem=problem)
+    if request.deadline_s is not None:
+        _number("deadline_s", request.deadline_s, 0.0, math.inf, open_low=True)
+
+
+def check_shape(param: str, shape: Sequence[int]) -> None:
+    """Raise InvalidRequestError unless a shape has at most 8 dimensions from 0 to 2^31 - 1 and 2^40 elements."""
+    if len(shape) > _MAX_DIMENSIONS:
+        raise InvalidRequestError(param=param, problem=f"has {len(shape)} dimensions, the limit is {_MAX_DIMENSIONS}")
+    for size in shape:
+        _integer(f"{param}.shape", size, 0, _MAX_INT)
+    if math.prod(shape) > _MAX_ELEMENTS:
+        raise InvalidRequestError(param=f"{param}.shape", problem="has more than 2^40 elements")
+
+
+def check_media(request: MediaRequest) -> None:
+    """Raise InvalidRequestError for an empty file or options out of range."""
+    if not request.data:
+        raise InvalidRequestError(param="data", problem="must not be empty")
+    if request.top_k is not None:
+        _integer("top_k", request.top_k, 1, 1000)
+    if request.min_score is not None:
+        _number("min_score", request.min_score, 0.0, 1.0)
+    if len(request.regions) > _MAX_REGIONS:
+        raise InvalidRequestError(
+            param="regions", problem=f"holds {len(request.regions)} regions, the limit is {_MAX_REGIONS}"
+        )
     if request.deadline_s is not None:
         _number("deadline_s", request.deadline_s, 0.0, math.inf, open_low=True)
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.catalog.manifest import Asset, Manifest, Variant
 from edge_rt.catalog.store import pick_variant
 from edge_rt.config import Config, ModelSettings
 from edge_rt.errors import ModelNotPulledError
-from edge_rt.worker.channel import Load
+from edge_rt.worker.channel import Load, TensorLoad
 
 _NULL_N_CTX = 4096
 
@@ -32,6 +32,7 @@ class Placement:
     n_ctx: int
     n_seq_max: int
     chat_template: str | None
+    tensor: TensorLoad | None = None
 
 
 def place(
@@ -42,6 +43,7 @@ def place(
     *,
     features: frozenset[str],
     find: Callable[[Manifest, Variant], Path | None],
+    find_asset: Callable[[Manifest, Asset], Path | None] = lambda *_: None,
 ) -> Placement:
     """Decide how to run a model; manifest is None for one of the null back end.
 
@@ -55,15 +57,40 @@ def place(
     else:
         best = pick_variant(manifest, features, settings.variant, backend=backend)
         variant, quant, path = _form(manifest, best, settings.variant, find)
+    tensor = None
+    if manifest is not None and manifest.kind == "tensor":
+        assets = {asset.id: find_asset(manifest, asset) for asset in manifest.assets}
+        if None in assets.values():
+            path = None
+        tensor = _tensor_load(manifest, config, {name: str(at) for name, at in assets.items()})
     return Placement(
         model=model,
         backend=backend,
         variant=variant,
         quant=quant,
         path=path,
+        tensor=tensor,
         n_ctx=settings.n_ctx or config.engine.n_ctx or (manifest.n_ctx if manifest is not None else _NULL_N_CTX),
         n_seq_max=settings.n_parallel or config.engine.n_parallel,
         chat_template=manifest.chat_template if manifest is not None else None,
+    )
+
+
+def _tensor_load(manifest: Manifest, config: Config, assets: dict[str, str]) -> TensorLoad:
+    tensor, batching = config.tensor, manifest.batching
+    return TensorLoad(
+        pipeline=manifest.pipeline,
+        state=manifest.state,
+        assets=assets,
+        max_batch=1 if manifest.state else min(tensor.max_batch or batching.max_batch, batching.max_batch),
+        max_delay_s=batching.max_delay_s if tensor.max_delay_s < 0 else tensor.max_delay_s,
+        max_shapes=tensor.max_shapes,
+        max_streams=tensor.max_streams,
+        max_tensor_bytes=config.limits.max_tensor_bytes,
+        max_pixels=config.limits.max_pixels,
+        max_audio_s=config.limits.max_audio_s,
+        graph_cache=tensor.graph_cache,
+        custom_op_libraries=tensor.custom_op_libraries,
     )
 
 
@@ -90,7 +117,7 @@ def load_message(placement: Placement, config: Config, *, force: bool) -> Load:
         n_ctx=placement.n_ctx,
         n_seq_max=placement.n_seq_max,
         n_batch=max(engine.n_batch, placement.n_seq_max),  # a step has a row for every stream
-        n_threads=engine.n_threads,
+        n_threads=config.tensor.n_threads if placement.tensor is not None else engine.n_threads,
         kv_type=engine.kv_type,
         packed_copy=engine.packed_copy,
         chat_template=placement.chat_template,
@@ -100,4 +127,5 @@ def load_message(placement: Placement, config: Config, *, force: bool) -> Load:
         memory_margin_bytes=config.worker.memory_margin_bytes,
         force=force or config.worker.force,
         max_draft=engine.max_draft,
+        tensor=placement.tensor,
     )

@@ -16,7 +16,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from edge_rt.errors import BackendLoadError, EdgeRtError, ModelTooLargeError, ShuttingDownError, from_wire
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.types import (
+    Chunk,
+    EngineStats,
+    GenerateRequest,
+    MediaAnswer,
+    MediaRequest,
+    ModelInfo,
+    TensorAnswer,
+    TensorModelInfo,
+    TensorRequest,
+)
 from edge_rt.worker.supervisor import WorkerEvents
 
 _log = logging.getLogger(__name__)
@@ -33,13 +43,17 @@ class ModelWorker(Protocol):
     @property
     def pid(self) -> int | None: ...
 
-    async def start(self) -> ModelInfo: ...
+    async def start(self) -> ModelInfo | TensorModelInfo: ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]: ...
 
     async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
 
     async def detokenize(self, token_ids: list[int]) -> str: ...
+
+    async def infer(self, request: TensorRequest) -> TensorAnswer: ...
+
+    async def look(self, request: MediaRequest) -> MediaAnswer: ...
 
     async def stop(self, error: Callable[[], EdgeRtError]) -> None: ...
 
@@ -85,7 +99,7 @@ class Loaded:
     def __init__(self, slot: Slot, residency: Residency) -> None:
         self.n_leases = 0
         self.loaded_at_s = 0.0
-        self.info: ModelInfo | None = None
+        self.info: ModelInfo | TensorModelInfo | None = None
         self.engine = EngineStats()
         self._slot = slot
         self._residency = residency

@@ -17,13 +17,48 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.catalog.manifest import StateTensor
+from edge_rt.catalog.pipelines import Pipeline
+from edge_rt.types import (
+    Chunk,
+    EngineStats,
+    GenerateRequest,
+    MediaAnswer,
+    MediaRequest,
+    ModelInfo,
+    TensorAnswer,
+    TensorModelInfo,
+    TensorRequest,
+)
 
-# The largest honest frame is the token ids of a 2 MiB prompt; anything near the cap is a bug or a broken peer.
-MAX_FRAME_BYTES = 64 * 2**20
+# The largest honest frame holds a tensor request's inputs; anything near the cap is a bug or a broken peer.
+MAX_FRAME_BYTES = 256 * 2**20
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 256 * 1024
+
+
+class TensorLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What a tensor model takes beyond a language model's settings.
+
+    assets       paths by id
+    max_shapes   shapes of dynamic inputs that may be prepared for at a time
+    max_tensor_bytes, max_pixels  of one request; checked before anything of that size is allocated
+    custom_op_libraries  that the model may use; () none
+    """
+
+    pipeline: Pipeline | None = None
+    state: tuple[StateTensor, ...] = ()
+    assets: dict[str, str] = {}
+    max_batch: int = 1
+    max_delay_s: float = 0.0
+    max_shapes: int = 8
+    max_streams: int = 256
+    max_tensor_bytes: int = 64 * 2**20
+    max_pixels: int = 50_000_000
+    max_audio_s: float = 3600.0
+    graph_cache: bool = True
+    custom_op_libraries: tuple[str, ...] = ()
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load"):
@@ -33,6 +68,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     backend        its name, or "auto" for the first that supports the model
     chat_template  overrides the file's own; None leaves it
     force          load although the memory looks too small
+    tensor         set for a tensor model, None for a language model
     """
 
     model: str
@@ -54,6 +90,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     memory_margin_bytes: int = 0
     force: bool = False
     max_draft: int = 15
+    tensor: TensorLoad | None = None
 
 
 class Generate(msgspec.Struct, frozen=True, array_like=True, tag="gen"):
@@ -78,6 +115,18 @@ class Detokenize(msgspec.Struct, frozen=True, array_like=True, tag="detok"):
     token_ids: list[int]
 
 
+class Infer(msgspec.Struct, frozen=True, array_like=True, tag="infer"):
+    """Run a tensor model. Its id is unique on this channel."""
+
+    request: TensorRequest
+
+
+class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
+    """Run a tensor model's pipeline on a file. Its id is unique on this channel."""
+
+    request: MediaRequest
+
+
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Finish what runs within drain_s, then exit."""
 
@@ -86,6 +135,10 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     info: ModelInfo
+
+
+class TensorReady(msgspec.Struct, frozen=True, array_like=True, tag="tready"):
+    info: TensorModelInfo
 
 
 class ChunkOut(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
@@ -111,12 +164,22 @@ class TextOut(msgspec.Struct, frozen=True, array_like=True, tag="text"):
     text: str
 
 
+class Inferred(msgspec.Struct, frozen=True, array_like=True, tag="inferred"):
+    id: str
+    answer: TensorAnswer
+
+
+class Found(msgspec.Struct, frozen=True, array_like=True, tag="found"):
+    id: str
+    answer: MediaAnswer
+
+
 class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     stats: EngineStats
 
 
-ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | Shutdown
-FromWorker = Ready | ChunkOut | Failed | TokensOut | TextOut | Stats
+ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | Infer | Look | Shutdown
+FromWorker = Ready | TensorReady | ChunkOut | Failed | TokensOut | TextOut | Inferred | Found | Stats
 
 M = TypeVar("M")
 

@@ -33,7 +33,7 @@ from edge_rt.devices.idle import IdleMeter
 from edge_rt.engine.sequence import Sink
 from edge_rt.engine.start import prefer_big_cores, start_engine
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
-from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError
+from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
 from edge_rt.types import Chunk, EngineStats, GenerateRequest
 from edge_rt.worker import channel
 from edge_rt.worker.channel import ChannelError, Load, WorkerChannel
@@ -191,6 +191,9 @@ class Service:
         elif isinstance(message, channel.Shutdown):
             self._is_orderly = True
             self._engine.stop(message.drain_s)
+        elif isinstance(message, channel.Infer | channel.Look):
+            error = UnsupportedFeatureError(feature="a request for tensors to a language model")
+            self._channel.send(channel.Failed(message.request.id, *error.to_wire()))
         elif not isinstance(message, Load):
             if isinstance(message, channel.Generate):
                 with self._lock:

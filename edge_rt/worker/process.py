@@ -13,7 +13,17 @@ from itertools import count
 from typing import Protocol
 
 from edge_rt.errors import BackendLoadError, EdgeRtError, SlowReaderError, WorkerLostError, from_wire
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.types import (
+    Chunk,
+    EngineStats,
+    GenerateRequest,
+    MediaAnswer,
+    MediaRequest,
+    ModelInfo,
+    TensorAnswer,
+    TensorModelInfo,
+    TensorRequest,
+)
 from edge_rt.worker import channel
 from edge_rt.worker.channel import ParentChannel
 
@@ -41,6 +51,7 @@ class Handle(Protocol):
         ...
 
 
+_Reply = list[int] | str | TensorAnswer | MediaAnswer
 Launch = Callable[[], Awaitable[tuple[socket.socket, Handle]]]
 
 
@@ -96,16 +107,16 @@ class Process:
         step_timeout_s: float,
         on_stats: Callable[[EngineStats], None],
     ) -> None:
-        self.info: ModelInfo  # set by start
+        self.info: ModelInfo | TensorModelInfo  # set by start
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._handle = handle
         self._load = load
         self._step_timeout_s = step_timeout_s
         self._on_stats = on_stats
         self._channel = ParentChannel(self._received, self._disconnected)
-        self._loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self._loaded: asyncio.Future[ModelInfo | TensorModelInfo] = asyncio.get_running_loop().create_future()
         self._streams: dict[str, _Stream] = {}
-        self._replies: dict[str, asyncio.Future[list[int] | str]] = {}
+        self._replies: dict[str, asyncio.Future[_Reply]] = {}
         self._ids = count()
         self._watchdog: asyncio.TimerHandle | None = None
         self._progress_at_s = 0.0
@@ -191,6 +202,18 @@ class Process:
         assert isinstance(reply, str)
         return reply
 
+    async def infer(self, request: TensorRequest) -> TensorAnswer:
+        """Run a tensor model. Cancelling the call drops the request unless it computes already."""
+        reply = await self._ask(lambda wire_id: channel.Infer(replace(request, id=wire_id)), can_cancel=True)
+        assert isinstance(reply, TensorAnswer)
+        return reply
+
+    async def look(self, request: MediaRequest) -> MediaAnswer:
+        """Run a tensor model's pipeline on a file; cancelled as infer is."""
+        reply = await self._ask(lambda wire_id: channel.Look(replace(request, id=wire_id)), can_cancel=True)
+        assert isinstance(reply, MediaAnswer)
+        return reply
+
     async def stop(self, drain_s: float, error: Callable[[], EdgeRtError]) -> None:
         """Let the child finish what runs within drain_s and exit, else kill it; requests open by then get error."""
         self._stop_error = error
@@ -205,17 +228,19 @@ class Process:
         self._channel.close()
         await asyncio.wait([self.lost])
 
-    async def _ask(self, message: Callable[[str], channel.ToWorker]) -> list[int] | str:
+    async def _ask(self, message: Callable[[str], channel.ToWorker], *, can_cancel: bool = False) -> _Reply:
         self._check_alive()
         wire_id = str(next(self._ids))
         self._channel.send(message(wire_id))
-        reply: asyncio.Future[list[int] | str] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
         self._replies[wire_id] = reply
         self._watch()
         try:
             return await reply
         finally:
             self._replies.pop(wire_id, None)
+            if can_cancel and reply.cancelled():
+                self._channel.send(channel.Cancel(wire_id))
 
     def _check_alive(self) -> None:
         if self.lost.done():
@@ -234,13 +259,15 @@ class Process:
             self._on_stats(message.stats)
         elif type(message) is channel.Failed:
             self._failed(message.id, from_wire(message.code, message.fields))
-        elif isinstance(message, channel.Ready):
+        elif isinstance(message, channel.Ready | channel.TensorReady):
             if not self._loaded.done():
                 self._loaded.set_result(message.info)
         elif isinstance(message, channel.TokensOut):
             self._replied(message.id, message.token_ids)
         elif isinstance(message, channel.TextOut):
             self._replied(message.id, message.text)
+        elif isinstance(message, channel.Inferred | channel.Found):
+            self._replied(message.id, message.answer)
 
     def _chunk(self, wire_id: str, chunk: Chunk) -> None:
         stream = self._streams.get(wire_id)
@@ -265,7 +292,7 @@ class Process:
         elif (reply := self._replies.get(wire_id)) is not None and not reply.done():
             reply.set_exception(error)
 
-    def _replied(self, wire_id: str, value: list[int] | str) -> None:
+    def _replied(self, wire_id: str, value: _Reply) -> None:
         self._progress_at_s = asyncio.get_running_loop().time()
         reply = self._replies.get(wire_id)
         if reply is not None and not reply.done():

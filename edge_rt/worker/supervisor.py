@@ -11,7 +11,17 @@ from typing import Protocol, TypeVar
 
 from edge_rt import config
 from edge_rt.errors import BackendLoadError, EdgeRtError, WorkerLostError
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.types import (
+    Chunk,
+    EngineStats,
+    GenerateRequest,
+    MediaAnswer,
+    MediaRequest,
+    ModelInfo,
+    TensorAnswer,
+    TensorModelInfo,
+    TensorRequest,
+)
 from edge_rt.worker.channel import Load
 from edge_rt.worker.process import Launch, Process
 
@@ -29,7 +39,7 @@ def backoff_s(n_deaths: int) -> float:
     return min(0.5 * 2.0 ** (n_deaths - 2), _MAX_BACKOFF_S) if n_deaths > 1 else 0.0
 
 
-def _on(info: ModelInfo) -> str:
+def _on(info: ModelInfo | TensorModelInfo) -> str:
     return info.backend + (f", because {info.backend_reason}" if info.backend_reason else "")
 
 
@@ -49,7 +59,7 @@ class Worker:
     """A supervised process with one model. start once, then use, then stop once."""
 
     def __init__(self, load: Load, *, settings: config.Worker, launch: Launch, events: WorkerEvents) -> None:
-        self.info: ModelInfo | None = None
+        self.info: ModelInfo | TensorModelInfo | None = None
         self._load = load
         self._settings = settings
         self._launch = launch
@@ -64,7 +74,7 @@ class Worker:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    async def start(self) -> ModelInfo:
+    async def start(self) -> ModelInfo | TensorModelInfo:
         """Load the model. Raises the load's error, or BackendLoadError when the process dies MAX_LOAD_DEATHS times."""
         self._starting = asyncio.get_running_loop().create_task(self._bring_up(), context=Context())
         return (await self._running()).info
@@ -94,6 +104,16 @@ class Worker:
 
     async def detokenize(self, token_ids: list[int]) -> str:
         return await self._retried(lambda process: process.detokenize(token_ids))
+
+    async def infer(self, request: TensorRequest) -> TensorAnswer:
+        """Run a tensor model; asked once more after a restart, unless a stream's state was lost with the worker."""
+        if request.stream:
+            return await (await self._running()).infer(request)
+        return await self._retried(lambda process: process.infer(request))
+
+    async def look(self, request: MediaRequest) -> MediaAnswer:
+        """Run a tensor model's pipeline on a file; asked once more after a restart."""
+        return await self._retried(lambda process: process.look(request))
 
     async def stop(self, error: Callable[[], EdgeRtError], *, drain_s: float = 0.0) -> None:
         """End the process; it is gone on return. Requests that are open after drain_s fail with error."""

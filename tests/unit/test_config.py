@@ -88,8 +88,16 @@ def test_other_variables_are_left_alone() -> None:
         ("[worker]\nkeep_alive_s = nan", "worker.keep_alive_s", "must be finite, got nan"),
         ("[server]\nsocket_mode = 'rw-rw----'", "server.socket_mode", "got 'rw-rw----'"),
         ("[log]\nlevel = 'loud'", "log.level", "Expected one of debug, info, warning, error, got 'loud'"),
-        ("[engine]\nbackend = 'nativ'", "engine.backend", "Expected one of auto, native, llama_cpu, null, got 'nativ'"),
-        ("[models.m]\nbackend = 'gpu'", "models.m.backend", "Expected one of auto, native, llama_cpu, null, got 'gpu'"),
+        (
+            "[engine]\nbackend = 'nativ'",
+            "engine.backend",
+            "Expected one of auto, native, llama_cpu, onnx_cpu, null, got 'nativ'",
+        ),
+        (
+            "[models.m]\nbackend = 'gpu'",
+            "models.m.backend",
+            "Expected one of auto, native, llama_cpu, onnx_cpu, null, got 'gpu'",
+        ),
         ("models = 3", "models", "Expected a table, got 3"),
         ('[models.good]\n[models."a.b"]\nn_ctx = "x"', 'models."a.b".n_ctx', "Expected `int`, got 'x'"),
         ('[models."a.b"]\nn_cxt = 1', 'models."a.b".n_cxt', 'no such key; did you mean models."a.b".n_ctx?'),

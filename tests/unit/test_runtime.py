@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_rt import config
-from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.catalog.manifest import Asset, Manifest, Variant
 from edge_rt.errors import (
     BackendLoadError,
     ConfigError,
@@ -59,6 +59,9 @@ class FakeStore:
 
     def path(self, manifest: Manifest, variant: Variant) -> Path | None:
         return Path("/store") / variant.file if variant.id in self.pulled else None
+
+    def asset_path(self, manifest: Manifest, asset: Asset) -> Path | None:
+        return Path("/store") / asset.file
 
 
 class FakeWorker:

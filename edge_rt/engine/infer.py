@@ -1,0 +1,27 @@
+"""How a pipeline reaches the tensor model behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from edge_rt.types import TensorTimings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inferred:
+    outputs: Mapping[str, NDArray[Any]]
+    timings: TensorTimings
+
+
+class Infer(Protocol):
+    def __call__(self, feeds: Mapping[str, NDArray[Any]], *, stream: str = "", is_last: bool = False) -> Inferred:
+        """Compute and wait for it; requests of other callers may be joined with it.
+
+        stream    names the state to go on from, as in TensorRequest
+        Raises InvalidRequestError, BackendStepError, ShuttingDownError.
+        """
+        ...
