@@ -44,7 +44,7 @@ from edge_rt.errors import (
     UnsupportedFeatureError,
 )
 from edge_rt.guard.limits import check_request
-from edge_rt.scheduler.placement import Placement, load_message, place
+from edge_rt.scheduler.forms import Placement, load_message, place
 from edge_rt.types import (
     CHAT_SAMPLING,
     Chunk,

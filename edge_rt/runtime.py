@@ -33,7 +33,7 @@ from edge_rt.errors import (
     UnsupportedFeatureError,
 )
 from edge_rt.guard.limits import check_media, check_request, check_tensors, check_text, check_token_ids
-from edge_rt.scheduler.placement import Placement, load_message, place
+from edge_rt.scheduler.forms import Placement, load_message, place
 from edge_rt.scheduler.queue import Admission, Queue
 from edge_rt.scheduler.residency import ModelWorker, Residency, ResidencyEvents, State
 from edge_rt.types import (

@@ -27,7 +27,7 @@ from edge_rt.devices import cpu
 from edge_rt.devices import memory as machine_memory
 from edge_rt.engine.start import prefer_big_cores
 from edge_rt.errors import ModelNotPulledError
-from edge_rt.scheduler.placement import place
+from edge_rt.scheduler.forms import place
 from edge_rt.worker import memory
 
 

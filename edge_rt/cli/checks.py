@@ -26,7 +26,7 @@ from edge_rt.cli.talk import daemon_path
 from edge_rt.devices import cpu, memory, thermal
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import BackendUnavailableError, ConfigError, EdgeRtError
-from edge_rt.scheduler.placement import Placement, load_message, place
+from edge_rt.scheduler.forms import Placement, load_message, place
 from edge_rt.worker.load import unpack
 
 Status = Literal["ok", "warn", "fail"]

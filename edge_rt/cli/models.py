@@ -18,7 +18,7 @@ from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.cli.progress import pull_progress, size_text
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendError, ModelChecksumError, ModelNotPulledError
-from edge_rt.scheduler.placement import load_message, place
+from edge_rt.scheduler.forms import load_message, place
 from edge_rt.worker.convert import convert
 from edge_rt.worker.derive import derive
 

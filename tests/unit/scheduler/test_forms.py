@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_rt import config
-from edge_rt.scheduler.placement import load_message, place
+from edge_rt.scheduler.forms import load_message, place
 from edge_rt.worker.channel import Load
 
 
