@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,3 +25,14 @@ class Infer(Protocol):
         Raises InvalidRequestError, BackendStepError, ShuttingDownError.
         """
         ...
+
+
+def sum_timings(timings: Sequence[TensorTimings]) -> TensorTimings | None:
+    """Add up what several inferences of one request took; the batch size is the largest."""
+    if not timings:
+        return None
+    return TensorTimings(
+        queue_s=sum(t.queue_s for t in timings),
+        compute_s=sum(t.compute_s for t in timings),
+        batch_size=max(t.batch_size for t in timings),
+    )

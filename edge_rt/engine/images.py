@@ -1,0 +1,198 @@
+"""A client's picture: decoded within limits, cut and scaled into what a model takes.
+
+Only JPEG and PNG are read. The size is known from the header before a pixel is decoded, and a picture larger than the
+limit is refused then. 16 bits a channel are cut to their upper 8; what is transparent is seen on white; CMYK becomes
+RGB without a colour profile; an animation is its first picture; EXIF's orientation is applied.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_rt.catalog.pipelines import ImageInput
+from edge_rt.errors import BackendUnavailableError, InvalidRequestError
+from edge_rt.types import Box
+
+try:
+    from PIL import Image, ImageOps, JpegImagePlugin, PngImagePlugin
+except ImportError as exc:
+    raise BackendUnavailableError(backend="pipelines of pictures", reason=str(exc), extra="onnx") from exc
+
+_READERS = {b"\x89PNG\r\n\x1a\n": PngImagePlugin.PngImageFile, b"\xff\xd8\xff": JpegImagePlugin.JpegImageFile}
+# What Pillow raises for files that are not what they say; a decoder of hostile bytes says it in many ways.
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Where a part of a picture lies in a tensor: tensor = (picture - from) × scale + to."""
+
+    from_x: float
+    from_y: float
+    scale_x: float
+    scale_y: float
+    to_x: float = 0.0
+    to_y: float = 0.0
+
+    def boxes(self, boxes: NDArray[np.float32], width: int, height: int) -> NDArray[np.float32]:
+        """Turn [n, 4] corners x1 y1 x2 y2 in a tensor into those in the picture, cut at its edges."""
+        scale = np.array([self.scale_x, self.scale_y] * 2, np.float32)
+        to = np.array([self.to_x, self.to_y] * 2, np.float32)
+        start = np.array([self.from_x, self.from_y] * 2, np.float32)
+        edges = np.array([width, height] * 2, np.float32)
+        clipped: NDArray[np.float32] = np.clip((boxes - to) / scale + start, 0, edges)
+        return clipped
+
+
+def decode(data: bytes, *, max_pixels: int, param: str = "data") -> Image.Image:
+    """Decode a JPEG or PNG file to mode RGB or L, upright. Raises InvalidRequestError naming param."""
+    reader = next((reader for magic, reader in _READERS.items() if data.startswith(magic)), None)
+    if reader is None:
+        raise InvalidRequestError(param=param, problem=f"is neither a JPEG nor a PNG file{_guess(data)}")
+    try:
+        # The readers themselves: Image.open would choose among all formats and has a limit on pixels of its own.
+        image: Image.Image = reader(BytesIO(data))
+    except _BROKEN as exc:
+        raise _broken(param, exc) from exc
+    width, height = image.size
+    if width < 1 or height < 1 or width * height > max_pixels:
+        problem = f"has {width} x {height} pixels, the limit is {max_pixels} in all (limits.max_pixels)"
+        raise InvalidRequestError(param=param, problem=problem)
+    try:
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        return _to_plain(image)
+    except _BROKEN as exc:
+        raise _broken(param, exc) from exc
+
+
+def _guess(data: bytes) -> str:
+    known = {b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"%PDF": "PDF", b"RIFF": "WebP or WAV"}
+    name = next((name for magic, name in known.items() if data.startswith(magic)), "")
+    return f" but looks like {name}" if name else ""
+
+
+def _broken(param: str, exc: Exception) -> InvalidRequestError:
+    detail = str(exc) if isinstance(exc, OSError | SyntaxError | ValueError) else type(exc).__name__
+    return InvalidRequestError(param=param, problem=f"is a broken or cut picture: {detail[:200]}")
+
+
+def _to_plain(image: Image.Image) -> Image.Image:
+    """Give the picture in mode RGB or L."""
+    if image.mode in {"RGB", "L"} and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I"):  # 16 bits of grey; Pillow's own conversion would clip all above 255 to white
+        return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
+    if image.mode in {"LA", "PA", "RGBA"} or "transparency" in image.info:
+        colors = image.convert("RGBA")
+        plain = Image.new("RGB", colors.size, "white")
+        plain.paste(colors, mask=colors.getchannel("A"))
+        return plain
+    return image.convert("L" if image.mode == "1" else "RGB")
+
+
+def check_region(region: Box, image: Image.Image) -> None:
+    """Raise InvalidRequestError unless a region has an area and lies inside the picture."""
+    sides = (region.x, region.y, region.width, region.height)
+    inside = (
+        all(map(math.isfinite, sides))
+        and region.x >= 0
+        and region.y >= 0
+        and region.width > 0
+        and region.height > 0
+        and region.x + region.width <= image.width + 1e-3
+        and region.y + region.height <= image.height + 1e-3
+    )
+    if not inside:
+        what = f"{region.width:g} x {region.height:g} at {region.x:g}, {region.y:g}"
+        problem = f"{what} does not lie inside the picture of {image.width} x {image.height} pixels"
+        raise InvalidRequestError(param="regions", problem=problem)
+
+
+def whole(image: Image.Image) -> Box:
+    return Box(x=0, y=0, width=image.width, height=image.height)
+
+
+def prepare(image: Image.Image, spec: ImageInput, region: Box | None = None) -> tuple[NDArray[Any], Fit]:
+    """Make the tensor of a picture or a part of it: [channels, height, width] or [height, width, channels]."""
+    area = region or whole(image)
+    fit, size = _fit(area, spec)
+    cut = area if spec.resize != "crop" else _middle(area, spec)
+    part, left, top = to_color(image, spec.color), 0, 0
+    if region is not None:  # cut out, because resize would look at the pixels around it
+        left, top = math.floor(area.x), math.floor(area.y)
+        right, bottom = math.ceil(area.x + area.width), math.ceil(area.y + area.height)
+        part = part.crop((left, top, min(right, image.width), min(bottom, image.height)))
+    x, y = cut.x - left, cut.y - top
+    box = (x, y, min(x + cut.width, part.width), min(y + cut.height, part.height))
+    scaled = part.resize(size, _FILTERS[spec.filter], box=box)
+    if spec.resize == "letterbox":
+        canvas = Image.new(scaled.mode, (spec.width, spec.height), (spec.pad,) * len(scaled.getbands()))
+        canvas.paste(scaled, (int(fit.to_x), int(fit.to_y)))
+        scaled = canvas
+    return to_array(scaled, spec), fit
+
+
+def _fit(area: Box, spec: ImageInput) -> tuple[Fit, tuple[int, int]]:
+    """Say where the area goes, and the size it is scaled to."""
+    if spec.resize == "letterbox":
+        scale = min(spec.width / area.width, spec.height / area.height)
+        width = max(1, min(spec.width, round(area.width * scale)))
+        height = max(1, min(spec.height, round(area.height * scale)))
+        left, top = (spec.width - width) // 2, (spec.height - height) // 2
+        return Fit(area.x, area.y, width / area.width, height / area.height, left, top), (width, height)
+    cut = _middle(area, spec) if spec.resize == "crop" else area
+    return Fit(cut.x, cut.y, spec.width / cut.width, spec.height / cut.height), (spec.width, spec.height)
+
+
+def _middle(area: Box, spec: ImageInput) -> Box:
+    """Cut out the middle of an area, in the input's proportions."""
+    scale = min(area.width / spec.width, area.height / spec.height) * spec.crop_fraction
+    width, height = spec.width * scale, spec.height * scale
+    return Box(x=area.x + (area.width - width) / 2, y=area.y + (area.height - height) / 2, width=width, height=height)
+
+
+def to_color(image: Image.Image, color: str) -> Image.Image:
+    """Give the picture in mode L for gray, else RGB; to_array turns RGB into BGR."""
+    mode = "L" if color == "gray" else "RGB"
+    return image if image.mode == mode else image.convert(mode)
+
+
+def to_array(image: Image.Image, spec: ImageInput) -> NDArray[Any]:
+    """Give a picture of the final size as the tensor that spec describes, without the batch's dimension."""
+    pixels: NDArray[Any] = np.asarray(image)
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, np.newaxis]
+    if spec.color == "bgr":
+        pixels = pixels[:, :, ::-1]
+    if spec.datatype == "FP32":
+        pixels = (pixels.astype(np.float32) - np.array(spec.mean, np.float32)) / np.array(spec.std, np.float32)
+    if spec.layout == "nchw":
+        pixels = pixels.transpose(2, 0, 1)
+    return np.ascontiguousarray(pixels)

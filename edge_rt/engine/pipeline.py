@@ -1,0 +1,76 @@
+"""Pipelines: from a client's file to what a tensor model's outputs mean.
+
+    pipeline = make_pipeline(load.tensor, session.inputs, session.outputs)
+    answer = pipeline.run(request, infer)
+
+A pipeline is checked against its model when it is made, so that a manifest which does not fit fails the load and not
+each request. What a client's file is wrong in is an InvalidRequestError for "data" ("reference" for the second file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from edge_rt.catalog import pipelines
+from edge_rt.engine.facts import ModelFacts
+from edge_rt.engine.infer import Infer
+from edge_rt.types import MediaAnswer, MediaRequest, TensorSpec
+
+
+class Pipeline(Protocol):
+    """One model's pipeline. Any thread may run it, several at a time."""
+
+    task: str
+
+    def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
+        """Answer one file; blocks while infer computes. Raises InvalidRequestError, and what infer raises."""
+        ...
+
+
+class PipelineLoad(Protocol):
+    """What a pipeline is made from; edge_rt.worker.channel.TensorLoad is one."""
+
+    @property
+    def pipeline(self) -> pipelines.Pipeline | None: ...
+
+    @property
+    def assets(self) -> Mapping[str, str]: ...
+
+    @property
+    def max_batch(self) -> int: ...
+
+    @property
+    def max_pixels(self) -> int: ...
+
+    @property
+    def max_audio_s(self) -> float: ...
+
+
+def make_pipeline(
+    load: PipelineLoad,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> Pipeline | None:
+    """Make the pipeline that a manifest declares; None if it declares none.
+
+    inputs, outputs  of the model, without a state's tensors where the engine keeps them
+    metadata         the model file's own, by key
+
+    Raises ModelFormatError where manifest, model and assets do not fit, and BackendUnavailableError where a package
+    is missing.
+    """
+    spec = load.pipeline
+    if spec is None:
+        return None
+    model = ModelFacts(tuple(inputs), tuple(outputs), dict(metadata or {}))
+    assets = {name: Path(path) for name, path in load.assets.items()}
+    # Each brings packages of its own, and a worker needs only one of them.
+    if isinstance(spec, pipelines.Classify):
+        from edge_rt.engine.classify import ClassifyPipeline
+
+        return ClassifyPipeline(spec, model, assets, max_pixels=load.max_pixels)
+    raise NotImplementedError(pipelines.task(spec))
