@@ -426,3 +426,30 @@ class TensorModelInfo:
     task: str = ""
     placement: tuple[NodePlacement, ...] = ()
     backend_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState:
+    """A back end's device as a probe found it; the front process, which imports no back end, knows devices by this.
+
+    kind        cpu, npu, fpga, null
+    reference   right but slow: not chosen unless the back end is named
+    features    instruction sets of a CPU
+    free_bytes  that a model may still take; temp_c; None where nobody says
+    fault       why it cannot be used, "" if it can
+    """
+
+    backend: str
+    id: str
+    kind: str
+    detail: str = ""
+    simulated: bool = False
+    reference: bool = False
+    features: frozenset[str] = frozenset()
+    free_bytes: int | None = None
+    temp_c: float | None = None
+    fault: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.backend}:{self.id}"

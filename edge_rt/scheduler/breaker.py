@@ -1,0 +1,78 @@
+"""Leaves a device alone that fails, and lets one request at a time find out whether it works again. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+BreakerState = Literal["closed", "open", "half_open"]
+
+MAX_PAUSE_FACTOR = 20.0  # of retry_s: even a device that stays broken is tried this often
+
+
+class Ticket(NamedTuple):
+    """A request's, from begin to its end. role beside: it began although the breaker did not allow it."""
+
+    generation: int
+    role: Literal["plain", "probe", "beside"]
+
+
+class Breaker:
+    """closed: requests pass. open: none until retry_s is over. half_open: one passes, whose end decides.
+
+    Each request takes a ticket from begin and ends it by exactly one of succeeded, failed and abandoned. What began
+    before the breaker last opened says nothing of the device's state since then and is not counted.
+    """
+
+    __slots__ = ("_generation", "_max_failures", "_n_failures", "_pause_s", "_probe", "_retry_s", "retry_at_s")
+
+    def __init__(self, *, max_failures: int, retry_s: float) -> None:
+        if max_failures < 1 or retry_s <= 0:
+            raise ValueError(f"max_failures {max_failures} must be at least 1 and retry_s {retry_s} above 0")
+        self.retry_at_s: float | None = None  # None: closed
+        self._max_failures, self._retry_s = max_failures, retry_s
+        self._pause_s = retry_s  # of the next opening
+        self._n_failures = 0  # one after the other
+        self._generation = 0  # how often it has opened
+        self._probe: Ticket | None = None  # of the request that tries
+
+    def state(self, now_s: float) -> BreakerState:
+        if self.retry_at_s is None:
+            return "closed"
+        return "open" if now_s < self.retry_at_s else "half_open"
+
+    def allows(self, now_s: float) -> bool:
+        """Say whether a request shall begin now; one that has no other device may all the same."""
+        state = self.state(now_s)
+        return state == "closed" or (state == "half_open" and self._probe is None)
+
+    def begin(self, now_s: float) -> Ticket:
+        if not self.allows(now_s):
+            return Ticket(self._generation, "beside")
+        if self.retry_at_s is None:
+            return Ticket(self._generation, "plain")
+        self._probe = Ticket(self._generation, "probe")
+        return self._probe
+
+    def succeeded(self, ticket: Ticket) -> None:
+        if ticket.generation == self._generation:
+            self.retry_at_s, self._probe, self._n_failures, self._pause_s = None, None, 0, self._retry_s
+
+    def failed(self, ticket: Ticket, now_s: float) -> None:
+        """Count a failure. One beside an open breaker does not lengthen its pause."""
+        if ticket.generation != self._generation or ticket.role == "beside":
+            return
+        self._n_failures += 1
+        if self._n_failures >= self._max_failures or ticket is self._probe:
+            self.trip(now_s)
+
+    def abandoned(self, ticket: Ticket) -> None:
+        """Take note that a request ended without telling anything of the device: its client left."""
+        if ticket is self._probe:
+            self._probe = None
+
+    def trip(self, now_s: float) -> None:
+        """Open at once, for twice as long as the last time unless it worked in between."""
+        self.retry_at_s = now_s + self._pause_s
+        self._pause_s = min(self._pause_s * 2, self._retry_s * MAX_PAUSE_FACTOR)
+        self._generation += 1
+        self._probe, self._n_failures = None, 0
