@@ -1,0 +1,145 @@
+"""Which waiting requests a tensor model computes together, and when. Pure: time comes in as an argument.
+
+Requests with one key (the shapes of their rows, datatypes and wanted outputs) are joined, oldest first, up to
+max_batch rows. While the model computes, requests gather by themselves; what is left to decide is whether a model
+that has nothing to do shall wait for more. Waiting for a companion that does not come costs the whole delay, and the
+time between requests does not tell: a lone client that asks again as soon as it has its answer looks like a crowd. So
+each key remembers its crowd: how many requests were inside together, waiting or computing. Clients that come back
+after an answered batch are waited for until the crowd is complete again, or max_delay_s is over; then the crowd is
+those that came. A wait in vain is thus paid at most once for each time that requests really met, and a lone client
+never waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_MAX_CROWDS = 64  # keys remembered beyond those that wait: 10,000 different shapes must not grow memory
+
+
+@dataclass(slots=True, eq=False)
+class Waiting(Generic[T]):
+    """One request in the queue. key None is never joined."""
+
+    item: T
+    key: Hashable | None
+    n_rows: int
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[T]):
+    """Requests to be computed together, oldest first."""
+
+    key: Hashable | None
+    items: list[T]
+    n_rows: int
+
+
+class Batcher(Generic[T]):
+    """The queue of one model. A request larger than max_batch is computed alone."""
+
+    def __init__(self, *, max_batch: int, max_delay_s: float) -> None:
+        self._max_batch = max_batch
+        self._max_delay_s = max_delay_s
+        self._queues: OrderedDict[Hashable, deque[Waiting[T]]] = OrderedDict()  # by key, none empty
+        self._alone: deque[Waiting[T]] = deque()
+        self._computing: Counter[Hashable] = Counter()
+        self._crowds: OrderedDict[Hashable, int] = OrderedDict()
+        self._n_waiting = 0
+
+    def __len__(self) -> int:
+        return self._n_waiting
+
+    def add(self, item: T, *, key: Hashable | None, n_rows: int, now_s: float) -> None:
+        """Queue a request of n_rows rows; requests with an equal key may be joined with it."""
+        joins = key is not None and n_rows < self._max_batch
+        waiting = Waiting(item, key if joins else None, n_rows, now_s)
+        self._n_waiting += 1
+        if waiting.key is None:
+            self._alone.append(waiting)
+            return
+        queue = self._queues.setdefault(key, deque())
+        queue.append(waiting)
+        self._remember(key, max(self._crowds.get(key, 0), len(queue) + self._computing[key]))
+
+    def remove(self, is_meant: Callable[[T], bool]) -> list[T]:
+        """Take out the requests that are meant, and give them; nobody waits for their clients."""
+        removed: list[T] = []
+        for key, queue in ((None, self._alone), *self._queues.items()):
+            gone = [waiting for waiting in queue if is_meant(waiting.item)]
+            for waiting in gone:
+                queue.remove(waiting)
+            if gone and key in self._crowds:
+                self._crowds[key] -= len(gone)
+            removed += [waiting.item for waiting in gone]
+        for key in [key for key, queue in self._queues.items() if not queue]:
+            del self._queues[key]
+        self._n_waiting -= len(removed)
+        return removed
+
+    def take(self, now_s: float) -> Batch[T] | None:
+        """Take what a model that has nothing to do shall compute now; None: nothing, or wait for wait_s.
+
+        Of the batches that wait for nobody, the one whose first request is oldest. So no key is passed over for long:
+        its first request is ready max_delay_s after it came, and older then than what comes later.
+        """
+        ready = [queue for queue in self._queues.values() if self._due_at_s(queue) <= now_s]
+        if self._alone:
+            ready.append(self._alone)
+        if not ready:
+            return None
+        queue = min(ready, key=lambda queue: queue[0].since_s)
+        if queue is self._alone:
+            first = queue.popleft()
+            self._n_waiting -= 1
+            return Batch(None, [first.item], first.n_rows)
+        return self._cut(queue, now_s)
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Give how long until take gives a batch if nothing else comes; None if nothing waits."""
+        if self._alone:
+            return 0.0
+        return min((max(0.0, self._due_at_s(queue) - now_s) for queue in self._queues.values()), default=None)
+
+    def finished(self, batch: Batch[T]) -> None:
+        """Hear that a batch that take gave is computed."""
+        if batch.key is not None:
+            self._computing[batch.key] -= len(batch.items)
+            if self._computing[batch.key] <= 0:
+                del self._computing[batch.key]
+
+    def _due_at_s(self, queue: deque[Waiting[T]]) -> float:
+        """Tell from when on a key's requests are computed, whoever else may come."""
+        first = queue[0]
+        n_inside = len(queue) + self._computing[first.key]
+        if n_inside >= self._crowds.get(first.key, 0) or sum(w.n_rows for w in queue) >= self._max_batch:
+            return first.since_s
+        return first.since_s + self._max_delay_s
+
+    def _cut(self, queue: deque[Waiting[T]], now_s: float) -> Batch[T]:
+        """Take from the front of a queue as much as one batch holds. Order is kept: no small request overtakes."""
+        key, n_rows = queue[0].key, 0
+        if now_s >= queue[0].since_s + self._max_delay_s:
+            self._remember(key, len(queue) + self._computing[key])  # who has not come by now is not waited for again
+        items: list[T] = []
+        while queue and n_rows + queue[0].n_rows <= self._max_batch:
+            waiting = queue.popleft()
+            items.append(waiting.item)
+            n_rows += waiting.n_rows
+        if not queue:
+            del self._queues[key]
+        self._n_waiting -= len(items)
+        self._computing[key] += len(items)
+        return Batch(key, items, n_rows)
+
+    def _remember(self, key: Hashable, crowd: int) -> None:
+        self._crowds[key] = crowd
+        self._crowds.move_to_end(key)
+        while len(self._crowds) > _MAX_CROWDS:
+            self._crowds.popitem(last=False)
