@@ -9,13 +9,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.catalog.gguf import GgufHeader, read_header
-from edge_rt.types import Capabilities, ModelInfo, TensorModelInfo, TensorSpec
+from edge_rt.types import Capabilities, Datatype, ModelInfo, TensorModelInfo, TensorSpec
+
+if TYPE_CHECKING:
+    from edge_rt.backends.onnx_model import OnnxModel
+
+# How a tensor session's arrays hold each datatype; the elements of BYTES are Python's bytes, UTF-8 for most models.
+DTYPES: Mapping[Datatype, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BYTES": np.dtype(np.object_),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +105,13 @@ class ModelFile:
     def header(self) -> GgufHeader:
         """The header, checked and read once: a large vocabulary takes tenths of a second. Raises ModelFormatError."""
         return read_header(self.path)
+
+    @cached_property
+    def onnx(self) -> OnnxModel:
+        """The facts of an ONNX file, checked and read once. Raises ModelFormatError; needs the extra `onnx`."""
+        from edge_rt.backends.onnx_model import read_model  # who has no such file need not have the package
+
+        return read_model(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +293,7 @@ class TensorSession(Protocol):
     info: TensorModelInfo
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
-        """Compute once; outputs () gives all. The arrays are the caller's.
+        """Compute once; outputs () gives all. The arrays are the caller's; DTYPES says how they hold each datatype.
 
         Raises InvalidRequestError for feeds that do not fit the inputs, BackendStepError for everything else.
         """

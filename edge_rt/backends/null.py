@@ -3,7 +3,7 @@
 Text is UTF-8 bytes, one token each. A chat is answered with the last user message, word for word. A plain prompt is
 continued with letters drawn from a hash of the whole context, so that a row at the wrong place changes the answer.
 The variant string sets latency, for example "step_s=0.005,row_s=0.00002". Rows at a position that does not follow
-the sequence, or more rows than cells, are refused as the real back ends refuse them.
+the sequence, or more rows than cells, are refused as the real back ends refuse them. Tensors: see null_tensor.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.backends.base import Device, LoadOptions, MemoryNeed, ModelFile, NoCellsError, SeqRows, Vocab
+from edge_rt.backends.base import (
+    Device,
+    LoadOptions,
+    MemoryNeed,
+    ModelFile,
+    NoCellsError,
+    SeqRows,
+    TensorOptions,
+    Vocab,
+)
+from edge_rt.backends.null_tensor import NullTensorSession, read_script
 from edge_rt.errors import BackendLoadError, BackendStepError, InvalidRequestError
 from edge_rt.types import Capabilities, ModelInfo
 
@@ -57,6 +67,15 @@ class NullBackend:
 
     def load(self, file: ModelFile, options: LoadOptions) -> NullSession:
         return NullSession(file, options)
+
+    def supports_tensor(self, file: ModelFile, options: TensorOptions) -> str | None:  # noqa: ARG002 - the protocol's
+        return None
+
+    def estimate_tensor(self, file: ModelFile, options: TensorOptions) -> MemoryNeed:  # noqa: ARG002 - the protocol's
+        return MemoryNeed(weights_bytes=read_script(file).memory_bytes, kv_bytes=0, scratch_bytes=0)
+
+    def load_tensor(self, file: ModelFile, options: TensorOptions) -> NullTensorSession:
+        return NullTensorSession(file, options)
 
 
 def _latency(file: ModelFile) -> dict[str, float]:

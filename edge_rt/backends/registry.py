@@ -11,6 +11,7 @@ from edge_rt.errors import BackendUnavailableError
 _BACKENDS = {
     "llama_cpu": "edge_rt.backends.llama_cpu:LlamaCpuBackend",
     "native": "edge_rt.backends.native:NativeBackend",
+    "onnx_cpu": "edge_rt.backends.onnx_cpu:OnnxCpuBackend",
     "null": "edge_rt.backends.null:NullBackend",
 }
 

@@ -62,7 +62,9 @@ def place(
         assets = {asset.id: find_asset(manifest, asset) for asset in manifest.assets}
         if None in assets.values():
             path = None
-        tensor = _tensor_load(manifest, config, {name: str(at) for name, at in assets.items()})
+        form = manifest.variant(variant)
+        backends = form.backends if form is not None else ()
+        tensor = _tensor_load(manifest, config, {name: str(at) for name, at in assets.items()}, backends)
     return Placement(
         model=model,
         backend=backend,
@@ -76,7 +78,7 @@ def place(
     )
 
 
-def _tensor_load(manifest: Manifest, config: Config, assets: dict[str, str]) -> TensorLoad:
+def _tensor_load(manifest: Manifest, config: Config, assets: dict[str, str], backends: tuple[str, ...]) -> TensorLoad:
     tensor, batching = config.tensor, manifest.batching
     return TensorLoad(
         pipeline=manifest.pipeline,
@@ -91,6 +93,7 @@ def _tensor_load(manifest: Manifest, config: Config, assets: dict[str, str]) -> 
         max_audio_s=config.limits.max_audio_s,
         graph_cache=tensor.graph_cache,
         custom_op_libraries=tensor.custom_op_libraries,
+        backends=backends,
     )
 
 

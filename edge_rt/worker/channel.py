@@ -45,6 +45,7 @@ class TensorLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     max_shapes   shapes of dynamic inputs that may be prepared for at a time
     max_tensor_bytes, max_pixels  of one request; checked before anything of that size is allocated
     custom_op_libraries  that the model may use; () none
+    backends     that can run the file, in order of preference; () leaves it to the worker
     """
 
     pipeline: Pipeline | None = None
@@ -59,6 +60,7 @@ class TensorLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     max_audio_s: float = 3600.0
     graph_cache: bool = True
     custom_op_libraries: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load"):

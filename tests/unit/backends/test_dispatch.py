@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from edge_rt import config
 from edge_rt.backends import registry
-from edge_rt.backends.base import Absent, Backend, Device, LoadOptions, ModelFile
-from edge_rt.backends.dispatch import AUTO, PREFERENCE, dispatch
+from edge_rt.backends.base import Absent, Backend, Device, LoadOptions, ModelFile, TensorBackend, TensorOptions
+from edge_rt.backends.dispatch import AUTO, PREFERENCE, TENSOR_PREFERENCE, dispatch, dispatch_tensor
 from edge_rt.backends.null import NullBackend
 from edge_rt.errors import BackendLoadError, BackendUnavailableError
 
@@ -84,3 +84,49 @@ def test_what_nobody_takes_fails_as_the_last_one_says() -> None:
 def test_configuration_and_registry_know_the_same_names() -> None:
     assert set(get_args(config.Backend)) == {AUTO, *registry.names()}
     assert set(PREFERENCE) <= set(registry.names())
+
+
+TENSOR_OPTIONS = TensorOptions()
+
+
+class TensorAnswering(Answering):
+    def supports_tensor(self, file: ModelFile, options: TensorOptions) -> str | None:
+        return self._reason
+
+
+class TextOnly:
+    """A back end for language models alone."""
+
+    name = "llama_cpu"
+
+
+def run_tensor(wanted: str, *order: str, **backends: object) -> tuple[TensorBackend, str]:
+    def find(name: str) -> Any:
+        if name not in backends:
+            raise BackendUnavailableError(backend=name, reason=f"no back end {name}")
+        return backends[name]
+
+    return dispatch_tensor(wanted, FILE, TENSOR_OPTIONS, backends=order, find=find)
+
+
+def test_a_tensor_model_goes_to_the_first_of_its_own_back_ends_that_takes_it() -> None:
+    npu, cpu = TensorAnswering(reason="no operator Conv"), TensorAnswering()
+    assert run_tensor(AUTO, "npu", "onnx_cpu", npu=npu, onnx_cpu=cpu) == (cpu, "no operator Conv")
+    assert run_tensor(AUTO, "rknn", "onnx_cpu", onnx_cpu=cpu) == (cpu, "no back end rknn")
+    assert run_tensor(AUTO, onnx_cpu=cpu) == (cpu, "")
+    assert run_tensor("npu", "onnx_cpu", npu=cpu, onnx_cpu=npu) == (cpu, "")
+
+
+def test_a_tensor_model_that_nobody_takes_is_refused_with_every_reason() -> None:
+    refuses, absent = TensorAnswering(reason="too small"), TensorAnswering(absent=Absent(reason="no chip", extra="x"))
+    with pytest.raises(BackendLoadError, match="no chip; too small"):
+        run_tensor(AUTO, "npu", "onnx_cpu", npu=absent, onnx_cpu=refuses)
+    with pytest.raises(BackendUnavailableError, match="no chip") as alone:
+        run_tensor("npu", npu=absent)
+    assert alone.value.extra == "x"
+    with pytest.raises(BackendLoadError, match="llama_cpu runs language models, m takes tensors"):
+        run_tensor("llama_cpu", llama_cpu=TextOnly())
+
+
+def test_the_preferred_tensor_back_ends_are_registered() -> None:
+    assert set(TENSOR_PREFERENCE) <= set(registry.names())
