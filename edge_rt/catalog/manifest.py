@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,7 +40,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Asset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file that every variant needs beside its own: labels, a tokenizer."""
+    """A file that no device runs: what every variant needs beside its own (labels, a tokenizer), or a raw material."""
 
     id: Id
     file: FileName
@@ -64,8 +65,10 @@ class StateTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One form of a model: either fetched (source, size_bytes, sha256) or derived_from another variant here.
+    """One form of a model: fetched (source, size_bytes, sha256) or derived_from another variant or a material here.
 
+    derive      names the recipe that derives it; "" quantises a GGUF file
+    derive_with the id of a material that the recipe takes beside what it derives from
     backends    that can run it, in order of preference; () leaves it to its format
     perplexity, accuracy  measured as docs/models.md says; None is not measured
     """
@@ -77,6 +80,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     size_bytes: Annotated[int, Meta(ge=0, le=2**42)] = 0
     sha256: Sha256 | Literal[""] = ""
     derived_from: str = ""
+    derive: Id | Literal[""] = ""
+    derive_with: str = ""
     backends: tuple[Id, ...] = ()
     perplexity: Annotated[float, Meta(gt=0)] | None = None
     accuracy: Accuracy | None = None
@@ -90,6 +95,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     arch           of a language model, as GGUF names it
     n_ctx          context to run with unless told otherwise; n_ctx_train is what the model was trained for
     chat_template  None takes the one inside the model file
+    assets         every variant needs them; they come and go with the model
+    materials      variants are derived from them; fetched when one is
     """
 
     id: Id
@@ -104,6 +111,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source_note: Line = ""
     chat_template: str | None = None
     assets: Annotated[tuple[Asset, ...], Meta(max_length=16)] = ()
+    materials: Annotated[tuple[Asset, ...], Meta(max_length=16)] = ()
     pipeline: Pipeline | None = None
     batching: Batching = Batching()
     state: Annotated[tuple[StateTensor, ...], Meta(max_length=64)] = ()
@@ -111,9 +119,32 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def variant(self, variant_id: str) -> Variant | None:
         return next((v for v in self.variants if v.id == variant_id), None)
 
+    def file(self, file_id: str) -> Variant | None:
+        """Give a variant, an asset or a material, the latter two described as variants."""
+        return next((v for v in self.files() if v.id == file_id), None)
+
+    def files(self) -> tuple[Variant, ...]:
+        """Give what may stand in the store: variants, then assets and materials."""
+        return (*self.variants, *map(as_variant, (*self.assets, *self.materials)))
+
+    def lineage(self, variant: Variant) -> str:
+        """Tell what a variant is made of, as 64 hexadecimal digits: its own sha256, or one over its whole derivation.
+
+        Plain quantisation of a fetched file is its parent's sha256.
+        """
+        parent = self.file(variant.derived_from)
+        if parent is None:
+            return variant.sha256
+        beside = self.file(variant.derive_with)
+        made_of = self.lineage(parent)
+        if not variant.derive:
+            return made_of
+        told = "\n".join((variant.derive, made_of, beside.sha256 if beside else ""))
+        return sha256(told.encode()).hexdigest()
+
 
 def as_variant(asset: Asset) -> Variant:
-    """Describe an asset as the store fetches and keeps files: as a variant."""
+    """Describe an asset or a material as the store fetches and keeps files: as a variant."""
     return Variant(
         id=asset.id,
         quant="ASSET",
@@ -176,7 +207,8 @@ def _contradictions(manifest: Manifest) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     if manifest.kind == "text":
         found += [(name, "is missing") for name in ("arch", "n_ctx", "n_ctx_train") if not getattr(manifest, name)]
-        for name, default in (("assets", ()), ("pipeline", None), ("batching", Batching()), ("state", ())):
+        defaults = {"assets": (), "materials": (), "pipeline": None, "batching": Batching(), "state": ()}
+        for name, default in defaults.items():
             if getattr(manifest, name) != default:
                 found.append((name, "is for models of kind tensor"))
     elif manifest.arch or manifest.n_ctx or manifest.n_ctx_train or manifest.chat_template is not None:
@@ -186,24 +218,37 @@ def _contradictions(manifest: Manifest) -> list[tuple[str, str]]:
     if manifest.n_ctx > manifest.n_ctx_train:
         found.append(("n_ctx", f"{manifest.n_ctx} is more than n_ctx_train {manifest.n_ctx_train}"))
     for name in ("id", "file"):
-        values = [getattr(v, name) for v in (*manifest.variants, *manifest.assets)]
+        values = [getattr(v, name) for v in manifest.files()]
         found += [(f"variants.{name}", f"{v!r} is there twice") for v in sorted(set(values)) if values.count(v) > 1]
-    for variant in (*manifest.variants, *map(as_variant, manifest.assets)):
+    for variant in manifest.files():
         field = f"{'variants' if variant in manifest.variants else 'assets'}.{variant.id}"
         if variant.derived_from:
-            parent = manifest.variant(variant.derived_from)
-            if variant.source or variant.sha256 or variant.size_bytes:
-                found.append((field, "has derived_from and a source, size_bytes or sha256; it can have only one"))
-            if parent is None or not parent.source:
-                found.append(
-                    (f"{field}.derived_from", f"{variant.derived_from!r} is not a variant here that has a source")
-                )
+            found += [(f"{field}{key}", problem) for key, problem in _derivation(manifest, variant)]
             continue
         if not (variant.source and variant.sha256 and variant.size_bytes):
             found.append((field, "needs source, size_bytes and sha256, or derived_from"))
             continue
+        if variant.derive or variant.derive_with:
+            found.append((field, "has a source; derive and derive_with go with derived_from"))
         try:
             parse_source(variant.source)
         except ValueError as exc:
             found.append((f"{field}.source", str(exc)))
+    return found
+
+
+def _derivation(manifest: Manifest, variant: Variant) -> list[tuple[str, str]]:
+    """List what is wrong with a derived variant, as (key, problem)."""
+    found: list[tuple[str, str]] = []
+    if variant.source or variant.sha256 or variant.size_bytes:
+        found.append(("", "has derived_from and a source, size_bytes or sha256; it can have only one"))
+    if variant.derive_with and variant.derive_with not in {material.id for material in manifest.materials}:
+        found.append((".derive_with", f"{variant.derive_with!r} is not a material here"))
+    seen = {variant.id}
+    parent = manifest.file(variant.derived_from)
+    while parent is not None and parent.derived_from and parent.id not in seen:
+        seen.add(parent.id)
+        parent = manifest.file(parent.derived_from)
+    if parent is None or not parent.source:
+        found.append((".derived_from", f"{variant.derived_from!r} leads to nothing here that has a source"))
     return found

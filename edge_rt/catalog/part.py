@@ -41,7 +41,23 @@ class PullProgress:
 
 
 Progress = Callable[[PullProgress], None]
-Derive = Callable[[Path, Path, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derivation:
+    """How a variant is made of another file.
+
+    quant   what it becomes
+    recipe  "" is the GGUF quantiser
+    beside  a material that the recipe takes too
+    """
+
+    quant: str
+    recipe: str = ""
+    beside: Path | None = None
+
+
+Derive = Callable[[Path, Path, Derivation], None]
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,10 @@ from edge_rt.errors import StoreError
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file in the store is. source is set for fetched files, parent_sha256 and tool for derived ones."""
+    """What a file in the store is. source is set for fetched files, the rest for derived ones.
+
+    parent_sha256  the variant's Manifest.lineage: of a quantised GGUF file its parent's sha256
+    """
 
     sha256: str
     size_bytes: int
@@ -77,9 +80,8 @@ class Place:
         """Read the file's record; None unless the file is there and both are what the manifest promises."""
         if (record := self.read_record()) is None:
             return None
-        parent = manifest.variant(variant.derived_from)
-        promised = record.parent_sha256 == parent.sha256 if parent else record.sha256 == variant.sha256
-        return record if promised else None
+        told = record.parent_sha256 if variant.derived_from else record.sha256
+        return record if told == manifest.lineage(variant) else None
 
     def write_record(self, record: Record) -> None:
         # Without the old file a crash before the rename leaves a record alone, never one beside another's bytes.

@@ -10,9 +10,20 @@ from pathlib import Path
 from edge_rt.catalog.fetch import FetchSettings, fetch
 from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.manifest import Manifest, Variant
-from edge_rt.catalog.part import Derive, Origin, Part, Phase, Progress, PullProgress, disk_full, hash_file, sync_dir
+from edge_rt.catalog.part import (
+    Derivation,
+    Derive,
+    Origin,
+    Part,
+    Phase,
+    Progress,
+    PullProgress,
+    disk_full,
+    hash_file,
+    sync_dir,
+)
 from edge_rt.catalog.place import Place, Record
-from edge_rt.catalog.sources import PypiSource, is_imported, parse_source
+from edge_rt.catalog.sources import PypiSource, is_imported, is_local, parse_source
 from edge_rt.errors import (
     BackendLoadError,
     DiskFullError,
@@ -31,14 +42,14 @@ _FULL_BYTES = 2**20
 class Pull:
     """One pull's surroundings.
 
-    tool        name and version of what derive runs; files it made are made anew when that changes
+    tool        name and version of what runs a recipe; files it made are made anew when that changes
     free_bytes  free space of the disk a path is on
     """
 
     root: Path
     manifest: Manifest
     settings: FetchSettings
-    tool: str
+    tool: Callable[[str], str]
     free_bytes: Callable[[Path], int]
     progress: Progress
     offline: bool
@@ -48,21 +59,22 @@ class Pull:
         """Give the variant's file, bringing it first if need be."""
         place = Place.of(self.root, self.manifest, variant)
         if not self._is_current(variant, place):
-            parent = self.manifest.variant(variant.derived_from)
+            parent = self.manifest.file(variant.derived_from)
             if is_imported(variant.source):
                 raise PullError(
                     source=variant.source,
                     problem="it was imported on this machine and is not here any more. Bring it back with "
                     f"`edge_rt models import PATH --id {self.manifest.id}`",
                 )
-            if parent is None and self.offline:
+            if parent is None and self.offline and not is_local(variant.source):
                 raise OfflineError(model=f"{self.manifest.id}:{variant.id}")
             with place.locked(lambda: self._report(variant, "wait", 0, None)):
                 if not self._is_current(variant, place):
                     if parent is None:
                         self._fetch(variant, place)
                     else:
-                        self._derive(variant, place, self.run(parent), parent.sha256)
+                        beside = self.manifest.file(variant.derive_with)
+                        self._derive(variant, place, self.run(parent), self.run(beside) if beside else None)
         size = place.file.stat().st_size
         self._report(variant, "done", size, size)
         return place.file
@@ -81,10 +93,10 @@ class Pull:
 
     def _is_current(self, variant: Variant, place: Place) -> bool:
         record = place.record(self.manifest, variant)
-        if record is None or record.tool in ("", self.tool):
+        if record is None or record.tool in ("", self.tool(variant.derive)):
             return record is not None
         # Made by another version of the quantiser: as good as ever where its parent cannot be had.
-        parent = self.manifest.variant(variant.derived_from)
+        parent = self.manifest.file(variant.derived_from)
         assert parent is not None
         has_parent = Place.of(self.root, self.manifest, parent).record(self.manifest, parent) is not None
         return self.offline and not has_parent
@@ -131,7 +143,7 @@ class Pull:
                 uri=variant.source,
             )
 
-    def _derive(self, variant: Variant, place: Place, parent: Path, parent_sha256: str) -> None:
+    def _derive(self, variant: Variant, place: Place, parent: Path, beside: Path | None) -> None:
         directory = place.file.parent
         self._check_space(directory, parent.stat().st_size)
         new = place.beside("new")
@@ -139,18 +151,21 @@ class Pull:
         self._report(variant, "derive", 0, None)
         try:
             with disk_full(directory, parent.stat().st_size, lambda: self.free_bytes(directory)):
-                self.derive(parent, new, variant.quant)
-                quant = read_header(new).quant
-                if not variant.quant.startswith(quant):
-                    # llama.cpp quietly takes another type where a row does not divide into blocks.
-                    raise ModelFormatError(
-                        path=str(new), field="tensor types", problem=f"most are {quant}, not {variant.quant}"
-                    )
+                self.derive(parent, new, Derivation(quant=variant.quant, recipe=variant.derive, beside=beside))
+                if not variant.derive:
+                    _check_quant(new, variant.quant)
                 size = new.stat().st_size
                 sha256 = hash_file(new, lambda done: self._report(variant, "check", done, size))
                 with new.open("rb") as file:
                     os.fsync(file.fileno())
-                place.write_record(Record(sha256=sha256, size_bytes=size, parent_sha256=parent_sha256, tool=self.tool))
+                place.write_record(
+                    Record(
+                        sha256=sha256,
+                        size_bytes=size,
+                        parent_sha256=self.manifest.lineage(variant),
+                        tool=self.tool(variant.derive),
+                    )
+                )
                 new.rename(place.file)
                 sync_dir(directory)
         except BackendLoadError as exc:
@@ -160,3 +175,10 @@ class Pull:
             raise
         finally:
             new.unlink(missing_ok=True)
+
+
+def _check_quant(path: Path, wanted: str) -> None:
+    """Refuse what llama.cpp quietly does where a row does not divide into blocks: another type."""
+    quant = read_header(path).quant
+    if not wanted.startswith(quant):
+        raise ModelFormatError(path=str(path), field="tensor types", problem=f"most are {quant}, not {wanted}")

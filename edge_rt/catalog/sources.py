@@ -1,9 +1,10 @@
-"""Where a file may come from: pypi:, hf:, https: and file: addresses, parsed and checked; nothing is fetched here.
+"""Where a file may come from: addresses by their scheme, parsed and checked; nothing is fetched here.
 
 pypi:NAME==VERSION#path/in/the/wheel
 hf:OWNER/REPO/path/to/file@REVISION
 https://host/path            http:// only for this machine's loopback
 file:/absolute/path
+shipped:NAME                 a small file that comes with edge_rt, beside its manifests
 import:NAME                  taken into the store by `edge_rt models import`; nothing can fetch it again
 """
 
@@ -17,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 _PYPI = re.compile(
     r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9.!+_-]+)#(?P<member>.+)"
 )
+_SHIPPED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _HF = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[^@]+)@(?P<revision>[\w./-]+)", re.ASCII)
 
 
@@ -53,19 +55,30 @@ class FileSource:
 
 
 @dataclass(frozen=True, slots=True)
+class ShippedSource:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ImportSource:
     """What a model was imported from; the name is for people."""
 
     name: str
 
 
-Source = PypiSource | HfSource | UrlSource | FileSource | ImportSource
+Source = PypiSource | HfSource | UrlSource | FileSource | ShippedSource | ImportSource
 
 _IMPORT = "import:"
+_SHIPPED = "shipped:"
 
 
 def is_imported(uri: str) -> bool:
     return uri.startswith(_IMPORT)
+
+
+def is_local(uri: str) -> bool:
+    """Say whether a source is on this machine already and needs no network."""
+    return uri.startswith(_SHIPPED)
 
 
 def parse_source(uri: str) -> Source:
@@ -86,9 +99,13 @@ def parse_source(uri: str) -> Source:
         return UrlSource(uri)
     if scheme == "file":
         return FileSource(_absolute_path(uri))
+    if scheme == "shipped":
+        if not _SHIPPED_NAME.fullmatch(rest):
+            raise ValueError(f"{uri!r} is not shipped:NAME")
+        return ShippedSource(rest)
     if is_imported(uri):
         return ImportSource(unquote(rest))
-    raise ValueError(f"{uri!r} has none of the schemes pypi:, hf:, https:, file: and import:")
+    raise ValueError(f"{uri!r} has none of the schemes pypi:, hf:, https:, file:, shipped: and import:")
 
 
 def check_url(url: str) -> None:

@@ -46,10 +46,16 @@ def pick_variant(manifest: Manifest, features: frozenset[str], wanted: str = "",
     return next(fast, manifest.variants[0])
 
 
-def quantiser_version() -> str:
-    """Name what makes derived variants, '' where it is not installed; does not import it."""
+# Raised when a recipe of convert/ writes other bytes than before.
+RECIPE_VERSION = 1
+
+
+def recipe_version(recipe: str) -> str:
+    """Name what runs a recipe ("" is the GGUF quantiser), '' where it is not installed; does not import it."""
     try:
-        return f"llama-cpp-python {version('llama-cpp-python')}"
+        if not recipe:
+            return f"llama-cpp-python {version('llama-cpp-python')}"
+        return f"{recipe} {RECIPE_VERSION}, onnx {version('onnx')}, onnxruntime {version('onnxruntime')}"
     except PackageNotFoundError:
         return ""
 
@@ -61,7 +67,7 @@ def free_bytes(path: Path) -> int:
 class Store:
     """Model files below root, as the manifests describe them. Safe to use from many processes at once.
 
-    tool        names what derive callbacks run, with its version
+    tool        names what a recipe is run by, with its version
     free_bytes  free space of the disk a path is on
     """
 
@@ -71,7 +77,7 @@ class Store:
         manifests: tuple[Manifest, ...],
         *,
         catalog: config.Catalog | None = None,
-        tool: Callable[[], str] = quantiser_version,
+        tool: Callable[[str], str] = recipe_version,
         free_bytes: Callable[[Path], int] = free_bytes,
     ):
         self.root = root
@@ -125,7 +131,7 @@ class Store:
         """Bring a variant into the store unless it is there, and before it the one it is derived from.
 
         variant_id  '' is the first in the manifest; `pick_variant` knows the best for a CPU
-        derive      makes dst from src in the quantisation named: derive(src, dst, quant)
+        derive      makes dst from src as told: derive(src, dst, how)
         A pull cut short by anything but a full disk is taken up by the next. Raises ModelNotFoundError, OfflineError,
         PullError, DiskFullError, StoreError, ModelChecksumError, ConfigError and what derive raises.
         """
@@ -140,7 +146,7 @@ class Store:
             root=self.root,
             manifest=manifest,
             settings=settings,
-            tool=self._tool(),
+            tool=self._tool,
             free_bytes=self._free_bytes,
             progress=progress,
             offline=offline,
@@ -174,12 +180,12 @@ class Store:
         return manifest
 
     def verify(self, model_id: str, variant_id: str = "", *, progress: Progress) -> tuple[Path, ...]:
-        """Hash every pulled file of a model, or one variant's, and give those that are sound.
+        """Hash every pulled file of a model, or one variant's or asset's, and give those that are sound.
 
         Raises ModelChecksumError at the first that is not.
         """
         manifest = self.get(model_id)
-        variants = (pick_variant(manifest, frozenset(), variant_id),) if variant_id else manifest.variants
+        variants = (self._file(manifest, variant_id),) if variant_id else manifest.files()
         sound: list[Path] = []
         for variant in variants:
             place = Place.of(self.root, manifest, variant)
@@ -209,21 +215,28 @@ class Store:
 
     def remove(self, model_id: str, variant_id: str = "") -> int:
         """Delete a model's files, or one variant's, partial ones too; give the bytes freed. Of an imported model
-        the manifest goes too.
+        the manifest goes too. Assets and materials go with the last variant.
 
         A process that has a file mapped keeps its pages until it lets go.
         """
         manifest = self.get(model_id)
-        variants = (pick_variant(manifest, frozenset(), variant_id),) if variant_id else manifest.variants
-        freed = 0
-        for variant in variants:
-            place = Place.of(self.root, manifest, variant)
-            if place.file.parent.is_dir():
-                with place.locked(lambda: None):
-                    freed += place.forget()
-        if all(is_imported(v.source) for v in variants):
+        files = (self._file(manifest, variant_id),) if variant_id else manifest.files()
+        freed = sum(self._forget(manifest, file) for file in files)
+        if variant_id and not any(self.state(manifest, v)[1] for v in manifest.variants):
+            freed += sum(self._forget(manifest, file) for file in manifest.files())
+        if all(is_imported(v.source) for v in files):
             manifest_file(self.root, model_id).unlink(missing_ok=True)
         return freed
+
+    def _file(self, manifest: Manifest, file_id: str) -> Variant:
+        return manifest.file(file_id) or pick_variant(manifest, frozenset(), file_id)
+
+    def _forget(self, manifest: Manifest, variant: Variant) -> int:
+        place = Place.of(self.root, manifest, variant)
+        if not place.file.parent.is_dir():
+            return 0
+        with place.locked(lambda: None):
+            return place.forget()
 
 
 def _root(store_dir: str, environ: Mapping[str, str]) -> Path:

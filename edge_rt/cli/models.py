@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from edge_rt import config
 from edge_rt.catalog.gguf import read_header
-from edge_rt.catalog.manifest import UNKNOWN_LICENSE, Manifest, Variant
+from edge_rt.catalog.manifest import UNKNOWN_LICENSE, Asset, Manifest, Variant, as_variant
 from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.cli.progress import pull_progress, size_text
 from edge_rt.devices import cpu
@@ -75,6 +75,7 @@ def list_models(catalog: _Catalog, as_json: bool) -> None:
     table = [
         (
             row["model"],
+            row["kind"],
             row["variant"] + ("*" if row["picked"] else ""),
             row["quant"],
             size_text(row["size_bytes"]) if row["size_bytes"] else "?",
@@ -83,9 +84,8 @@ def list_models(catalog: _Catalog, as_json: bool) -> None:
         )
         for row in rows
     ]
-    click.echo(
-        tabulate(table, ("MODEL", "VARIANT", "QUANT", "SIZE", "STATE", "LICENSE"), "plain", disable_numparse=True)
-    )
+    head = ("MODEL", "KIND", "VARIANT", "QUANT", "SIZE", "STATE", "LICENSE")
+    click.echo(tabulate(table, head, "plain", disable_numparse=True))
     click.echo(f"store: {catalog.store.root}", err=True)
 
 
@@ -94,6 +94,7 @@ def _row(catalog: _Catalog, manifest: Manifest, variant: Variant) -> dict[str, A
     path = catalog.store.path(manifest, variant)
     return {
         "model": manifest.id,
+        "kind": manifest.kind,
         "variant": variant.id,
         "quant": variant.quant,
         # A derived file's size is known once it has been made.
@@ -183,10 +184,12 @@ def show(catalog: _Catalog, name: str, as_json: bool) -> None:
         "n_ctx_train": manifest.n_ctx_train,
     }
     variants = [_details(catalog, manifest, v) for v in manifest.variants if wanted in (None, v)]
+    assets = [_asset(catalog, manifest, asset, "asset") for asset in manifest.assets]
+    assets += [_asset(catalog, manifest, asset, "material") for asset in manifest.materials]
     if as_json:
-        click.echo(json.dumps({**facts, "variants": variants}, indent=2))
+        click.echo(json.dumps({**facts, "variants": variants, "assets": assets}, indent=2))
         return
-    for index, table in enumerate([facts, *variants]):
+    for index, table in enumerate([facts, *variants, *assets]):
         rows = [(key, value) for key, value in table.items() if value not in (None, "")]
         click.echo(("\n" if index else "") + tabulate(rows, tablefmt="plain", disable_numparse=True))
 
@@ -195,25 +198,46 @@ def _details(catalog: _Catalog, manifest: Manifest, variant: Variant) -> dict[st
     row = _row(catalog, manifest, variant)
     record = catalog.store.record(manifest, variant)
     path = catalog.store.path(manifest, variant)
-    header = read_header(path) if path else None
-    return {
+    accuracy = variant.accuracy
+    details = {
         "variant": variant.id,
         "quant": variant.quant,
         "perplexity": variant.perplexity,
+        "accuracy": f"{accuracy.metric} {accuracy.value} on {accuracy.data}, n = {accuracy.n}" if accuracy else None,
         "state": row["state"],
         "picked": row["picked"],
         "size_bytes": row["size_bytes"],
         "sha256": record.sha256 if record else variant.sha256 or None,
         "source": variant.source or None,
         "derived_from": variant.derived_from or None,
+        "derive": variant.derive or None,
         "made_by": record.tool if record and record.tool else None,
         "path": row["path"],
         **(_runner(catalog, manifest, variant) if path else {"backend": None, "backend_reason": None}),
+    }
+    return {**details, **_header(path)} if manifest.kind == "text" else details
+
+
+def _header(path: Path | None) -> dict[str, Any]:
+    header = read_header(path) if path else None
+    return {
         "layers": header.n_layers if header else None,
         "vocabulary": header.n_vocab if header else None,
         "tensors": len(header.tensors) if header else None,
         "kv_bytes_per_token_f16": header.kv_elements_per_token * 2 if header else None,
         "chat_template": ("in the file" if header.chat_template else "none") if header else None,
+    }
+
+
+def _asset(catalog: _Catalog, manifest: Manifest, asset: Asset, role: str) -> dict[str, Any]:
+    path = catalog.store.asset_path(manifest, asset)
+    return {
+        role: asset.id,
+        "state": catalog.store.state(manifest, as_variant(asset))[0],
+        "size_bytes": asset.size_bytes,
+        "sha256": asset.sha256,
+        "source": asset.source,
+        "path": str(path) if path else None,
     }
 
 
@@ -246,9 +270,8 @@ def verify(catalog: _Catalog, names: tuple[str, ...]) -> None:
     with pull_progress() as progress:
         for name in names or tuple(m.id for m in catalog.store.manifests()):
             manifest, wanted = catalog.find(name)
-            present = [
-                v for v in manifest.variants if wanted in (None, v) and catalog.store.path(manifest, v) is not None
-            ]
+            files = manifest.files() if wanted is None else (wanted,)
+            present = [file for file in files if catalog.store.path(manifest, file) is not None]
             if names and not present:
                 raise ModelNotPulledError(model=name)
             for variant in present:
@@ -271,7 +294,8 @@ def verify(catalog: _Catalog, names: tuple[str, ...]) -> None:
 def remove(catalog: _Catalog, names: tuple[str, ...]) -> None:
     """Delete the files of models, partial ones too.
 
-    MODEL is an id, or ID:VARIANT for one variant of it. A daemon that has the model loaded keeps answering from it
+    MODEL is an id, or ID:VARIANT for one variant of it. What all variants need, such as labels, goes with the last. A
+    daemon that has the model loaded keeps answering from it
     until it unloads it.
     """
     for name, (manifest, variant) in [(name, catalog.find(name)) for name in names]:

@@ -18,7 +18,7 @@ _WORDS: dict[Phase, str] = {
     "fetch": "fetching",
     "retry": "the connection broke, trying again",
     "unpack": "unpacking",
-    "derive": "quantising",
+    "derive": "deriving",
     "convert": "converting",
     "done": "ready",
 }

@@ -16,14 +16,24 @@ import msgspec
 
 from edge_rt.catalog.ggml_types import GGML_TYPES
 from edge_rt.catalog.gguf import read_header
+from edge_rt.catalog.part import Derivation
 from edge_rt.errors import BackendLoadError, BackendUnavailableError, EdgeRtError
 from edge_rt.worker.child import run_child
+from edge_rt.worker.recipe import apply
 
 _EMBEDDING = "token_embd.weight"
 
 
-def derive(src: Path, dst: Path, quant: str) -> None:
-    """Write src in another quantisation to dst; the embedding keeps the type it has in src.
+def derive(src: Path, dst: Path, how: Derivation) -> None:
+    """Make dst of src as told. Raises what quantise and worker/recipe.py's apply raise; dst may then be a part."""
+    if how.recipe:
+        apply(how.recipe, src, dst, how.beside)
+    else:
+        quantise(src, dst, how.quant)
+
+
+def quantise(src: Path, dst: Path, quant: str) -> None:
+    """Write the GGUF file src in another quantisation to dst; the embedding keeps the type it has in src.
 
     Raises ModelFormatError for a src that is no sound model, BackendUnavailableError without llama.cpp, and
     BackendLoadError with the quantiser's last words. dst may then hold a part of the file.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_rt.catalog.manifest import Manifest, Variant, load_manifest
-from edge_rt.catalog.part import PullProgress
+from edge_rt.catalog.part import Derivation, PullProgress
 from edge_rt.catalog.store import Store
 from tests.gguf_files import tiny_llama
 
@@ -72,7 +72,7 @@ class Shop:
         """Let the model come from another source, as a new manifest would."""
         self.manifest_path.write_text(manifest_text(source, content))
         self.manifest = load_manifest(self.manifest_path)
-        self.store = Store(self.root, (self.manifest,), tool=lambda: self.tool, free_bytes=lambda _: self.free)
+        self.store = Store(self.root, (self.manifest,), tool=lambda _: self.tool, free_bytes=lambda _: self.free)
 
     def variant(self, variant_id: str = "q8_0") -> Variant:
         variant = self.manifest.variant(variant_id)
@@ -89,8 +89,8 @@ class Shop:
         """Names of all files of the model but the locks."""
         return sorted(p.name for p in (self.root / "models" / "tiny").iterdir() if not p.name.endswith(".lock"))
 
-    def derive(self, src: Path, dst: Path, quant: str) -> None:
-        assert (src.name, quant) == ("tiny.Q8_0.gguf", "Q4_0")
+    def derive(self, src: Path, dst: Path, how: Derivation) -> None:
+        assert (src.name, how.quant) == ("tiny.Q8_0.gguf", "Q4_0")
         self.n_derived += 1
         dst.write_bytes(self.derived)
 

@@ -69,7 +69,7 @@ def test_an_imported_file_is_a_model_like_any_other(home: Home) -> None:
     assert store.pull(manifest.id, progress=home.steps.append, offline=True, derive=never) == path
 
 
-def never(src: Path, dst: Path, quant: str) -> None:
+def never(src: Path, dst: Path, how: object) -> None:
     raise AssertionError
 
 

@@ -270,7 +270,7 @@ def test_derived_file_outlives_its_parent(shop: Shop) -> None:
 
 
 def test_quantiser_that_fails_leaves_nothing(shop: Shop) -> None:
-    def fail(src: Path, dst: Path, quant: str) -> None:
+    def fail(src: Path, dst: Path, how: object) -> None:
         dst.write_bytes(b"half")
         raise BackendLoadError(model=src.name, reason="no")
 
@@ -295,7 +295,7 @@ def test_no_room_to_derive(shop: Shop) -> None:
 
 
 def test_disk_that_fills_up_while_quantising(shop: Shop) -> None:
-    def fail(src: Path, dst: Path, quant: str) -> None:
+    def fail(src: Path, dst: Path, how: object) -> None:
         dst.write_bytes(b"half")
         shop.free = 4096
         raise BackendLoadError(model=src.name, reason="iostream error")

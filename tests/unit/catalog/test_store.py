@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.catalog.store import SYSTEM_DIR, Store, pick_variant, quantiser_version
+from edge_rt.catalog.store import SYSTEM_DIR, Store, pick_variant, recipe_version
 from edge_rt.config import Catalog
 from edge_rt.errors import ConfigError, ModelChecksumError, ModelNotFoundError
 from tests.unit.catalog.conftest import CONTENT, DERIVED, Shop
@@ -125,6 +125,6 @@ def test_reading_the_store_loads_no_http_client() -> None:
     assert child.stderr.strip() == "set()"
 
 
-def test_quantiser_version_names_the_installed_one() -> None:
+def test_recipe_version_names_the_installed_one() -> None:
     pytest.importorskip("llama_cpp", reason="the back end llama_cpu is not installed")
-    assert quantiser_version().startswith("llama-cpp-python 0.")
+    assert recipe_version("").startswith("llama-cpp-python 0.")

@@ -98,11 +98,11 @@ def test_a_file_of_ones_own_comes_and_goes(models: Models, tmp_path: Path) -> No
 def test_list_shows_what_there_is_and_what_is_here(models: Models) -> None:
     result = models("list")
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[0].split() == ["MODEL", "VARIANT", "QUANT", "SIZE", "STATE", "LICENSE"]
+    assert result.stdout.splitlines()[0].split() == ["MODEL", "KIND", "VARIANT", "QUANT", "SIZE", "STATE", "LICENSE"]
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith("tiny")]
     assert rows == [
-        ["tiny", "q8_0*", "Q8_0", str(len(CONTENT)), "B", "absent", "Apache-2.0"],
-        ["tiny", "q4_0", "Q4_0", "?", "absent", "Apache-2.0"],
+        ["tiny", "text", "q8_0*", "Q8_0", str(len(CONTENT)), "B", "absent", "Apache-2.0"],
+        ["tiny", "text", "q4_0", "Q4_0", "?", "absent", "Apache-2.0"],
     ]
     assert f"store: {models.root.parent.parent}" in result.stderr
 
@@ -112,6 +112,7 @@ def test_list_for_scripts(models: Models) -> None:
     row = models.rows()["q8_0"]
     assert row == {
         "model": "tiny",
+        "kind": "text",
         "variant": "q8_0",
         "quant": "Q8_0",
         "size_bytes": len(CONTENT),

@@ -1,0 +1,20 @@
+"""The recipes that a manifest's variants name: each makes one file of another, the same bytes every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_rt.errors import ModelFormatError
+
+Recipe = Callable[[Path, Path, Path | None], None]  # src, dst, beside
+
+_RECIPES: dict[str, Recipe] = {}
+
+
+def run_recipe(recipe: str, src: Path, dst: Path, beside: Path | None) -> None:
+    """Write dst. Raises ModelFormatError for a src that the recipe cannot take and for a recipe that is not known."""
+    if (run := _RECIPES.get(recipe)) is None:
+        known = ", ".join(sorted(_RECIPES)) or "none"
+        raise ModelFormatError(path=dst.name, field="derive", problem=f"no recipe {recipe!r}, there are: {known}")
+    run(src, dst, beside)
