@@ -279,6 +279,7 @@ class TensorRequest:
 
     outputs    names of those wanted; () is all
     stream     names the stream whose state a stateful model goes on from; "" starts fresh and keeps nothing
+    is_first   forget the state that the stream has, and start fresh
     is_last    forget the stream's state after this
     tenant, deadline_s  as in GenerateRequest
     """
@@ -288,6 +289,7 @@ class TensorRequest:
     inputs: tuple[Tensor, ...]
     outputs: tuple[str, ...] = ()
     stream: str = ""
+    is_first: bool = False
     is_last: bool = False
     tenant: str = ""
     deadline_s: float | None = None

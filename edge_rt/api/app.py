@@ -12,7 +12,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from edge_rt import telemetry
-from edge_rt.api import openai, schemas
+from edge_rt.api import kserve, openai, schemas
 from edge_rt.api.boundary import Boundary
 from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api, ModelStatus, RuntimeProtocol
@@ -30,7 +30,8 @@ def build_app(
     """Build the ASGI app. A scope's state holds the Peer of a Unix socket as "peer"; all else needs one of api_keys."""
     api = Api(runtime=runtime, config=config, telemetry=metrics)
     router = Router(
-        [*_health_routes(api), *openai.routes(api), *_model_routes(api), *_token_routes(api)], redirect_slashes=False
+        [*_health_routes(api), *openai.routes(api), *_model_routes(api), *_token_routes(api), *kserve.routes(api)],
+        redirect_slashes=False,
     )
     return Boundary(router, metrics, api_keys=api_keys, access_log=config.server.access_log)
 

@@ -13,19 +13,22 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Match, Router
+from starlette.types import Message, Receive, Scope, Send
 
 from edge_rt import telemetry
 from edge_rt.api.callers import ApiKeys, Peer, tenant
+from edge_rt.api.endpoint import Endpoint
 from edge_rt.api.sse import HungUpError, error_event
 from edge_rt.api.status import HttpError, reply
 from edge_rt.errors import AuthError, EdgeRtError, ShuttingDownError
 
 _log = logging.getLogger("edge_rt.api")
 _access = logging.getLogger("edge_rt.access")
-_PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # asked every few seconds, for ever
+# Probes carry no key.
+_OPEN_PATHS: Final = ("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready")
+_PROBES = frozenset({*_OPEN_PATHS, "/metrics"})  # asked every few seconds, for ever
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_OPEN_PATHS: Final = ("/health", "/health/live", "/health/ready")  # probes carry no key
 _HUNG_UP: Final = 499  # what proxies log for a client that left; it is never sent
 
 
@@ -50,14 +53,14 @@ class Boundary:
 
     def __init__(
         self,
-        routes: ASGIApp,
+        router: Router,
         metrics: telemetry.Telemetry,
         *,
         api_keys: ApiKeys | None,
         access_log: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._routes = routes
+        self._router = router
         self._metrics = metrics
         self._api_keys = api_keys
         self._access_log = access_log
@@ -86,43 +89,51 @@ class Boundary:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         try:
             self._identify(scope, exchange)
-            await self._routes(scope, receive, send)
+            await self._router(scope, receive, send)
         except HungUpError:
             exchange.outcome = "hung_up"
             exchange.status = exchange.status or _HUNG_UP
         except asyncio.CancelledError:  # only the server's last resort in a shutdown cancels a request
-            await self._fail(send, exchange, ShuttingDownError())
+            await self._fail(scope, send, exchange, ShuttingDownError())
         except HTTPException as exc:  # from the router
             message = f"{HTTPStatus(exc.status_code).phrase.lower()}: {scope['method']} {scope['path']}"
             headers = [(name.lower().encode(), value.encode()) for name, value in (exc.headers or {}).items()]
-            await self._fail(send, exchange, HttpError(exc.status_code, message, headers=headers))
+            await self._fail(scope, send, exchange, HttpError(exc.status_code, message, headers=headers))
         except Exception as exc:  # noqa: BLE001  the request boundary: nothing may end without an answer
-            await self._fail(send, exchange, exc)
+            await self._fail(scope, send, exchange, exc)
 
     def _identify(self, scope: Scope, exchange: _Exchange) -> None:
         try:
             exchange.tenant = tenant(exchange.peer, self._api_keys, scope["headers"])
         except AuthError:
             if scope["path"] not in _OPEN_PATHS:
+                scope["endpoint"] = self._endpoint(scope)  # whose protocol's error it shall be
                 raise
         scope["state"]["tenant"] = exchange.tenant
 
-    async def _fail(self, send: Send, exchange: _Exchange, error: BaseException) -> None:
+    def _endpoint(self, scope: Scope) -> object:
+        matches = (route.matches(scope) for route in self._router.routes)
+        return next((found.get("endpoint") for match, found in matches if match is not Match.NONE), None)
+
+    async def _fail(self, scope: Scope, send: Send, exchange: _Exchange, error: BaseException) -> None:
         """Answer with an error: as a response, or as the last event of a stream that has begun."""
         if not isinstance(error, EdgeRtError | HttpError):
             _log.error("a request failed unexpectedly", exc_info=error)
         answer = reply(error)
         exchange.outcome = answer.code
+        body = answer.body
+        if isinstance(endpoint := scope.get("endpoint"), Endpoint) and endpoint.error_body is not None:
+            body = endpoint.error_body(answer)
         if exchange.status == 0:
             headers = [
                 (b"content-type", b"application/json"),
-                (b"content-length", b"%d" % len(answer.body)),
+                (b"content-length", b"%d" % len(body)),
                 *answer.headers,
             ]
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+            await send({"type": "http.response.body", "body": body, "more_body": False})
         elif exchange.is_stream:
-            await send({"type": "http.response.body", "body": error_event(answer.body), "more_body": False})
+            await send({"type": "http.response.body", "body": error_event(body), "more_body": False})
 
     def _record(self, scope: Scope, exchange: _Exchange) -> None:
         route = scope.get("route")

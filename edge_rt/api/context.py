@@ -6,14 +6,15 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from edge_rt.catalog.manifest import Manifest
 from edge_rt.config import Config
 from edge_rt.errors import OverloadedError
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import Chunk, GenerateRequest, ModelInfo
+from edge_rt.types import Chunk, GenerateRequest, ModelInfo, TensorAnswer, TensorModelInfo, TensorRequest
 
 
 class ModelStatus(Protocol):
-    """One model of the catalog; info is there while it is loaded."""
+    """One model of the catalog; info or tensor is there while it is loaded. See runtime.ModelStatus."""
 
     @property
     def id(self) -> str: ...
@@ -21,6 +22,14 @@ class ModelStatus(Protocol):
     def pulled(self) -> bool: ...
     @property
     def info(self) -> ModelInfo | None: ...
+    @property
+    def tensor(self) -> TensorModelInfo | None: ...
+    @property
+    def manifest(self) -> Manifest | None: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def error(self) -> str: ...
 
 
 class RuntimeProtocol(Protocol):
@@ -29,6 +38,12 @@ class RuntimeProtocol(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         """Answer in chunks. Closing the generator stops the engine within one token."""
         ...
+
+    async def infer(self, request: TensorRequest) -> TensorAnswer: ...
+
+    async def load(self, model: str) -> None: ...
+
+    async def unload(self, model: str) -> None: ...
 
     async def tokenize(self, model: str, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
 

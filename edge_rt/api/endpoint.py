@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edge_rt.api.context import Api, Bodies
 from edge_rt.api.sse import HungUpError
-from edge_rt.api.status import HttpError
+from edge_rt.api.status import ErrorReply, HttpError
 from edge_rt.errors import InvalidRequestError
 
 _CLOSE: Final = [(b"connection", b"close")]  # the rest of the body is not read
@@ -21,10 +21,18 @@ class Endpoint:
     """A handler as an ASGI app.
 
     starlette wraps plain functions so that each event of a stream passes more wrappers; errors are the boundary's here.
+
+    error_body  writes error bodies as its protocol wants them; None takes OpenAI's
     """
 
-    def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
+    def __init__(
+        self,
+        handler: Callable[[Request], Awaitable[ASGIApp]],
+        *,
+        error_body: Callable[[ErrorReply], bytes] | None = None,
+    ) -> None:
         self._handler = handler
+        self.error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = await self._handler(Request(scope, receive))

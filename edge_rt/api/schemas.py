@@ -180,10 +180,16 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 def decode(body: bytes, cls: type[T]) -> T:
     """Decode a request body. Raises InvalidRequestError naming the field and what is wrong with it."""
+    decoded: T = decode_with(body, _DECODERS[cls])
+    return decoded
+
+
+def decode_with(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode a request body as decode does, by a decoder of the caller's."""
     if not body:
         raise InvalidRequestError(param="", problem="the body is empty; it must be a JSON object")
     try:
-        decoded: T = _DECODERS[cls].decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as exc:
         raise _invalid(str(exc)) from exc
     except msgspec.DecodeError as exc:
@@ -195,7 +201,6 @@ def decode(body: bytes, cls: type[T]) -> T:
         raise InvalidRequestError(param="", problem="the body is not valid UTF-8") from exc
     except RecursionError as exc:
         raise InvalidRequestError(param="", problem="the body is nested too deeply") from exc
-    return decoded
 
 
 def _invalid(problem: str) -> InvalidRequestError:

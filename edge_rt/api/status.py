@@ -86,12 +86,22 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """An error ready to be sent; body is the JSON of {"error": …} both in answers and in streams."""
+    """An error ready to be sent; body is OpenAI's {"error": …}, both in answers and in streams."""
 
     status: int
     code: str
     body: bytes
     headers: Headers
+    message: str
+    details: dict[str, Any]
+
+
+def open_inference_body(answer: ErrorReply) -> bytes:
+    """Write an error as the Open Inference Protocol wants it; code and details let a client rebuild the error."""
+    body: dict[str, Any] = {"error": answer.message, "code": answer.code}
+    if answer.details:
+        body["details"] = answer.details
+    return msgspec.json.encode(body)
 
 
 def reply(error: BaseException) -> ErrorReply:
@@ -121,7 +131,7 @@ def _reply(
     if details:
         error["details"] = details  # the error's fields, from which the client rebuilds it
     body = msgspec.json.encode({"error": error})
-    return ErrorReply(status, code, body, headers)
+    return ErrorReply(status, code, body, headers, message, details)
 
 
 def rebuild(status: int, body: bytes) -> errors.EdgeRtError:
@@ -130,7 +140,10 @@ def rebuild(status: int, body: bytes) -> errors.EdgeRtError:
     A body of another server, or an HTTP error without fields, becomes InvalidRequestError (4xx) or BackendError.
     """
     try:
-        error = msgspec.json.decode(body, type=_ErrorBody).error
+        found = msgspec.json.decode(body, type=_ErrorBody)
+        error = found.error
+        if isinstance(error, str):  # the Open Inference Protocol's
+            error = _Error(message=error, code=found.code, details=found.details)
     except msgspec.DecodeError:
         error = _Error(message=f"HTTP {status}: {body[:200].decode(errors='replace')}")
     for cls in errors.subclasses():
@@ -149,4 +162,6 @@ class _Error(msgspec.Struct):
 
 
 class _ErrorBody(msgspec.Struct):
-    error: _Error
+    error: _Error | str
+    code: str | None = None
+    details: dict[str, Any] = {}

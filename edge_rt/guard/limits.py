@@ -19,6 +19,7 @@ _TEMPERATURE = (0.001, 100.0)
 _MAX_DIMENSIONS = 8
 _MAX_ELEMENTS = 2**40
 _MAX_REGIONS = 1000
+_LENGTH_BYTES = 4  # before each element of BYTES
 
 
 def check_request(request: GenerateRequest, limits: Limits) -> None:
@@ -55,6 +56,11 @@ def check_tensors(request: TensorRequest, limits: Limits) -> None:
             raise InvalidRequestError(
                 param=param, problem=f"{tensor.datatype} {shape} takes {size_bytes} bytes, got {len(tensor.data)}"
             )
+        if not item_bytes and math.prod(tensor.shape) * _LENGTH_BYTES > len(tensor.data):
+            problem = (
+                f"{math.prod(tensor.shape)} elements have as many lengths of 4 bytes, got {len(tensor.data)} bytes"
+            )
+            raise InvalidRequestError(param=param, problem=problem)
         room_bytes -= len(tensor.data)
     if room_bytes < 0:
         size_bytes = limits.max_tensor_bytes - room_bytes
@@ -72,6 +78,15 @@ def check_shape(param: str, shape: Sequence[int]) -> None:
         _integer(f"{param}.shape", size, 0, _MAX_INT)
     if math.prod(shape) > _MAX_ELEMENTS:
         raise InvalidRequestError(param=f"{param}.shape", problem="has more than 2^40 elements")
+
+
+def check_size(param: str, datatype: str, shape: Sequence[int], room_bytes: int) -> None:
+    """Raise InvalidRequestError where a tensor of so many elements cannot fit in what its request may still hold."""
+    size_bytes = math.prod(shape) * (ITEM_BYTES[datatype] or _LENGTH_BYTES)
+    if size_bytes > room_bytes:
+        sizes = "x".join(map(str, shape))
+        problem = f"{datatype} {sizes} takes {size_bytes} bytes, {room_bytes} are left of limits.max_tensor_bytes"
+        raise InvalidRequestError(param=param, problem=problem)
 
 
 def check_media(request: MediaRequest) -> None:

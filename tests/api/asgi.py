@@ -12,11 +12,25 @@ from starlette.types import ASGIApp, Message
 
 from edge_rt.api.app import build_app
 from edge_rt.api.callers import ApiKeys, Peer
+from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.config import Catalog, Config, Limits, Server
 from edge_rt.errors import InvalidRequestError, ModelNotFoundError
-from edge_rt.guard.limits import check_request
+from edge_rt.guard.limits import check_request, check_tensors
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import Capabilities, Chunk, GenerateRequest, ModelInfo, Timings, Usage
+from edge_rt.types import (
+    Capabilities,
+    Chunk,
+    GenerateRequest,
+    ModelInfo,
+    Tensor,
+    TensorAnswer,
+    TensorModelInfo,
+    TensorRequest,
+    TensorSpec,
+    TensorTimings,
+    Timings,
+    Usage,
+)
 
 PEER = Peer(pid=4, uid=1000, gid=100)
 USAGE = Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2)
@@ -37,12 +51,50 @@ INFO = ModelInfo(
     has_chat_template=True,
 )
 
+EYES = Manifest(
+    id="eyes",
+    name="Eyes",
+    license="MIT",
+    kind="tensor",
+    n_params=1,
+    variants=(
+        Variant(id="int8", quant="INT8", file="eyes-int8.onnx"),
+        Variant(id="fp32", quant="FP32", file="eyes.onnx"),
+    ),
+)
+TEXT = Manifest(
+    id="text",
+    name="Text",
+    license="MIT",
+    kind="text",
+    arch="llama",
+    n_ctx=64,
+    n_ctx_train=64,
+    n_params=1,
+    variants=(Variant(id="q4_0", quant="Q4_0", file="text.gguf"),),
+)
+EYES_INFO = TensorModelInfo(
+    model="eyes",
+    variant="int8",
+    backend="fake",
+    device="cpu",
+    quant="INT8",
+    size_bytes=20,
+    inputs=(TensorSpec(name="image", datatype="UINT8", shape=(-1, 4)),),
+    outputs=(TensorSpec(name="image", datatype="UINT8", shape=(-1, 4)),),
+    n_threads=1,
+)
+
 
 @dataclass
 class FakeStatus:
     id: str
     pulled: bool = True
     info: ModelInfo | None = None
+    tensor: TensorModelInfo | None = None
+    manifest: Manifest | None = None
+    variant: str = ""
+    error: str = ""
 
 
 @dataclass
@@ -56,6 +108,9 @@ class FakeRuntime:
     requests: list[GenerateRequest] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     n_closed: int = 0
+    inferences: list[TensorRequest] = field(default_factory=list)
+    outputs: Sequence[Tensor] | BaseException = ()  # of an inference; () gives the inputs back
+    loads: list[str] = field(default_factory=list)  # "-" before those unloaded
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         check_request(request, Limits())
@@ -71,6 +126,27 @@ class FakeRuntime:
                 yield chunk
         finally:
             self.n_closed += 1
+
+    async def infer(self, request: TensorRequest) -> TensorAnswer:
+        check_tensors(request, Limits())
+        self.model(request.model)
+        self.inferences.append(request)
+        self.arrived.set()
+        try:
+            if self.hold is not None:
+                await self.hold.wait()
+        finally:
+            self.n_closed += 1
+        if isinstance(self.outputs, BaseException):
+            raise self.outputs
+        outputs = tuple(t for t in self.outputs or request.inputs if not request.outputs or t.name in request.outputs)
+        return TensorAnswer(outputs=outputs, timings=TensorTimings(queue_s=0.0, compute_s=0.001, batch_size=1))
+
+    async def load(self, model: str) -> None:
+        self.loads.append(model)
+
+    async def unload(self, model: str) -> None:
+        self.loads.append(f"-{model}")
 
     async def tokenize(self, model: str, text: str, *, special: bool, add_bos: bool) -> list[int]:
         self.model(model)
@@ -95,6 +171,19 @@ class FakeRuntime:
         return self.is_ready
 
 
+class FakeTensorRuntime(FakeRuntime):
+    """Has tensor models beside the others."""
+
+    def models(self) -> list[FakeStatus]:
+        return [
+            *super().models(),
+            FakeStatus("eyes", manifest=EYES, variant="int8", tensor=EYES_INFO if "eyes" in self.loads else None),
+            FakeStatus("far", manifest=EYES, variant="int8", pulled=False),
+            FakeStatus("sick", manifest=EYES, variant="int8", error="cannot load"),
+            FakeStatus("text", manifest=TEXT, variant="q4_0"),
+        ]
+
+
 def whole(*texts: str, finish_reason: Any = "stop") -> list[Chunk]:
     """Give the chunks of an answer, one a text; the last also ends it."""
     *first, last = texts
@@ -102,8 +191,14 @@ def whole(*texts: str, finish_reason: Any = "stop") -> list[Chunk]:
     return [*(Chunk(text=text) for text in first), end]
 
 
-def app_of(runtime: FakeRuntime, *, api_keys: ApiKeys | None = None, telemetry: Telemetry | None = None) -> ASGIApp:
-    config = Config(server=Server(max_body_bytes=10_000), catalog=Catalog(default_model="default"))
+def app_of(
+    runtime: FakeRuntime,
+    *,
+    api_keys: ApiKeys | None = None,
+    telemetry: Telemetry | None = None,
+    max_body_bytes: int = 10_000,
+) -> ASGIApp:
+    config = Config(server=Server(max_body_bytes=max_body_bytes), catalog=Catalog(default_model="default"))
     return build_app(runtime, config, telemetry or Telemetry(), api_keys=api_keys)
 
 

@@ -1,0 +1,95 @@
+"""Models and their versions as the Open Inference Protocol sees them: a version is a variant of the manifest."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as installed_version
+
+from edge_rt.api.context import Api, ModelStatus
+from edge_rt.api.kserve_wire import IndexEntry, MetadataTensor, ModelMetadata, ServerMetadata
+from edge_rt.errors import ModelNotFoundError, ModelNotPulledError, UnsupportedFeatureError
+from edge_rt.types import TensorSpec
+
+EXTENSIONS = ("binary_tensor_data", "sequence", "model_repository")
+
+
+def server_metadata() -> ServerMetadata:
+    return ServerMetadata(name="edge_rt", version=installed_version("edge_rt"), extensions=EXTENSIONS)
+
+
+def find(api: Api, model: str, version: str = "") -> ModelStatus:
+    """Give the model, if it takes tensors and runs in this version; "" is the one that runs.
+
+    Raises ModelNotFoundError, also for a version it does not have, and UnsupportedFeatureError for a language model and
+    for a version that is not the one that runs.
+    """
+    status = api.runtime.model(model)
+    manifest = status.manifest
+    if manifest is not None and manifest.kind != "tensor":
+        raise UnsupportedFeatureError(
+            feature=f"the Open Inference Protocol for {model}",
+            remedy="it is a language model: ask /v1/chat/completions",
+        )
+    if version in ("", status.variant):
+        return status
+    variants = tuple(variant.id for variant in manifest.variants) if manifest is not None else (status.variant,)
+    if version not in variants:
+        raise ModelNotFoundError(
+            model=f"{model}/versions/{version}", known=tuple(f"{model}/versions/{v}" for v in variants if v)
+        )
+    raise UnsupportedFeatureError(
+        feature=f"version {version} of {model} beside {status.variant}",
+        remedy=f"{status.variant} runs here; models.{model}.variant sets which",
+    )
+
+
+def is_ready(api: Api, model: str, version: str = "") -> bool:
+    """Say whether a request would be answered: a model that is not in memory is loaded for it.
+
+    Raises ModelNotFoundError.
+    """
+    try:
+        status = find(api, model, version)
+    except UnsupportedFeatureError:
+        return False
+    return api.runtime.ready() and status.pulled and not status.error
+
+
+async def metadata(api: Api, model: str, version: str = "") -> ModelMetadata:
+    """Describe a model. One that is not in memory is loaded, as a request would do it: only then its tensors are known.
+
+    Raises what find and loading raise.
+    """
+    status = find(api, model, version)
+    if status.tensor is None and status.info is None:
+        if not status.pulled:
+            raise ModelNotPulledError(model=model)
+        await api.runtime.load(model)
+        status = find(api, model, version)
+    info = status.tensor
+    if info is None:
+        raise UnsupportedFeatureError(feature=f"tensors for {model}", remedy="it has been loaded as a language model")
+    return ModelMetadata(
+        name=model,
+        versions=(info.variant,) if info.variant else (),
+        platform=info.backend,
+        inputs=tuple(map(_tensor, info.inputs)),
+        outputs=tuple(map(_tensor, info.outputs)),
+    )
+
+
+def _tensor(spec: TensorSpec) -> MetadataTensor:
+    return MetadataTensor(name=spec.name, datatype=spec.datatype, shape=spec.shape)
+
+
+def index(api: Api, *, only_ready: bool) -> list[IndexEntry]:
+    """List the tensor models. READY: would be answered now; UNAVAILABLE says why not."""
+    entries = []
+    for status in api.runtime.models():
+        if status.manifest is None or status.manifest.kind != "tensor":
+            continue
+        reason = status.error if status.pulled else str(ModelNotPulledError(model=status.id))
+        is_usable = status.pulled and not reason
+        if is_usable or not only_ready:
+            state = "READY" if is_usable else "UNAVAILABLE"
+            entries.append(IndexEntry(name=status.id, version=status.variant, state=state, reason=reason))
+    return entries
