@@ -132,15 +132,14 @@ class ReadText(
 ):
     """The text of a line: [n, steps, 1 + characters] by CTC, whose blank is the first.
 
-    characters   the asset with one character a line; metadata: the key of the model's own list
+    characters   the asset with one character a line
     width_step   lines are padded to multiples of it; longer ones than max_width are squeezed
     space        the last class is a space that the list does not have
     """
 
     input: _Name = ""
     output: _Name = ""
-    characters: _Name = ""
-    metadata: _Name = ""
+    characters: Annotated[str, Meta(min_length=1, max_length=200)]
     height: Annotated[int, Meta(ge=8, le=512)] = 48
     width_step: Annotated[int, Meta(ge=8, le=4096)] = 160
     max_width: Annotated[int, Meta(ge=8, le=16_384)] = 1920
@@ -207,5 +206,5 @@ def assets(pipeline: Pipeline) -> tuple[str, ...]:
     if isinstance(pipeline, Classify | Detect):
         return (pipeline.labels,) if isinstance(pipeline.labels, str) else ()
     if isinstance(pipeline, ReadText):
-        return (pipeline.characters,) if pipeline.characters else ()
+        return (pipeline.characters,)
     return (pipeline.tokenizer,) if isinstance(pipeline, Embed) else ()

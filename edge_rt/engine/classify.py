@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edge_rt.catalog.pipelines import Classify
 from edge_rt.engine.facts import ModelFacts, check_image_input, misfit, read_labels
-from edge_rt.engine.images import check_region, decode, prepare
+from edge_rt.engine.images import decode_request, prepare
 from edge_rt.engine.infer import Infer, Inferred, sum_timings
 from edge_rt.errors import BackendStepError
 from edge_rt.types import Label, MediaAnswer, MediaRequest, TensorTimings
@@ -34,9 +34,7 @@ class ClassifyPipeline:
             raise misfit("labels", f"has {len(self._labels)} labels, the model's {self._output.name} is {shape}")
 
     def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
-        picture = decode(request.data, max_pixels=self._max_pixels)
-        for region in request.regions:
-            check_region(region, picture)
+        picture = decode_request(request, max_pixels=self._max_pixels)
         found: list[tuple[Label, ...]] = []
         timings: list[TensorTimings] = []
         for part in request.regions or (None,):

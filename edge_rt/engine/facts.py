@@ -8,19 +8,18 @@ from pathlib import Path
 
 from edge_rt.catalog.pipelines import ImageInput
 from edge_rt.catalog.regular import open_regular
-from edge_rt.errors import ModelFormatError
-from edge_rt.types import TensorSpec
+from edge_rt.errors import InvalidRequestError, ModelFormatError
+from edge_rt.types import MediaRequest, TensorSpec
 
 _MAX_LINES_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model's inputs and outputs, and its file's own metadata."""
+    """A model's inputs and outputs."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    metadata: Mapping[str, str]
 
     def input(self, name: str, field: str = "input") -> TensorSpec:
         return _pick(self.inputs, name, field, "inputs")
@@ -96,3 +95,10 @@ def asset(name: str, assets: Mapping[str, Path], field: str) -> Path:
     if name not in assets:
         raise misfit(field, f"{name!r} is not among the manifest's assets: {', '.join(assets) or 'it has none'}")
     return assets[name]
+
+
+def refuse_picture_options(request: MediaRequest, what: str) -> None:
+    """Raise InvalidRequestError for options that mean nothing to a model of something else."""
+    for name in ("reference", "regions"):
+        if getattr(request, name):
+            raise InvalidRequestError(param=name, problem=f"belongs to pictures, and this model takes {what}")

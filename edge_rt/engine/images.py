@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edge_rt.catalog.pipelines import ImageInput
 from edge_rt.errors import BackendUnavailableError, InvalidRequestError
-from edge_rt.types import Box
+from edge_rt.types import Box, MediaRequest
 
 try:
     from PIL import Image, ImageOps, JpegImagePlugin, PngImagePlugin
@@ -90,6 +90,16 @@ def decode(data: bytes, *, max_pixels: int, param: str = "data") -> Image.Image:
         return _to_plain(image)
     except _BROKEN as exc:
         raise _broken(param, exc) from exc
+
+
+def decode_request(request: MediaRequest, *, max_pixels: int, with_reference: bool = False) -> Image.Image:
+    """Decode a request's picture and check its regions. Raises InvalidRequestError, also for a reference not wanted."""
+    if request.reference and not with_reference:
+        raise InvalidRequestError(param="reference", problem="is not taken: this model looks at one picture")
+    image = decode(request.data, max_pixels=max_pixels)
+    for region in request.regions:
+        check_region(region, image)
+    return image
 
 
 def _guess(data: bytes) -> str:

@@ -52,13 +52,10 @@ def make_pipeline(
     load: PipelineLoad,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
-    *,
-    metadata: Mapping[str, str] | None = None,
 ) -> Pipeline | None:
     """Make the pipeline that a manifest declares; None if it declares none.
 
-    inputs, outputs  of the model, without a state's tensors where the engine keeps them
-    metadata         the model file's own, by key
+    inputs, outputs  of the model, without the state's tensors, which the engine keeps
 
     Raises ModelFormatError where manifest, model and assets do not fit, and BackendUnavailableError where a package
     is missing.
@@ -66,11 +63,19 @@ def make_pipeline(
     spec = load.pipeline
     if spec is None:
         return None
-    model = ModelFacts(tuple(inputs), tuple(outputs), dict(metadata or {}))
+    model = ModelFacts(tuple(inputs), tuple(outputs))
     assets = {name: Path(path) for name, path in load.assets.items()}
     # Each brings packages of its own, and a worker needs only one of them.
     if isinstance(spec, pipelines.Classify):
         from edge_rt.engine.classify import ClassifyPipeline
 
         return ClassifyPipeline(spec, model, assets, max_pixels=load.max_pixels)
+    if isinstance(spec, pipelines.Detect):
+        from edge_rt.engine.detect import DetectPipeline
+
+        return DetectPipeline(spec, model, assets, max_pixels=load.max_pixels)
+    if isinstance(spec, pipelines.FindSpeech):
+        from edge_rt.engine.vad import SpeechPipeline
+
+        return SpeechPipeline(spec, model, max_audio_s=load.max_audio_s)
     raise NotImplementedError(pipelines.task(spec))
