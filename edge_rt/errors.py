@@ -308,7 +308,7 @@ class BackendStepError(BackendError):
     reason: str
 
     def __str__(self) -> str:
-        return f"a decode step failed: {self.reason}"
+        return f"a step failed: {self.reason}"
 
 
 @dataclass(eq=False)

@@ -310,11 +310,17 @@ class TensorTimings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorAnswer:
-    """place is the back end and device that computed it."""
+    """The outputs, and what they took.
+
+    place           the back end and device that computed them
+    n_stream_calls  of the request's stream since its state was zeros, with this one; 1 in the middle of a stream means
+                    that its state was lost, to a worker's restart or to other streams. 0 without a stream
+    """
 
     outputs: tuple[Tensor, ...]
     timings: TensorTimings
     place: str = ""
+    n_stream_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,6 +414,7 @@ class TensorModelInfo:
     """What a worker reports of the tensor model it has loaded.
 
     max_batch       rows that requests are joined to; 1: never joined
+    max_runs        that may be under way at once, each on a thread of its own
     is_stateful     has a state for each stream
     task            of its pipeline; "" has none and takes tensors only
     placement       which provider runs how much of the graph, as the back end itself tells
@@ -424,6 +431,7 @@ class TensorModelInfo:
     outputs: tuple[TensorSpec, ...]
     n_threads: int
     max_batch: int = 1
+    max_runs: int = 1
     is_stateful: bool = False
     task: str = ""
     placement: tuple[NodePlacement, ...] = ()

@@ -286,7 +286,10 @@ class TensorOptions:
 
 
 class TensorSession(Protocol):
-    """One tensor model on one device. One thread calls it; close is idempotent and legal after any failure."""
+    """One tensor model on one device.
+
+    info.max_runs threads at a time may call run. close is idempotent and legal after any failure.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

@@ -1,4 +1,4 @@
-"""Tensors as they travel (bytes) to arrays and back, and arrays against what a model takes.
+"""Tensors as they travel (bytes) to arrays and back.
 
 BYTES tensors become object arrays of bytes; going back, elements may be bytes or text, which is written as UTF-8.
 """
@@ -7,30 +7,16 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_rt.backends.base import DTYPES
 from edge_rt.errors import BackendStepError, InvalidRequestError
-from edge_rt.types import Datatype, Tensor, TensorSpec
+from edge_rt.types import Datatype, Tensor
 
-DTYPES: Mapping[Datatype, np.dtype[Any]] = {
-    "BOOL": np.dtype("?"),
-    "UINT8": np.dtype("u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "INT8": np.dtype("i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "FP16": np.dtype("<f2"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-    "BYTES": np.dtype(object),
-}
 _DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 _LENGTH = struct.Struct("<I")
 _MAX_DIMENSIONS = 8
@@ -79,47 +65,7 @@ def to_tensor(name: str, array: NDArray[Any]) -> Tensor:
 
 def datatype_of(dtype: np.dtype[Any]) -> Datatype | None:
     """Name an array's type as tensors do; None if they have none for it. Text and byte strings are BYTES."""
-    return "BYTES" if dtype.kind in "OSU" else _DATATYPES.get(dtype.newbyteorder("<"))
-
-
-def check_feeds(
-    feeds: Mapping[str, NDArray[Any]], inputs: Sequence[TensorSpec], *, optional: Iterable[str] = ()
-) -> None:
-    """Raise InvalidRequestError unless feeds are what a model takes: names, datatypes and shapes.
-
-    optional names inputs that may be left out.
-    """
-    specs = {spec.name: spec for spec in inputs}
-    for name, array in feeds.items():
-        param = f"inputs.{name[:_SHOWN_CHARS]}"
-        spec = specs.get(name)
-        if spec is None:
-            raise InvalidRequestError(param=param, problem=f"is no input of this model; it has {_names(specs)}")
-        datatype = datatype_of(array.dtype)
-        if datatype != spec.datatype:
-            problem = f"must be {spec.datatype}, got {datatype or array.dtype}"
-            raise InvalidRequestError(param=param, problem=problem)
-        if not fits(array.shape, spec.shape):
-            problem = f"must have the shape {_shape(spec.shape)}, got {_shape(array.shape)}"
-            raise InvalidRequestError(param=f"{param}.shape", problem=problem)
-    if missing := specs.keys() - feeds.keys() - set(optional):
-        raise InvalidRequestError(param=f"inputs.{min(missing)}", problem="is missing")
-
-
-def check_outputs(wanted: Sequence[str], outputs: Sequence[TensorSpec]) -> None:
-    """Raise InvalidRequestError unless a model has each of the wanted outputs."""
-    known = {spec.name: spec for spec in outputs}
-    for name in wanted:
-        if name not in known:
-            problem = f"{name[:_SHOWN_CHARS]!r} is no output of this model; it has {_names(known)}"
-            raise InvalidRequestError(param="outputs", problem=problem)
-    if len(set(wanted)) != len(wanted):
-        raise InvalidRequestError(param="outputs", problem="names an output twice")
-
-
-def fits(shape: Sequence[int], spec: Sequence[int]) -> bool:
-    """Say whether an array's shape is one that a spec allows; -1 in the spec is any size."""
-    return len(shape) == len(spec) and all(size == want or want < 0 for size, want in zip(shape, spec, strict=True))
+    return "BYTES" if dtype.kind in "OSU" else _DATATYPES.get(dtype.newbyteorder("="))
 
 
 def _read_bytes(param: str, data: bytes, n_elements: int) -> NDArray[Any]:
@@ -151,7 +97,3 @@ def _length_and_bytes(element: Any) -> bytes:
 
 def _shape(shape: Sequence[int]) -> str:
     return "[" + ", ".join(map(str, shape[:_MAX_DIMENSIONS])) + (", …]" if len(shape) > _MAX_DIMENSIONS else "]")
-
-
-def _names(known: Mapping[str, object]) -> str:
-    return ", ".join(list(known)[:32])

@@ -24,12 +24,13 @@ _MAX_CROWDS = 64  # keys remembered beyond those that wait: 10,000 different sha
 
 @dataclass(slots=True, eq=False)
 class Waiting(Generic[T]):
-    """One request in the queue. key None is never joined."""
+    """One request in the queue. key None is never joined; due_at_s is how long it waits for others to join."""
 
     item: T
     key: Hashable | None
     n_rows: int
     since_s: float
+    due_at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,14 @@ class Batcher(Generic[T]):
     def __len__(self) -> int:
         return self._n_waiting
 
-    def add(self, item: T, *, key: Hashable | None, n_rows: int, now_s: float) -> None:
-        """Queue a request of n_rows rows; requests with an equal key may be joined with it."""
+    def add(self, item: T, *, key: Hashable | None, n_rows: int, now_s: float, patience_s: float | None = None) -> None:
+        """Queue a request of n_rows rows; requests with an equal key may be joined with it.
+
+        patience_s  how long it may wait for them, where that is less than max_delay_s
+        """
         joins = key is not None and n_rows < self._max_batch
-        waiting = Waiting(item, key if joins else None, n_rows, now_s)
+        delay_s = self._max_delay_s if patience_s is None else min(patience_s, self._max_delay_s)
+        waiting = Waiting(item, key if joins else None, n_rows, now_s, now_s + delay_s)
         self._n_waiting += 1
         if waiting.key is None:
             self._alone.append(waiting)
@@ -120,12 +125,12 @@ class Batcher(Generic[T]):
         n_inside = len(queue) + self._computing[first.key]
         if n_inside >= self._crowds.get(first.key, 0) or sum(w.n_rows for w in queue) >= self._max_batch:
             return first.since_s
-        return first.since_s + self._max_delay_s
+        return min(waiting.due_at_s for waiting in queue)
 
     def _cut(self, queue: deque[Waiting[T]], now_s: float) -> Batch[T]:
         """Take from the front of a queue as much as one batch holds. Order is kept: no small request overtakes."""
         key, n_rows = queue[0].key, 0
-        if now_s >= queue[0].since_s + self._max_delay_s:
+        if now_s >= queue[0].due_at_s:
             self._remember(key, len(queue) + self._computing[key])  # who has not come by now is not waited for again
         items: list[T] = []
         while queue and n_rows + queue[0].n_rows <= self._max_batch:

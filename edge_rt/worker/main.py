@@ -34,20 +34,19 @@ from edge_rt.engine.sequence import Sink
 from edge_rt.engine.start import prefer_big_cores, start_engine
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
-from edge_rt.types import Chunk, EngineStats, GenerateRequest
-from edge_rt.worker import channel
+from edge_rt.types import Chunk, GenerateRequest
+from edge_rt.worker import channel, service, tensors
 from edge_rt.worker.channel import ChannelError, Load, WorkerChannel
 from edge_rt.worker.load import unpack
 from edge_rt.worker.memory import check
 
 _log = logging.getLogger(__name__)
 
-STATS_INTERVAL_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = 500  # the kernel shall take a model, which comes back, before the daemon and its neighbours
 
 
-class Engine(Protocol):
+class Engine(service.Engine, Protocol):
     """What the worker needs of a TokenEngine."""
 
     def submit(self, request: GenerateRequest, sink: Sink) -> None: ...
@@ -57,12 +56,6 @@ class Engine(Protocol):
     def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
 
     def detokenize(self, token_ids: list[int]) -> str: ...
-
-    def stats(self) -> EngineStats: ...
-
-    def run(self) -> None: ...
-
-    def stop(self, drain_s: float) -> None: ...
 
 
 def load_session(
@@ -122,8 +115,8 @@ class _RequestSink:
         self._channel.send(channel.Failed(self._id, *error.to_wire()))
 
 
-class Service:
-    """Turns messages into engine calls. run returns when the front process wants it or is gone."""
+class Service(service.Service):
+    """Turns messages into calls of a token engine."""
 
     def __init__(
         self,
@@ -133,53 +126,16 @@ class Service:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._channel = out
+        super().__init__(out, engine, rss_bytes, clock=clock)
         self._engine = engine
-        self._rss_bytes = rss_bytes
-        self._clock = clock
-        self._is_orderly = False
         self._desk: queue.SimpleQueue[channel.Generate | channel.Tokenize | channel.Detokenize] = queue.SimpleQueue()
         # The engine does not know a request yet that the clerk still has; a cancellation must not fall between.
         self._lock = threading.Lock()
         self._unsubmitted: set[str] = set()
         self._cancelled: set[str] = set()
 
-    def run(self) -> bool:
-        """Serve until told to stop; True if that was by Shutdown, False if the front process vanished."""
-        for name, target in (("reader", self._read), ("clerk", self._work)):
-            threading.Thread(target=target, name=name, daemon=True).start()
-        self._engine.run()
-        return self._is_orderly
-
-    def _read(self) -> None:
-        try:
-            self._take_messages()
-        except Exception:  # noqa: BLE001 - a worker that hears nothing would not even hear that it shall end
-            _log.exception("the channel to the front process cannot be read")
-        finally:
-            self._engine.stop(0.0)
-
-    def _take_messages(self) -> None:
-        """Take messages until the front process is gone, and send it the engine's figures meanwhile."""
-        is_busy, due_at_s = True, self._clock()  # the first figures go out at once: they tell what the load cost
-        while True:
-            # Idle, it sleeps until a message comes: an idle worker costs no CPU time.
-            messages = self._channel.receive(max(0.0, due_at_s - self._clock()) if is_busy else None)
-            if messages is None:
-                return
-            for message in messages:
-                self._take(message)
-            if not is_busy:
-                is_busy, due_at_s = True, self._clock() + STATS_INTERVAL_S
-            elif self._clock() >= due_at_s:
-                stats = self._send_stats()
-                is_busy = bool(stats.running or stats.waiting or self._unsubmitted)
-                due_at_s = self._clock() + STATS_INTERVAL_S
-
-    def _send_stats(self) -> EngineStats:
-        stats = self._engine.stats()
-        self._channel.send(channel.Stats(replace(stats, rss_bytes=self._rss_bytes())))
-        return stats
+    def _has_work(self) -> bool:
+        return bool(self._unsubmitted)
 
     def _take(self, message: channel.ToWorker) -> None:
         if isinstance(message, channel.Cancel):
@@ -188,13 +144,10 @@ class Service:
                     self._cancelled.add(message.id)
                     return
             self._engine.cancel(message.id)
-        elif isinstance(message, channel.Shutdown):
-            self._is_orderly = True
-            self._engine.stop(message.drain_s)
         elif isinstance(message, channel.Infer | channel.Look):
             error = UnsupportedFeatureError(feature="a request for tensors to a language model")
             self._channel.send(channel.Failed(message.request.id, *error.to_wire()))
-        elif not isinstance(message, Load):
+        elif not isinstance(message, Load | channel.Shutdown):
             if isinstance(message, channel.Generate):
                 with self._lock:
                     self._unsubmitted.add(message.request.id)
@@ -242,27 +195,27 @@ def serve(
     if not first or not isinstance(first[0], Load):
         return 1
     load = first[0]
+    if load.tensor is not None:
+        return tensors.serve(out, load, load.tensor, rss_bytes)
     idle_cores = IdleMeter(cpu.usable().cpus)
     idle_cores()  # it measures from here
     try:
         session = load_session(load)
         engine = make_engine(load, session, idle_cores)
     except EdgeRtError as exc:
-        return _refuse(out, exc)
+        return service.refuse(out, exc)
     except Exception as exc:  # noqa: BLE001 - whatever it is, the front process must hear of it
         _log.exception("loading %s failed", load.model)
-        return _refuse(out, BackendLoadError(model=load.model, reason=f"{type(exc).__name__}: {exc}"))
+        return service.refuse(out, BackendLoadError(model=load.model, reason=f"{type(exc).__name__}: {exc}"))
     out.send(channel.Ready(session.info))
-    is_orderly = Service(out, engine, lambda: memory.process_rss_bytes().value or 0).run()
+    is_orderly = Service(out, engine, rss_bytes).run()
     out.flush()
     session.close()
     return 0 if is_orderly else 1
 
 
-def _refuse(out: WorkerChannel, error: EdgeRtError) -> int:
-    out.send(channel.Failed("", *error.to_wire()))
-    out.flush()
-    return 1
+def rss_bytes() -> int:
+    return memory.process_rss_bytes().value or 0
 
 
 def isolate() -> None:

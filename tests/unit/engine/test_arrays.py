@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from edge_rt.engine.arrays import DTYPES, check_feeds, check_outputs, datatype_of, to_array, to_tensor
+from edge_rt.backends.base import DTYPES
+from edge_rt.engine.arrays import datatype_of, to_array, to_tensor
 from edge_rt.errors import BackendStepError, InvalidRequestError
-from edge_rt.types import ITEM_BYTES, Datatype, Tensor, TensorSpec
+from edge_rt.types import ITEM_BYTES, Datatype, Tensor
 
 NUMERIC = [name for name in get_args(Datatype) if name != "BYTES"]
 
@@ -106,47 +107,3 @@ def test_arrays_that_no_tensor_holds_are_an_error(dtype: str) -> None:
     assert datatype_of(np.dtype(dtype)) is None
     with pytest.raises(BackendStepError, match="no tensor datatype"):
         to_tensor("x", np.zeros(1, dtype))
-
-
-INPUTS = (
-    TensorSpec(name="image", datatype="UINT8", shape=(-1, 4, 4, 3)),
-    TensorSpec(name="scale", datatype="FP32", shape=()),
-)
-IMAGE, SCALE = np.zeros((2, 4, 4, 3), np.uint8), np.zeros((), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("feeds", "error"),
-    [
-        ({"image": IMAGE}, "inputs.scale: is missing"),
-        (
-            {"image": IMAGE, "scale": SCALE, "zoom": SCALE},
-            "inputs.zoom: is no input of this model; it has image, scale",
-        ),
-        ({"image": IMAGE, "scale": SCALE.astype("f8")}, "inputs.scale: must be FP32, got FP64"),
-        ({"image": IMAGE, "scale": np.zeros((), "c8")}, "inputs.scale: must be FP32, got complex64"),
-        (
-            {"image": IMAGE[..., :2], "scale": SCALE},
-            "inputs.image.shape: must have the shape [-1, 4, 4, 3], got [2, 4, 4, 2]",
-        ),
-        ({"image": IMAGE[0], "scale": SCALE}, "inputs.image.shape: must have the shape [-1, 4, 4, 3], got [4, 4, 3]"),
-    ],
-)
-def test_feeds_must_be_what_the_model_takes(feeds: dict[str, Any], error: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        check_feeds(feeds, INPUTS)
-    assert str(caught.value) == error
-
-
-def test_what_is_optional_may_be_left_out() -> None:
-    check_feeds({"image": IMAGE, "scale": SCALE}, INPUTS)
-    check_feeds({"image": IMAGE}, INPUTS, optional=["scale"])
-
-
-def test_wanted_outputs_must_be_the_models() -> None:
-    check_outputs((), INPUTS)
-    check_outputs(("scale",), INPUTS)
-    with pytest.raises(InvalidRequestError, match="'y' is no output"):
-        check_outputs(("y",), INPUTS)
-    with pytest.raises(InvalidRequestError, match="twice"):
-        check_outputs(("scale", "scale"), INPUTS)

@@ -1,0 +1,344 @@
+"""The loop of a tensor model: requests are checked as they come, joined as engine/batcher.py says, and computed.
+
+Any thread may submit, cancel, stop and ask for figures. As many threads compute as the session takes at a time, which
+is one unless it says otherwise; they call the sinks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_rt.backends.base import DTYPES, TensorSession
+from edge_rt.backends.tensor_feeds import check_feeds, check_outputs
+from edge_rt.catalog.manifest import StateTensor
+from edge_rt.engine.batcher import Batch, Batcher
+from edge_rt.engine.streams import Streams
+from edge_rt.errors import BackendStepError, DeadlineError, EdgeRtError, InvalidRequestError, ShuttingDownError
+from edge_rt.types import EngineStats, TensorSpec, TensorTimings
+
+_log = logging.getLogger(__name__)
+
+Arrays = Mapping[str, NDArray[Any]]
+
+# Of a request's deadline, what it may spend waiting for others to join.
+_PATIENCE = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One inference, as TensorRequest has it, in arrays."""
+
+    id: str
+    feeds: Arrays
+    outputs: tuple[str, ...] = ()
+    stream: str = ""
+    is_last: bool = False
+    tenant: str = ""
+    deadline_s: float | None = None
+
+
+class Sink(Protocol):
+    """Takes one call's answer, once; called on a computing thread, so it must not block.
+
+    The arrays are the sink's. A call that is cancelled while it waits ends without either.
+    """
+
+    def answered(self, outputs: Arrays, timings: TensorTimings, *, n_stream_calls: int) -> None: ...
+
+    def failed(self, error: EdgeRtError) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSettings:
+    """How requests are joined and streams kept; as in worker.channel.TensorLoad."""
+
+    max_batch: int = 1
+    max_delay_s: float = 0.0
+    state: tuple[StateTensor, ...] = ()
+    max_streams: int = 256
+    max_state_bytes: int = 64 * 2**20
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    call: Call
+    sink: Sink
+    submitted_s: float
+    n_rows: int
+
+    def is_past_deadline(self, now_s: float) -> bool:
+        return self.call.deadline_s is not None and now_s - self.submitted_s > self.call.deadline_s
+
+
+@dataclass(slots=True)
+class _Totals:
+    steps: int = 0
+    rows: int = 0
+    step_rows: list[int] = field(default_factory=lambda: [0] * 11)  # EngineStats.step_rows
+    cancelled: int = 0
+
+
+class TensorEngine:
+    """Runs one tensor model for many requests. Raises BackendLoadError for a state that is not the model's."""
+
+    def __init__(
+        self, session: TensorSession, settings: TensorSettings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._session = session
+        self._clock = clock
+        self._streams = Streams(
+            settings.state,
+            session.inputs,
+            session.outputs,
+            model=session.info.model,
+            max_streams=settings.max_streams,
+            max_bytes=settings.max_state_bytes,
+        )
+        # A state's calls are computed one after the other, each alone: whose rows a state's are is not in the model.
+        self._is_stateful = bool(settings.state)
+        self._n_runs = 1 if self._is_stateful else max(1, session.info.max_runs)
+        can_join = not self._is_stateful and _has_rows(session.inputs) and _has_rows(session.outputs)
+        self._max_batch = settings.max_batch if can_join else 1
+        self._batcher: Batcher[_Job] = Batcher(max_batch=self._max_batch, max_delay_s=settings.max_delay_s)
+        self._running: list[_Job] = []
+        self._totals = _Totals()
+        self._accepting = True
+        self._stop_at_s: float | None = None
+        self._changed = threading.Condition()
+
+    @property
+    def max_batch(self) -> int:
+        """Rows that requests are joined to: 1 where the model cannot be joined, whatever the settings say."""
+        return self._max_batch
+
+    # -- any thread ------------------------------------------------------------------------------------------------
+
+    def submit(self, call: Call, sink: Sink) -> None:
+        """Queue a call. Every error, of the call too, goes to sink.failed; a bad call never meets the others."""
+        try:
+            kept = self._streams.inputs - call.feeds.keys()
+            check_feeds([spec for spec in self._session.inputs if spec.name not in kept], call.feeds)
+            check_outputs(self._session.outputs, call.outputs)
+            if call.stream and not self._is_stateful:
+                raise InvalidRequestError(param="stream", problem="this model keeps no state, so it has no streams")
+            job = _Job(call, sink, self._clock(), _n_rows(call.feeds))
+            with self._changed:
+                if not self._accepting:
+                    raise ShuttingDownError
+                self._batcher.add(
+                    job,
+                    key=self._key(job),
+                    n_rows=max(1, job.n_rows),
+                    now_s=job.submitted_s,
+                    patience_s=None if call.deadline_s is None else call.deadline_s * _PATIENCE,
+                )
+                self._changed.notify()
+        except EdgeRtError as exc:
+            sink.failed(exc)
+
+    def cancel(self, call_id: str) -> None:
+        """Forget a call that waits; its sink hears nothing more. One that computes already is computed to its end."""
+        with self._changed:
+            self._totals.cancelled += len(self._batcher.remove(lambda job: job.call.id == call_id))
+            self._changed.notify_all()
+
+    def forget(self, tenant: str, stream: str) -> None:
+        """Forget a stream's state; no call of it may be inside."""
+        self._streams.forget(tenant, stream)
+
+    def stop(self, drain_s: float) -> None:
+        """End the loop: new calls are refused, those inside have drain_s to be computed."""
+        with self._changed:
+            self._accepting = False
+            self._stop_at_s = self._clock() + drain_s
+            self._changed.notify_all()
+
+    def stats(self) -> EngineStats:
+        totals = self._totals
+        return EngineStats(
+            waiting=len(self._batcher),
+            running=len(self._running),
+            n_threads=self._session.info.n_threads,
+            steps_total=totals.steps,
+            rows_total=totals.rows,
+            step_rows=tuple(totals.step_rows),
+            cancelled_total=totals.cancelled,
+        )
+
+    # -- the computing threads -------------------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Compute zeros once or twice, so that the first request finds memory and graph prepared.
+
+        A model that does not take zeros, or a 1 where any size goes, is not warmed up.
+        """
+        feeds = {spec.name: _zeros(spec) for spec in self._session.inputs} | self._streams.state("", "")
+        try:
+            for _ in range(2):  # the first one allocates
+                self._session.run(feeds)
+        except EdgeRtError as exc:
+            _log.info("%s is not warmed up: %s", self._session.info.model, exc)
+
+    def run(self) -> None:
+        """Compute until stop; then every call has been answered or refused."""
+        others = [threading.Thread(target=self._run, name=f"runner-{i}", daemon=True) for i in range(1, self._n_runs)]
+        for other in others:
+            other.start()
+        self._run()
+        for other in others:
+            other.join()
+
+    def _run(self) -> None:
+        while self.step(wait=True):
+            pass
+
+    def step(self, *, wait: bool = False) -> bool:
+        """Compute one batch if one is ready; False once stopped. With wait, sleep until there is one."""
+        with self._changed:
+            batch = self._next(wait=wait)
+            if batch is None:
+                return self._stop_at_s is None
+            self._running += batch.items
+        try:
+            self._compute(batch.items, batch.n_rows)
+        finally:
+            with self._changed:
+                self._batcher.finished(batch)
+                for job in batch.items:
+                    self._running.remove(job)
+                if self._n_runs > 1:
+                    self._changed.notify_all()  # with fewer inside, others may be due
+        return True
+
+    def _next(self, *, wait: bool) -> Batch[_Job] | None:
+        """Give what to compute now; None if there is nothing, or nothing any more. Holds the lock."""
+        while True:
+            now_s = self._clock()
+            self._drop_late(now_s)
+            if self._stop_at_s is not None and now_s >= self._stop_at_s:
+                for job in self._batcher.remove(lambda _: True):
+                    job.sink.failed(ShuttingDownError())
+            # Nobody comes any more while it stops, so nobody is waited for.
+            batch = self._batcher.take(now_s if self._stop_at_s is None else math.inf)
+            if batch is not None or not wait or self._stop_at_s is not None:
+                return batch
+            self._changed.wait(self._batcher.wait_s(now_s))
+
+    def _drop_late(self, now_s: float) -> None:
+        for job in self._batcher.remove(lambda job: job.is_past_deadline(now_s)):
+            job.sink.failed(DeadlineError(deadline_s=job.call.deadline_s or 0.0))
+
+    def _key(self, job: _Job) -> Hashable | None:
+        """Name what two calls must have in common to be joined; None: it is computed alone."""
+        if self._max_batch == 1 or job.n_rows == 0:
+            return None
+        feeds = job.call.feeds
+        return job.call.outputs, tuple((name, feeds[name].dtype.str, feeds[name].shape[1:]) for name in sorted(feeds))
+
+    def _compute(self, jobs: Sequence[_Job], n_rows: int) -> None:
+        """Answer calls with one run of the model; if it fails, with one for each, so that only the culprit fails."""
+        begun_s = self._clock()
+        try:
+            if len(jobs) == 1:
+                self._answer(jobs[0], self._session_run(jobs[0].call), begun_s, n_rows)
+                return
+            names = jobs[0].call.feeds
+            feeds = {name: np.concatenate([job.call.feeds[name] for job in jobs]) for name in names}
+            outputs = self._session.run(feeds, jobs[0].call.outputs)
+            _check_rows(outputs, n_rows)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, its owner must hear of it and the others be computed
+            error = exc if isinstance(exc, EdgeRtError) else _unforeseen(exc)
+            if len(jobs) == 1:
+                self._fail(jobs[0], error)
+                return
+            _log.warning("a batch of %d requests failed, each is computed alone: %s", len(jobs), error)
+            for job in jobs:
+                self._compute([job], job.n_rows)
+            return
+        self._count(n_rows)
+        compute_s, start = self._clock() - begun_s, 0
+        for job in jobs:
+            rows = {name: array[start : start + job.n_rows] for name, array in outputs.items()}
+            start += job.n_rows
+            timings = TensorTimings(queue_s=begun_s - job.submitted_s, compute_s=compute_s, batch_size=n_rows)
+            self._deliver(job, rows, timings, 0)
+
+    def _session_run(self, call: Call) -> Arrays:
+        if not self._is_stateful:
+            return self._session.run(call.feeds, call.outputs)
+        feeds = self._streams.state(call.tenant, call.stream) | dict(call.feeds)
+        names = tuple(dict.fromkeys((*call.outputs, *self._streams.outputs))) if call.outputs and call.stream else ()
+        return self._session.run(feeds, names or call.outputs)
+
+    def _answer(self, job: _Job, outputs: Arrays, begun_s: float, n_rows: int) -> None:
+        """Keep the state of a call computed alone, and answer it."""
+        call, n_calls = job.call, 0
+        if call.stream:
+            if call.is_last:
+                n_calls = self._streams.n_calls(call.tenant, call.stream) + 1
+                self._streams.forget(call.tenant, call.stream)
+            else:
+                n_calls = self._streams.keep(call.tenant, call.stream, outputs)
+            if call.outputs:
+                outputs = {name: outputs[name] for name in call.outputs}
+        self._count(max(1, n_rows))
+        timings = TensorTimings(
+            queue_s=begun_s - job.submitted_s, compute_s=self._clock() - begun_s, batch_size=max(1, n_rows)
+        )
+        self._deliver(job, outputs, timings, n_calls)
+
+    def _fail(self, job: _Job, error: EdgeRtError) -> None:
+        """Fail a call. Its stream's state stays what it was before, unless that was to be its last call."""
+        if job.call.is_last:
+            self._streams.forget(job.call.tenant, job.call.stream)
+        job.sink.failed(error)
+
+    def _deliver(self, job: _Job, outputs: Arrays, timings: TensorTimings, n_stream_calls: int) -> None:
+        try:
+            job.sink.answered(outputs, timings, n_stream_calls=n_stream_calls)
+        except Exception as exc:  # noqa: BLE001 - one answer that cannot be given must not cost the others theirs
+            job.sink.failed(exc if isinstance(exc, EdgeRtError) else _unforeseen(exc))
+
+    def _count(self, n_rows: int) -> None:
+        with self._changed:
+            totals = self._totals
+            totals.steps += 1
+            totals.rows += n_rows
+            totals.step_rows[min((n_rows - 1).bit_length(), len(totals.step_rows) - 1)] += 1
+
+
+def _has_rows(specs: Sequence[TensorSpec]) -> bool:
+    return all(spec.shape and spec.shape[0] < 0 for spec in specs)
+
+
+def _n_rows(feeds: Arrays) -> int:
+    """Give the rows that a call brings; 0 if its inputs have none in common."""
+    rows = {array.shape[0] if array.ndim else 0 for array in feeds.values()}
+    return rows.pop() if len(rows) == 1 else 0
+
+
+def _check_rows(outputs: Arrays, n_rows: int) -> None:
+    for name, array in outputs.items():
+        if not array.ndim or array.shape[0] != n_rows:
+            raise BackendStepError(reason=f"output {name!r} has the shape {array.shape} for {n_rows} rows")
+
+
+def _zeros(spec: TensorSpec) -> NDArray[Any]:
+    shape = tuple(max(size, 1) if size < 0 else size for size in spec.shape)
+    if spec.datatype == "BYTES":
+        return np.full(shape, b"", object)
+    return np.zeros(shape, DTYPES[spec.datatype])
+
+
+def _unforeseen(exc: Exception) -> BackendStepError:
+    _log.error("a request failed", exc_info=exc)
+    return BackendStepError(reason=f"{type(exc).__name__}: {exc}")

@@ -1,0 +1,274 @@
+"""The worker's service for a tensor model.
+
+The main thread computes, the reader takes messages, and clerks run pipelines: they decode pictures and wait for the
+inferences of theirs, which are joined with all others.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from edge_rt.backends.base import TensorSession
+from edge_rt.engine import waiting
+from edge_rt.engine.arrays import to_array, to_tensor
+from edge_rt.engine.pipeline import Pipeline, make_pipeline
+from edge_rt.engine.tensors import Arrays, Call, TensorEngine, TensorSettings
+from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
+from edge_rt.types import MediaRequest, TensorAnswer, TensorRequest, TensorTimings
+from edge_rt.worker import channel, service
+from edge_rt.worker.channel import ChannelError, Load, TensorLoad, WorkerChannel
+from edge_rt.worker.tensor_load import load_tensor_session
+
+_log = logging.getLogger(__name__)
+
+# Pictures decoded at a time: each may take 150 MB.
+_N_CLERKS = 4
+
+
+class Engine(service.Engine, waiting.Engine, Protocol):
+    """What the service needs of a TensorEngine."""
+
+
+def tensor_settings(load: TensorLoad) -> TensorSettings:
+    return TensorSettings(
+        max_batch=load.max_batch,
+        max_delay_s=load.max_delay_s,
+        state=load.state,
+        max_streams=load.max_streams,
+        max_state_bytes=load.max_tensor_bytes,
+    )
+
+
+def start_tensors(load: TensorLoad, session: TensorSession) -> tuple[TensorEngine, Pipeline | None]:
+    """Put an engine and the manifest's pipeline on a loaded model, and let its info tell of them.
+
+    Raises BackendLoadError, ModelFormatError and BackendUnavailableError.
+    """
+    engine = TensorEngine(session, tensor_settings(load))
+    kept = {name for tensor in load.state for name in (tensor.input, tensor.output)}
+    pipeline = make_pipeline(
+        load,
+        [spec for spec in session.inputs if spec.name not in kept],
+        [spec for spec in session.outputs if spec.name not in kept],
+    )
+    session.info = replace(
+        session.info,
+        max_batch=engine.max_batch,
+        is_stateful=bool(load.state),
+        task=pipeline.task if pipeline is not None else "",
+    )
+    return engine, pipeline
+
+
+def to_call(request: TensorRequest) -> Call:
+    """Read a request's tensors. Raises InvalidRequestError for bytes that are not what they claim."""
+    return Call(
+        id=request.id,
+        feeds={tensor.name: to_array(tensor) for tensor in request.inputs},
+        outputs=request.outputs,
+        stream=request.stream,
+        is_last=request.is_last,
+        tenant=request.tenant,
+        deadline_s=request.deadline_s,
+    )
+
+
+class _RequestSink:
+    """Sends one request's answer to the front process."""
+
+    __slots__ = ("_channel", "_id", "_place")
+
+    def __init__(self, out: WorkerChannel, request_id: str, place: str) -> None:
+        self._channel = out
+        self._id = request_id
+        self._place = place
+
+    def answered(self, outputs: Arrays, timings: TensorTimings, *, n_stream_calls: int) -> None:
+        answer = TensorAnswer(
+            outputs=tuple(to_tensor(name, array) for name, array in outputs.items()),
+            timings=timings,
+            place=self._place,
+            n_stream_calls=n_stream_calls,
+        )
+        try:
+            self._channel.send(channel.Inferred(self._id, answer))
+        except ChannelError as exc:
+            raise BackendStepError(reason=f"the answer cannot be sent: {exc}") from exc
+
+    def failed(self, error: EdgeRtError) -> None:
+        self._channel.send(channel.Failed(self._id, *error.to_wire()))
+
+
+@dataclass(slots=True)
+class _Errand:
+    """A request that the clerks have or shall have; the engine does not know of it yet."""
+
+    request: TensorRequest | MediaRequest
+    arrived_s: float
+    infer: waiting.WaitingInfer | None = None  # of a media request, once begun
+
+
+class Service(service.Service):
+    """Turns messages into calls of a tensor engine. place is what computes, for the answers."""
+
+    def __init__(
+        self,
+        out: WorkerChannel,
+        engine: Engine,
+        pipeline: Pipeline | None,
+        rss_bytes: Callable[[], int],
+        *,
+        place: str,
+        max_streams: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(out, engine, rss_bytes, clock=clock)
+        self._engine = engine
+        self._pipeline = pipeline
+        self._place = place
+        self._max_streams = max_streams
+        self._desk: queue.SimpleQueue[_Errand] = queue.SimpleQueue()
+        self._errands: dict[str, _Errand] = {}
+        self._changed = threading.Condition()
+
+    def _has_work(self) -> bool:
+        return bool(self._errands)
+
+    # -- the reader's thread ---------------------------------------------------------------------------------------
+
+    def _take(self, message: channel.ToWorker) -> None:
+        if isinstance(message, channel.Infer):
+            if any(tensor.datatype == "BYTES" for tensor in message.request.inputs):
+                self._to_clerks(message.request)  # element by element takes a while
+            else:
+                with self._failures_of(message.request.id):
+                    self._infer(message.request)
+        elif isinstance(message, channel.Look):
+            self._to_clerks(message.request)
+        elif isinstance(message, channel.Cancel):
+            self._cancel(message.id)
+        elif isinstance(message, channel.Generate | channel.Tokenize | channel.Detokenize):
+            with self._failures_of(message.request.id if isinstance(message, channel.Generate) else message.id):
+                raise UnsupportedFeatureError(feature="a request for text to a tensor model")
+
+    def _to_clerks(self, request: TensorRequest | MediaRequest) -> None:
+        errand = _Errand(request, self._clock())
+        with self._changed:
+            self._errands[request.id] = errand
+        self._desk.put(errand)
+
+    def _cancel(self, request_id: str) -> None:
+        with self._changed:
+            errand = self._errands.pop(request_id, None)  # the clerk that comes to it finds it gone
+        if errand is not None and errand.infer is not None:
+            errand.infer.abandon()
+        self._engine.cancel(request_id)
+
+    def _stop(self, drain_s: float) -> None:
+        """Stop the engine once the clerks are through: their pipelines still need it."""
+        threading.Thread(target=self._stop_after_errands, args=(drain_s,), name="drain", daemon=True).start()
+
+    def _stop_after_errands(self, drain_s: float) -> None:
+        begun_s = self._clock()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._errands, drain_s)
+        self._engine.stop(max(0.0, begun_s + drain_s - self._clock()))
+
+    # -- the clerks' threads ---------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            errand = self._desk.get()
+            with self._failures_of(errand.request.id):
+                self._do(errand)
+            with self._changed:
+                self._errands.pop(errand.request.id, None)
+                self._changed.notify_all()
+
+    def _do(self, errand: _Errand) -> None:
+        request = errand.request
+        if isinstance(request, MediaRequest):
+            self._look(errand, request)
+            return
+        call = to_call(request)
+        with self._changed:  # a cancellation comes before this, or finds the call in the engine
+            if self._errands.pop(request.id, None) is not None:
+                self._engine.submit(call, _RequestSink(self._channel, request.id, self._place))
+
+    def _infer(self, request: TensorRequest) -> None:
+        self._engine.submit(to_call(request), _RequestSink(self._channel, request.id, self._place))
+
+    def _look(self, errand: _Errand, request: MediaRequest) -> None:
+        if self._pipeline is None:
+            remedy = "it has no pipeline: ask it with tensors"
+            raise UnsupportedFeatureError(feature=f"a file for {request.model}", remedy=remedy)
+        infer = waiting.WaitingInfer(
+            self._engine,
+            request_id=request.id,
+            tenant=request.tenant,
+            deadline_s=request.deadline_s,
+            begun_s=errand.arrived_s,
+            max_streams=self._max_streams,
+            clock=self._clock,
+        )
+        with self._changed:
+            if request.id not in self._errands:
+                return
+            errand.infer = infer
+        infer.check_deadline()
+        try:
+            answer = self._pipeline.run(request, infer)
+        finally:
+            infer.close()
+        try:
+            self._channel.send(channel.Found(request.id, replace(answer, place=answer.place or self._place)))
+        except ChannelError as exc:
+            raise BackendStepError(reason=f"the answer cannot be sent: {exc}") from exc
+
+    @contextmanager
+    def _failures_of(self, request_id: str) -> Iterator[None]:
+        """Tell the front process why a request cannot be answered; one odd request must not end a thread."""
+        try:
+            yield
+        except waiting.AbandonedError:
+            pass
+        except EdgeRtError as exc:
+            self._channel.send(channel.Failed(request_id, *exc.to_wire()))
+        except Exception as exc:  # noqa: BLE001 - as above
+            _log.exception("request %s cannot be answered", request_id)
+            error = BackendStepError(reason=f"{type(exc).__name__}: {exc}")
+            self._channel.send(channel.Failed(request_id, *error.to_wire()))
+
+
+def serve(
+    out: WorkerChannel,
+    load: Load,
+    tensor: TensorLoad,
+    rss_bytes: Callable[[], int],
+    *,
+    load_session: Callable[[Load], TensorSession] = load_tensor_session,
+) -> int:
+    """Load a tensor model and serve it; give the exit status."""
+    try:
+        session = load_session(load)
+        engine, pipeline = start_tensors(tensor, session)
+        engine.warm_up()
+    except EdgeRtError as exc:
+        return service.refuse(out, exc)
+    except Exception as exc:  # noqa: BLE001 - whatever it is, the front process must hear of it
+        _log.exception("loading %s failed", load.model)
+        return service.refuse(out, BackendLoadError(model=load.model, reason=f"{type(exc).__name__}: {exc}"))
+    out.send(channel.TensorReady(session.info))
+    place = f"{session.info.backend}:{session.info.device}"
+    tensors = Service(out, engine, pipeline, rss_bytes, place=place, max_streams=tensor.max_streams)
+    is_orderly = tensors.run(n_clerks=_N_CLERKS)
+    out.flush()
+    session.close()
+    return 0 if is_orderly else 1
