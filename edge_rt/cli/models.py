@@ -248,7 +248,13 @@ def _runner(catalog: _Catalog, manifest: Manifest, variant: Variant) -> dict[str
 
     settings = msgspec.structs.replace(catalog.config.model(manifest.id), variant=variant.id)
     placement = place(
-        manifest.id, manifest, settings, catalog.config, features=catalog.features, find=catalog.store.path
+        manifest.id,
+        manifest,
+        settings,
+        catalog.config,
+        features=catalog.features,
+        find=catalog.store.path,
+        find_asset=catalog.store.asset_path,
     )
     try:
         backend, reason = dispatch(placement.backend, *unpack(load_message(placement, catalog.config, force=False)))
