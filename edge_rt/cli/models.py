@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +181,8 @@ def show(catalog: _Catalog, name: str, as_json: bool) -> None:
         "kind": manifest.kind,
         "arch": manifest.arch,
         "n_params": manifest.n_params,
-        "n_ctx": manifest.n_ctx,
-        "n_ctx_train": manifest.n_ctx_train,
+        "n_ctx": manifest.n_ctx or None,
+        "n_ctx_train": manifest.n_ctx_train or None,
     }
     variants = [_details(catalog, manifest, v) for v in manifest.variants if wanted in (None, v)]
     assets = [_asset(catalog, manifest, asset, "asset") for asset in manifest.assets]
@@ -213,9 +214,25 @@ def _details(catalog: _Catalog, manifest: Manifest, variant: Variant) -> dict[st
         "derive": variant.derive or None,
         "made_by": record.tool if record and record.tool else None,
         "path": row["path"],
-        **(_runner(catalog, manifest, variant) if path else {"backend": None, "backend_reason": None}),
     }
-    return {**details, **_header(path)} if manifest.kind == "text" else details
+    if manifest.kind == "tensor":
+        return {**details, **_tensors(path)}
+    runner = _runner(catalog, manifest, variant) if path else {"backend": None, "backend_reason": None}
+    return {**details, **runner, **_header(path)}
+
+
+def _tensors(path: Path | None) -> dict[str, str | None]:
+    """Tell a tensor model's inputs and outputs; without a file or the extra `onnx` nothing."""
+    if path is None or find_spec("onnx") is None:
+        return {"inputs": None, "outputs": None}
+    from edge_rt.backends.onnx_model import read_model
+
+    model = read_model(path)
+    inputs, outputs = (
+        ", ".join(f"{spec.name} {spec.datatype} [{', '.join(map(str, spec.shape))}]" for spec in specs)
+        for specs in (model.inputs, model.outputs)
+    )
+    return {"inputs": inputs, "outputs": outputs}
 
 
 def _header(path: Path | None) -> dict[str, Any]:
