@@ -46,6 +46,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tcp_host: str = ""  # "": no TCP; otherwise api_keys_file is required
     tcp_port: Port = 8970
     api_keys_file: str = ""  # one key a line, '#' comments
+    grpc_socket_path: str = ""  # "": no gRPC; its mode and group are those above
     max_body_bytes: Positive = 4 * 2**20
     max_bodies_bytes: Positive = 32 * 2**20  # of all the requests that are being received or answered
     max_connections: Positive = 512  # beyond, idle ones are closed

@@ -12,17 +12,21 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edge_rt import telemetry
 from edge_rt.api import listen
 from edge_rt.api.app import build_app
 from edge_rt.api.callers import ApiKeys
+from edge_rt.api.context import Api
 from edge_rt.api.server import Server
 from edge_rt.catalog.store import Store
 from edge_rt.config import Loaded
 from edge_rt.errors import ConfigError
 from edge_rt.runtime import Runtime
+
+if TYPE_CHECKING:
+    from edge_rt.api.grpc_server import GrpcServer
 
 _log = logging.getLogger("edge_rt.daemon")
 
@@ -57,10 +61,12 @@ def run(
     try:
         metrics = telemetry.Telemetry()
         runtime = Runtime(loaded, Store.open(config.catalog, environ), metrics)
+        api = Api(runtime=runtime, config=config, telemetry=metrics)
         server = Server(
-            build_app(runtime, config, metrics, api_keys=api_keys), max_connections=config.server.max_connections
+            build_app(runtime, config, metrics, api_keys=api_keys, bodies=api.bodies),
+            max_connections=config.server.max_connections,
         )
-        asyncio.run(_serve(loaded, runtime, server, listening, environ, ready))
+        asyncio.run(_serve(loaded, api, runtime, server, listening, environ, ready))
     finally:
         for sock in listening.sockets:
             sock.close()
@@ -119,8 +125,24 @@ def _listen(loaded: Loaded, environ: Mapping[str, str]) -> Listening:
         raise
 
 
+def _grpc_server(loaded: Loaded, api: Api) -> GrpcServer | None:
+    path = loaded.config.server.grpc_socket_path
+    if not path:
+        return None
+    try:
+        from edge_rt.api.grpc_server import GrpcServer  # 17 MB that few need
+    except ImportError as exc:
+        raise ConfigError(
+            key="server.grpc_socket_path",
+            problem=f"needs gRPC ({exc}); install it with `pip install 'edge_rt[grpc]'`",
+            origin=loaded.origins.get("server.grpc_socket_path", "default"),
+        ) from exc
+    return GrpcServer(api, Path(path))
+
+
 async def _serve(
     loaded: Loaded,
+    api: Api,
     runtime: Runtime,
     server: Server,
     listening: Listening,
@@ -130,6 +152,9 @@ async def _serve(
     drain_s = loaded.config.server.drain_s
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
+    grpc_server = _grpc_server(loaded, api)
+    if grpc_server is not None:
+        await grpc_server.start()
 
     def on_signal(number: signal.Signals) -> None:
         _log.info("%s: %s", number.name, "ending at once" if stop.is_set() else "finishing running answers")
@@ -151,7 +176,10 @@ async def _serve(
         stopping.cancel()
         server.stop(drain_s + _LAST_WORDS_S)
         closing = loop.create_task(_close(runtime, drain_s, hurry))
-        results = await asyncio.gather(closing, serving, starting, return_exceptions=True)
+        ending = [closing, serving, starting]
+        if grpc_server is not None:
+            ending.append(loop.create_task(grpc_server.stop(drain_s + _LAST_WORDS_S)))
+        results = await asyncio.gather(*ending, return_exceptions=True)
         watchdog.cancel()
     for result in results:
         if isinstance(result, Exception):  # a cancelled start is none

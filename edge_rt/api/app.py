@@ -15,7 +15,7 @@ from edge_rt import telemetry
 from edge_rt.api import kserve, openai, schemas
 from edge_rt.api.boundary import Boundary
 from edge_rt.api.callers import ApiKeys
-from edge_rt.api.context import Api, ModelStatus, RuntimeProtocol
+from edge_rt.api.context import Api, Bodies, ModelStatus, RuntimeProtocol
 from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.config import Config
 from edge_rt.errors import ModelNotFoundError
@@ -25,10 +25,15 @@ _JSON: Final = "application/json"
 
 
 def build_app(
-    runtime: RuntimeProtocol, config: Config, metrics: telemetry.Telemetry, *, api_keys: ApiKeys | None = None
+    runtime: RuntimeProtocol,
+    config: Config,
+    metrics: telemetry.Telemetry,
+    *,
+    api_keys: ApiKeys | None = None,
+    bodies: Bodies | None = None,
 ) -> ASGIApp:
     """Build the ASGI app. A scope's state holds the Peer of a Unix socket as "peer"; all else needs one of api_keys."""
-    api = Api(runtime=runtime, config=config, telemetry=metrics)
+    api = Api(runtime=runtime, config=config, telemetry=metrics, bodies=bodies or Bodies())
     router = Router(
         [*_health_routes(api), *openai.routes(api), *_model_routes(api), *_token_routes(api), *kserve.routes(api)],
         redirect_slashes=False,

@@ -23,7 +23,7 @@ from edge_rt.api.schemas import decode_with, encode
 from edge_rt.api.sse import StopOnHangUp
 from edge_rt.api.status import HttpError, open_inference_body
 from edge_rt.api.tensor_json import MAX_JSON_BYTES, from_json, to_json
-from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+from edge_rt.errors import InvalidRequestError
 from edge_rt.guard.limits import check_shape, check_size
 from edge_rt.types import Tensor, TensorAnswer, TensorRequest
 
@@ -84,11 +84,7 @@ def routes(api: Api) -> list[Route]:
 
     async def load(request: Request) -> ASGIApp:
         asked = decode_with(await read_body(request, api) or b"{}", wire.DECODERS[wire.LoadRequest])
-        if asked.parameters:
-            name = next(iter(asked.parameters))[:80]
-            raise UnsupportedFeatureError(
-                feature=f"parameters.{name}", remedy="a model's manifest says how it is loaded"
-            )
+        models.refuse_load_parameters(asked.parameters)
         await api.runtime.load(models.find(api, request.path_params["model"]).id)
         return Response(status_code=200)
 
@@ -179,10 +175,7 @@ async def _tensor_request(
             param="", problem=f"{len(binary) - start} bytes behind the JSON belong to no input's binary_data_size"
         )
     for i, output in enumerate(asked.outputs):
-        if output.parameters.get("classification", 0) != 0:
-            raise UnsupportedFeatureError(
-                feature=f"outputs[{i}].parameters.classification", remedy="/v1/vision/classify gives labels"
-            )
+        models.check_output_parameters(f"outputs[{i}]", output.parameters)
     return TensorRequest(
         id=telemetry.request_id.get(),
         model=model,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from importlib.metadata import version as installed_version
 
 from edge_rt.api.context import Api, ModelStatus
-from edge_rt.api.kserve_wire import IndexEntry, MetadataTensor, ModelMetadata, ServerMetadata
+from edge_rt.api.kserve_wire import IndexEntry, MetadataTensor, ModelMetadata, Parameter, ServerMetadata
 from edge_rt.errors import ModelNotFoundError, ModelNotPulledError, UnsupportedFeatureError
 from edge_rt.types import TensorSpec
 
@@ -75,6 +76,21 @@ async def metadata(api: Api, model: str, version: str = "") -> ModelMetadata:
         inputs=tuple(map(_tensor, info.inputs)),
         outputs=tuple(map(_tensor, info.outputs)),
     )
+
+
+def refuse_load_parameters(parameters: Collection[str]) -> None:
+    for name in parameters:
+        raise UnsupportedFeatureError(
+            feature=f"parameters.{name[:80]} of a load", remedy="its manifest says how a model is loaded"
+        )
+
+
+def check_output_parameters(param: str, parameters: Mapping[str, Parameter]) -> None:
+    """Raise UnsupportedFeatureError for a parameter of an output that would change its values."""
+    if parameters.get("classification", 0) != 0:
+        raise UnsupportedFeatureError(
+            feature=f"{param}.parameters.classification", remedy="/v1/vision/classify gives labels"
+        )
 
 
 def _tensor(spec: TensorSpec) -> MetadataTensor:

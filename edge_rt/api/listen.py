@@ -9,6 +9,7 @@ import grp
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -40,25 +41,19 @@ def socket_path(server: Server, environ: Mapping[str, str], *, uid: int | None =
     )
 
 
-def bind_unix(path: Path, *, mode: int, group: str = "") -> socket.socket:
+def bind_unix(path: Path, *, mode: int, group: str = "", key: str = _KEY) -> socket.socket:
     """Bind and listen with the file's mode and group set before anyone can connect.
 
     A stale socket, one that refuses connections, is replaced; a live one, a file of another kind and a path that is too
     long raise ConfigError.
     """
-    if (size_bytes := len(os.fsencode(path))) > _MAX_PATH_BYTES:
-        raise _unusable(path, f"is {size_bytes} bytes long, a Unix socket's path may have {_MAX_PATH_BYTES}")
-    gid = -1
-    if group:
-        try:
-            gid = grp.getgrnam(group).gr_gid
-        except KeyError as exc:
-            raise ConfigError(key="server.socket_group", problem="no such group", origin=group) from exc
+    _check_length(path, key)
+    gid = _gid(group)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with _only_one(path):
-            _clear(path)
+            _clear(path, key)
             sock.bind(os.fspath(path))
             # Nobody can connect before listen, so the mode the umask gave is never used.
             path.chmod(mode)
@@ -67,11 +62,50 @@ def bind_unix(path: Path, *, mode: int, group: str = "") -> socket.socket:
             sock.listen(_BACKLOG)
     except OSError as exc:
         sock.close()
-        raise _unusable(path, f"cannot be bound: {exc.strerror}") from exc
+        raise _unusable(path, f"cannot be bound: {exc.strerror}", key) from exc
     except ConfigError:
         sock.close()
         raise
     return sock
+
+
+@contextlib.contextmanager
+def bound_by_another(path: Path, *, mode: int, group: str, key: str) -> Iterator[Path]:
+    """Give a path for a library that binds and listens by itself; the socket it made there is moved to path after it.
+
+    Until its mode and group are set it stands in a directory that only this user may enter. Raises as bind_unix does.
+    """
+    _check_length(path, key)
+    gid = _gid(group)
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with _only_one(path):
+            _clear(path, key)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as private:
+                made = Path(private) / "s"
+                _check_length(made, key)
+                yield made
+                made.chmod(mode)
+                if gid != -1:
+                    os.chown(made, -1, gid)
+                made.rename(path)
+    except OSError as exc:
+        raise _unusable(path, f"cannot be bound: {exc.strerror}", key) from exc
+
+
+def _check_length(path: Path, key: str) -> None:
+    if (size_bytes := len(os.fsencode(path))) > _MAX_PATH_BYTES:
+        raise _unusable(path, f"is {size_bytes} bytes long, a Unix socket's path may have {_MAX_PATH_BYTES}", key)
+
+
+def _gid(group: str) -> int:
+    """Give a group's id, -1 for none."""
+    if not group:
+        return -1
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError as exc:
+        raise ConfigError(key="server.socket_group", problem="no such group", origin=group) from exc
 
 
 @contextlib.contextmanager
@@ -85,14 +119,14 @@ def _only_one(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _clear(path: Path) -> None:
+def _clear(path: Path, key: str) -> None:
     """Remove a stale socket."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise _unusable(path, "exists and is not a socket")
+        raise _unusable(path, "exists and is not a socket", key)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -103,9 +137,9 @@ def _clear(path: Path) -> None:
         except FileNotFoundError:
             return
         except OSError as exc:  # a full backlog, or no right to connect: somebody is there
-            raise _unusable(path, f"is in use: {exc.strerror or exc}") from exc
+            raise _unusable(path, f"is in use: {exc.strerror or exc}", key) from exc
         owner = f" by process {peer.pid}" if (peer := Peer.of(probe)) and peer.pid else ""
-        raise _unusable(path, f"is served{owner} already; stop that daemon or set another path")
+        raise _unusable(path, f"is served{owner} already; stop that daemon or set another path", key)
 
 
 def remove(path: Path, sock_inode: tuple[int, int]) -> None:
@@ -162,5 +196,5 @@ def bind_tcp(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _unusable(path: Path, problem: str) -> ConfigError:
-    return ConfigError(key=_KEY, problem=problem, origin=str(path))
+def _unusable(path: Path, problem: str, key: str) -> ConfigError:
+    return ConfigError(key=key, problem=problem, origin=str(path))

@@ -82,7 +82,7 @@ def from_json(param: str, datatype: Datatype, shape: Sequence[int], data: bytes)
     packed = bytearray()
     n_items = 0
     for n_before, values in _pieces(param, datatype, data.translate(None, b"[]")):
-        packed += _pack(param, datatype, values, n_before)
+        packed += _pack_piece(param, datatype, values, n_before)
         n_items = n_before + len(values)
     if n_items != math.prod(shape):
         raise _misshapen(param, shape, f"holds {n_items} elements, not those of")
@@ -114,7 +114,17 @@ def _pieces(param: str, datatype: Datatype, text: bytes) -> Iterator[tuple[int, 
         start = end + 1
 
 
-def _pack(param: str, datatype: Datatype, values: Sequence[Any], n_before: int) -> bytes:
+def pack(param: str, datatype: Datatype, values: Sequence[Any]) -> bytes:
+    """Turn numbers, or bytes for BYTES, into a tensor's bytes. Raises InvalidRequestError for what does not fit."""
+    if datatype == "BYTES":
+        return _join(values)
+    packed = bytearray()
+    for start in range(0, len(values), _PIECE_ITEMS):
+        packed += _pack_piece(param, datatype, values[start : start + _PIECE_ITEMS], start)
+    return bytes(packed)
+
+
+def _pack_piece(param: str, datatype: Datatype, values: Sequence[Any], n_before: int) -> bytes:
     code = _CODES[datatype]
     try:
         return struct.pack(f"<{len(values)}{code}", *values)
@@ -175,7 +185,11 @@ def _from_strings(param: str, shape: Sequence[int], data: bytes) -> bytes:
         raise InvalidRequestError(param=param, problem=problem) from exc
     if len(encoded) != math.prod(shape):
         raise _misshapen(param, shape, f"holds {len(encoded)} elements, not those of")
-    return b"".join(chain.from_iterable((_LENGTH.pack(len(item)), item) for item in encoded))
+    return _join(encoded)
+
+
+def _join(items: Sequence[bytes]) -> bytes:
+    return b"".join(chain.from_iterable((_LENGTH.pack(len(item)), item) for item in items))
 
 
 def _flattened(param: str, shape: Sequence[int], values: list[Any]) -> Iterator[str]:

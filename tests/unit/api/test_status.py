@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from edge_rt import errors
+from edge_rt.api.grpc_status import GRPC_STATUS, grpc_status
 from edge_rt.api.status import STATUS, HttpError, rebuild, reply
 
 VALUES: dict[str, Any] = {"str": "x", "int": 7, "float": 1.5, "tuple[str, ...]": ("a", "b")}
@@ -30,8 +31,25 @@ def test_every_error_of_the_tree_has_an_entry_of_its_own(cls: type[errors.EdgeRt
         assert b"retry-after" in dict(answer.headers)
 
 
-def test_the_table_names_no_class_that_is_gone() -> None:
+def test_the_tables_name_no_class_that_is_gone() -> None:
     assert set(STATUS) == set(errors.subclasses())
+    assert set(GRPC_STATUS) == set(errors.subclasses())
+
+
+@pytest.mark.parametrize("cls", errors.subclasses(), ids=lambda cls: cls.__name__)
+def test_grpc_blames_whom_http_blames(cls: type[errors.EdgeRtError]) -> None:
+    grpc = pytest.importorskip("grpc", reason="grpcio is not installed: edge_rt[grpc]")
+    error = instance(cls)
+    name = grpc_status(error)
+    assert hasattr(grpc.StatusCode, name)
+    callers_fault = {"INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "UNAUTHENTICATED", "ABORTED"}
+    assert (name in callers_fault) == (reply(error).status in (400, 401, 404))
+    if cls.retryable:
+        assert name in {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
+
+
+def test_what_nobody_foresaw_is_internal() -> None:
+    assert grpc_status(KeyError("secret")) == "INTERNAL"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""Error class → gRPC status, beside the HTTP statuses of status.py. Knows the names only, so that it needs no grpc."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from edge_rt import errors
+
+GRPC_STATUS: Final[dict[type[errors.EdgeRtError], str]] = {
+    errors.EdgeRtError: "INTERNAL",
+    errors.ConfigError: "INTERNAL",
+    errors.ModelError: "INTERNAL",
+    errors.ModelNotFoundError: "NOT_FOUND",
+    errors.ModelNotPulledError: "NOT_FOUND",
+    errors.ModelFormatError: "INTERNAL",
+    errors.ModelChecksumError: "DATA_LOSS",
+    errors.ModelTooLargeError: "RESOURCE_EXHAUSTED",
+    errors.PullError: "UNAVAILABLE",
+    errors.OfflineError: "NOT_FOUND",
+    errors.DiskFullError: "RESOURCE_EXHAUSTED",
+    errors.StoreError: "INTERNAL",
+    errors.RequestError: "INVALID_ARGUMENT",
+    errors.InvalidRequestError: "INVALID_ARGUMENT",
+    errors.ContextLengthError: "INVALID_ARGUMENT",
+    errors.UnsupportedFeatureError: "UNIMPLEMENTED",
+    errors.AuthError: "UNAUTHENTICATED",
+    errors.SlowReaderError: "ABORTED",
+    errors.CapacityError: "UNAVAILABLE",
+    errors.QueueFullError: "RESOURCE_EXHAUSTED",
+    errors.OverloadedError: "RESOURCE_EXHAUSTED",
+    errors.DeadlineError: "DEADLINE_EXCEEDED",
+    errors.ShuttingDownError: "UNAVAILABLE",
+    errors.BackendError: "INTERNAL",
+    errors.BackendUnavailableError: "INTERNAL",
+    errors.BackendLoadError: "INTERNAL",
+    errors.BackendStepError: "INTERNAL",
+    errors.WorkerLostError: "UNAVAILABLE",
+    errors.DaemonUnreachableError: "UNAVAILABLE",
+    errors.DaemonLostError: "UNAVAILABLE",
+}
+
+
+def grpc_status(error: BaseException) -> str:
+    """Name the status of any exception; what edge_rt did not raise on purpose is INTERNAL."""
+    if not isinstance(error, errors.EdgeRtError):
+        return "INTERNAL"
+    return GRPC_STATUS.get(type(error), GRPC_STATUS[errors.EdgeRtError])
