@@ -17,6 +17,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from tools.pcb.boards import Board
 from tools.pcb.graph import INPUTS, OUTPUTS
 
+N_CALIBRATION = 32  # boards whose activations set the ranges
 INT4_LEVELS = 7  # steps on either side of zero, symmetric
 _INT4_OPSET = 21  # the first that has 4-bit integers
 _INT4_IR_VERSION = 10

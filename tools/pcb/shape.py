@@ -73,6 +73,10 @@ SHAPES = {
         (Conv(n_in=2, n_out=8, kernel=4, stride=2), Conv(n_in=8, n_out=16, stride=2), Conv(n_in=16, n_out=16)),
         fine=32, n_fine=3, coarse=48, n_coarse=3, n_neck=2,
     ),
+    "mid": _shape(
+        (Conv(n_in=2, n_out=8, kernel=4, stride=2), Conv(n_in=8, n_out=16, stride=2)),
+        fine=32, n_fine=2, coarse=48, n_coarse=2, n_neck=1,
+    ),
     "student": _shape(
         (Conv(n_in=2, n_out=16, kernel=6, stride=4),),
         fine=24, n_fine=1, coarse=32, n_coarse=2, n_neck=1,
