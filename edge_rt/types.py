@@ -325,7 +325,10 @@ class TensorAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A rectangle in a picture, in its pixels from the top left corner, and what was found in it."""
+    """A rectangle in a picture, in its pixels from the top left corner, and what was found in it.
+
+    turn_deg  it is turned clockwise about its own middle by so much; x and y are its corner's before that
+    """
 
     x: float
     y: float
@@ -334,6 +337,7 @@ class Box:
     label: str = ""
     score: float = 1.0
     text: str = ""
+    turn_deg: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,10 +382,10 @@ class MediaAnswer:
     """What a pipeline found; the fields that its task does not have are empty.
 
     labels     classification, best first; with regions those of the first
-    boxes      detection and text reading, best first
+    boxes      detection, best first; lines of text in reading order
     spans      speech
     texts      lines read, one for each region
-    embedding  of a text
+    embedding  of a text, which had n_tokens
     width, height  of the picture; duration_s of the recording
     stage      which model of a cascade answered, "" outside one
     """
@@ -392,6 +396,7 @@ class MediaAnswer:
     spans: tuple[Span, ...] = ()
     texts: tuple[Label, ...] = ()
     embedding: tuple[float, ...] = ()
+    n_tokens: int = 0
     width: int = 0
     height: int = 0
     duration_s: float = 0.0

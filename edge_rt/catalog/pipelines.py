@@ -141,7 +141,7 @@ class ReadText(
     output: _Name = ""
     characters: Annotated[str, Meta(min_length=1, max_length=200)]
     height: Annotated[int, Meta(ge=8, le=512)] = 48
-    width_step: Annotated[int, Meta(ge=8, le=4096)] = 160
+    width_step: Annotated[int, Meta(ge=8, le=4096)] = 320
     max_width: Annotated[int, Meta(ge=8, le=16_384)] = 1920
     color: Literal["rgb", "bgr", "gray"] = "bgr"
     mean: _Channels = (127.5,)

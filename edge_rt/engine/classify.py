@@ -34,7 +34,7 @@ class ClassifyPipeline:
             raise misfit("labels", f"has {len(self._labels)} labels, the model's {self._output.name} is {shape}")
 
     def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
-        picture = decode_request(request, max_pixels=self._max_pixels)
+        picture = decode_request(request, max_pixels=self._max_pixels, with_turns=True)
         found: list[tuple[Label, ...]] = []
         timings: list[TensorTimings] = []
         for part in request.regions or (None,):

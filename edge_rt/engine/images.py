@@ -60,14 +60,15 @@ class Fit:
     to_x: float = 0.0
     to_y: float = 0.0
 
-    def boxes(self, boxes: NDArray[np.float32], width: int, height: int) -> NDArray[np.float32]:
-        """Turn [n, 4] corners x1 y1 x2 y2 in a tensor into those in the picture, cut at its edges."""
+    def boxes(self, boxes: NDArray[np.float32], width: int | None, height: int | None) -> NDArray[np.float32]:
+        """Turn [n, 4] corners x1 y1 x2 y2 in a tensor into those in the picture, cut at its edges unless None."""
         scale = np.array([self.scale_x, self.scale_y] * 2, np.float32)
         to = np.array([self.to_x, self.to_y] * 2, np.float32)
         start = np.array([self.from_x, self.from_y] * 2, np.float32)
-        edges = np.array([width, height] * 2, np.float32)
-        clipped: NDArray[np.float32] = np.clip((boxes - to) / scale + start, 0, edges)
-        return clipped
+        there: NDArray[np.float32] = (boxes - to) / scale + start
+        if width is not None and height is not None:
+            there = np.clip(there, 0, np.array([width, height] * 2, np.float32))
+        return there
 
 
 def decode(data: bytes, *, max_pixels: int, param: str = "data") -> Image.Image:
@@ -92,13 +93,17 @@ def decode(data: bytes, *, max_pixels: int, param: str = "data") -> Image.Image:
         raise _broken(param, exc) from exc
 
 
-def decode_request(request: MediaRequest, *, max_pixels: int, with_reference: bool = False) -> Image.Image:
-    """Decode a request's picture and check its regions. Raises InvalidRequestError, also for a reference not wanted."""
+def decode_request(
+    request: MediaRequest, *, max_pixels: int, with_reference: bool = False, with_turns: bool = False
+) -> Image.Image:
+    """Decode a request's picture and check its regions. Raises InvalidRequestError, also for what is not wanted."""
     if request.reference and not with_reference:
         raise InvalidRequestError(param="reference", problem="is not taken: this model looks at one picture")
     image = decode(request.data, max_pixels=max_pixels)
     for region in request.regions:
         check_region(region, image)
+        if region.turn_deg and not with_turns:
+            raise InvalidRequestError(param="regions", problem="must be upright for a model that finds places in them")
     return image
 
 
@@ -128,17 +133,17 @@ def _to_plain(image: Image.Image) -> Image.Image:
 
 
 def check_region(region: Box, image: Image.Image) -> None:
-    """Raise InvalidRequestError unless a region has an area and lies inside the picture."""
-    sides = (region.x, region.y, region.width, region.height)
-    inside = (
-        all(map(math.isfinite, sides))
-        and region.x >= 0
-        and region.y >= 0
-        and region.width > 0
-        and region.height > 0
-        and region.x + region.width <= image.width + 1e-3
-        and region.y + region.height <= image.height + 1e-3
-    )
+    """Raise InvalidRequestError unless a region has an area and lies inside the picture; a turned one its middle."""
+    sides = (region.x, region.y, region.width, region.height, region.turn_deg)
+    inside = all(map(math.isfinite, sides)) and region.width > 0 and region.height > 0
+    if inside and region.turn_deg:
+        x, y = region.x + region.width / 2, region.y + region.height / 2
+        fits = max(region.width, region.height) <= image.width + image.height
+        fits = fits and region.width * region.height <= image.width * image.height
+        inside = fits and 0 <= x <= image.width and 0 <= y <= image.height
+    elif inside:
+        right, bottom = region.x + region.width, region.y + region.height
+        inside = min(region.x, region.y) >= 0 and right <= image.width + 1e-3 and bottom <= image.height + 1e-3
     if not inside:
         what = f"{region.width:g} x {region.height:g} at {region.x:g}, {region.y:g}"
         problem = f"{what} does not lie inside the picture of {image.width} x {image.height} pixels"
@@ -150,7 +155,12 @@ def whole(image: Image.Image) -> Box:
 
 
 def prepare(image: Image.Image, spec: ImageInput, region: Box | None = None) -> tuple[NDArray[Any], Fit]:
-    """Make the tensor of a picture or a part of it: [channels, height, width] or [height, width, channels]."""
+    """Make the tensor of a picture or a part of it: [channels, height, width] or [height, width, channels].
+
+    A turned part is straightened first; its fit then leads back into the straightened part.
+    """
+    if region is not None and region.turn_deg:
+        image, region = straightened(to_color(image, spec.color), region), None
     area = region or whole(image)
     fit, size = _fit(area, spec)
     cut = area if spec.resize != "crop" else _middle(area, spec)
@@ -186,6 +196,17 @@ def _middle(area: Box, spec: ImageInput) -> Box:
     scale = min(area.width / spec.width, area.height / spec.height) * spec.crop_fraction
     width, height = spec.width * scale, spec.height * scale
     return Box(x=area.x + (area.width - width) / 2, y=area.y + (area.height - height) / 2, width=width, height=height)
+
+
+def straightened(image: Image.Image, region: Box) -> Image.Image:
+    """Cut a turned region out, upright."""
+    width, height = max(1, round(region.width)), max(1, round(region.height))
+    middle_x, middle_y = region.x + region.width / 2, region.y + region.height / 2
+    cos, sin = math.cos(math.radians(region.turn_deg)), math.sin(math.radians(region.turn_deg))
+    left = middle_x - cos * width / 2 + sin * height / 2
+    top = middle_y - sin * width / 2 - cos * height / 2
+    turn = (cos, -sin, left, sin, cos, top)
+    return image.transform((width, height), Image.Transform.AFFINE, turn, Image.Resampling.BICUBIC)
 
 
 def to_color(image: Image.Image, color: str) -> Image.Image:

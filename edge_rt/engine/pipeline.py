@@ -78,4 +78,14 @@ def make_pipeline(
         from edge_rt.engine.vad import SpeechPipeline
 
         return SpeechPipeline(spec, model, max_audio_s=load.max_audio_s)
-    raise NotImplementedError(pipelines.task(spec))
+    if isinstance(spec, pipelines.DetectText):
+        from edge_rt.engine.text_boxes import DetectTextPipeline
+
+        return DetectTextPipeline(spec, model, max_pixels=load.max_pixels)
+    if isinstance(spec, pipelines.ReadText):
+        from edge_rt.engine.read_text import ReadTextPipeline
+
+        return ReadTextPipeline(spec, model, assets, max_pixels=load.max_pixels)
+    from edge_rt.engine.embed import EmbedPipeline
+
+    return EmbedPipeline(spec, model, assets)
