@@ -159,7 +159,7 @@ class NullTensorSession:
         by_row = all(given.shape[:1] == (-1,) for given in (*self.inputs, spec))
         if not by_row or len({len(array) for array in arrays}) != 1:
             return _hashed(arrays, spec.datatype, shape, salt)
-        rows = [_hashed([array[i] for array in arrays], spec.datatype, shape[1:], salt) for i in range(shape[0])]
+        rows = [_hashed([array[i, ...] for array in arrays], spec.datatype, shape[1:], salt) for i in range(shape[0])]
         return np.stack(rows) if rows else np.empty(shape, DTYPES[spec.datatype])
 
 

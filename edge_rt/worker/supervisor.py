@@ -66,6 +66,7 @@ class Worker:
         self._events = events
         self._process: Process | None = None
         self._starting: asyncio.Task[Process] | None = None
+        self._suspects = asyncio.Lock()
         self._n_deaths = 0
         self._ready_at_s = 0.0
         self._stop_error: Callable[[], EdgeRtError] | None = None
@@ -109,11 +110,11 @@ class Worker:
         """Run a tensor model; asked once more after a restart, unless a stream's state was lost with the worker."""
         if request.stream:
             return await (await self._running()).infer(request)
-        return await self._retried(lambda process: process.infer(request))
+        return await self._retried(lambda process: process.infer(request), one_by_one=True)
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         """Run a tensor model's pipeline on a file; asked once more after a restart."""
-        return await self._retried(lambda process: process.look(request))
+        return await self._retried(lambda process: process.look(request), one_by_one=True)
 
     async def stop(self, error: Callable[[], EdgeRtError], *, drain_s: float = 0.0) -> None:
         """End the process; it is gone on return. Requests that are open after drain_s fail with error."""
@@ -124,10 +125,18 @@ class Worker:
         if self._process is not None:
             await self._process.stop(drain_s, error)
 
-    async def _retried(self, call: Callable[[Process], Awaitable[T]]) -> T:
+    async def _retried(self, call: Callable[[Process], Awaitable[T]], *, one_by_one: bool = False) -> T:
+        """Ask, and ask once more if the worker dies of it.
+
+        one_by_one  then no other request that is asked again is with it in the worker: one that kills every worker
+                    would take those again that were joined with it before
+        """
         try:
             return await call(await self._running())
         except WorkerLostError:
+            if not one_by_one:
+                return await call(await self._running())
+        async with self._suspects:
             return await call(await self._running())
 
     async def _running(self) -> Process:

@@ -9,7 +9,7 @@ import pytest
 
 from edge_rt import config
 from edge_rt.errors import BackendLoadError, EdgeRtError, ModelFormatError, ShuttingDownError, WorkerLostError
-from edge_rt.types import Chunk, EngineStats
+from edge_rt.types import Chunk, EngineStats, TensorAnswer, TensorRequest, TensorTimings
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, ToWorker
 from edge_rt.worker.process import Handle
@@ -26,6 +26,8 @@ from tests.unit.worker.fake_child import (
     request,
     silent,
 )
+
+TIMINGS = TensorTimings(queue_s=0.0, compute_s=0.0, batch_size=1)
 
 
 @dataclass
@@ -99,6 +101,49 @@ def test_a_request_without_a_byte_yet_is_asked_once_more() -> None:
         await worker.start()
         assert await answer(worker) == "ab!"
         assert [len(child.requests()) for child in launch.children] == [1, 1]
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def dies_of_poison(child: FakeChild, message: ToWorker) -> None:
+    """Answer each request for tensors a moment later; one named poison kills all that are inside by then."""
+    loads(child, message)
+    if isinstance(message, channel.Infer):
+        one = message.request
+
+        def end() -> None:
+            if one.model == "poison":
+                child.exit(-6)
+            else:
+                child.send(channel.Inferred(one.id, TensorAnswer(outputs=(), timings=TIMINGS)))
+
+        asyncio.get_running_loop().call_later(0.01 if one.model == "poison" else 0.02, end)
+
+
+def test_a_poison_request_for_tensors_takes_nobody_with_it() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(dies_of_poison)
+        worker = supervised(launch)
+        await worker.start()
+        models = ["m", "poison", "m", "m"]
+        requests = [TensorRequest(id=f"{i}", model=model, inputs=()) for i, model in enumerate(models)]
+        results = await asyncio.gather(*(worker.infer(request) for request in requests), return_exceptions=True)
+        assert [type(result) for result in results] == [TensorAnswer, WorkerLostError, TensorAnswer, TensorAnswer]
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_a_streams_request_is_not_asked_again() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(dies_of_poison)
+        worker = supervised(launch)
+        await worker.start()
+        with pytest.raises(WorkerLostError):
+            await worker.infer(TensorRequest(id="p", model="poison", inputs=(), stream="s"))
+        await settle()
+        assert [sum(isinstance(seen, channel.Infer) for seen in child.seen) for child in launch.children] == [1, 0]
         await worker.stop(ShuttingDownError)
 
     virtual_time.run(main())

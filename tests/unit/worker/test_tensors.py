@@ -1,0 +1,304 @@
+"""The worker's service for tensor models: messages in, messages out, on the null model and on fakes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from edge_rt.backends.base import TensorSession
+from edge_rt.engine.arrays import to_tensor
+from edge_rt.engine.infer import Infer
+from edge_rt.engine.pipeline import Pipeline
+from edge_rt.engine.tensors import TensorEngine, TensorSettings
+from edge_rt.errors import (
+    BackendLoadError,
+    BackendStepError,
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    ShuttingDownError,
+    UnsupportedFeatureError,
+    from_wire,
+)
+from edge_rt.types import MediaAnswer, MediaRequest, Tensor, TensorRequest
+from edge_rt.worker import channel
+from edge_rt.worker.channel import Load, TensorLoad, WorkerChannel
+from edge_rt.worker.tensors import Service, serve
+from tests.unit.engine.tensor_sessions import STATEFUL, WatchedSession, alone, rows, session
+from tests.unit.engine.test_tensors import STATE
+from tests.unit.worker.test_main import TIMEOUT_S, Parent
+
+NULL = Load(model="m", variant="", path="", quant="none", backend="null", n_ctx=0, tensor=TensorLoad(max_batch=4))
+
+
+class FakePipeline:
+    """Asks the model as its test says."""
+
+    task = "fake"
+
+    def __init__(self, run: Callable[[MediaRequest, Infer], MediaAnswer]) -> None:
+        self.run = run
+
+
+@contextmanager
+def served(
+    made: TensorSession, pipeline: Pipeline | None = None, **settings: Any
+) -> Iterator[tuple[Parent, list[bool]]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        out = WorkerChannel(theirs)
+        engine = TensorEngine(made, TensorSettings(**settings))
+        service = Service(out, engine, pipeline, lambda: 77, place="null:null")
+        results: list[bool] = []
+        thread = threading.Thread(target=lambda: results.append(service.run(n_clerks=2)))
+        thread.start()
+        yield Parent(ours), results
+        engine.stop(0)
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+        out.flush()
+
+
+def tensors(request_id: str, value: float = 1.0, **fields: Any) -> TensorRequest:
+    return TensorRequest(id=request_id, model="m", inputs=(to_tensor("x", rows(value)),), **fields)
+
+
+def media(request_id: str, **fields: Any) -> MediaRequest:
+    return MediaRequest(id=request_id, model="m", data=b"file", **fields)
+
+
+def failure(message: channel.FromWorker | None) -> Any:
+    assert isinstance(message, channel.Failed), message
+    return from_wire(message.code, message.fields)
+
+
+def ended(results: list[bool]) -> None:
+    """Wait until the service has ended by itself."""
+    waited = threading.Event()
+    for _ in range(int(TIMEOUT_S * 1000)):
+        if results or waited.wait(0.001):
+            return
+
+
+def test_a_request_is_answered_with_the_models_outputs() -> None:
+    with served(session()) as (parent, _):
+        parent.send(channel.Infer(tensors("r", 5)))
+        message = parent.skip_figures()
+        assert isinstance(message, channel.Inferred)
+        assert message.id == "r"
+        expected = alone("", {"x": rows(5)})["y"]
+        assert message.answer.outputs == (Tensor(name="y", datatype="FP32", shape=(1, 4), data=expected.tobytes()),)
+        assert message.answer.place == "null:null"
+        assert message.answer.timings.batch_size == 1
+
+
+def test_byte_strings_go_over_the_clerks() -> None:
+    with served(session("inputs=t:BYTES:-1,outputs=u:BYTES:-1")) as (parent, _):
+        sent = np.array([b"a", b"\xff"], object)
+        parent.send(channel.Infer(TensorRequest(id="r", model="m", inputs=(to_tensor("t", sent),))))
+        message = parent.skip_figures()
+        assert isinstance(message, channel.Inferred)
+        assert message.answer.outputs[0].shape == (2,)
+
+
+def test_bad_requests_are_told_and_the_next_is_served() -> None:
+    lies = Tensor(name="x", datatype="FP32", shape=(1, 4), data=b"short")
+    bad_bytes = Tensor(name="x", datatype="BYTES", shape=(1,), data=b"\xff\xff\xff\xff")
+    with served(session()) as (parent, _):
+        for tensor in (lies, bad_bytes, to_tensor("z", rows(1))):
+            parent.send(channel.Infer(TensorRequest(id="bad", model="m", inputs=(tensor,))))
+            assert isinstance(failure(parent.skip_figures()), InvalidRequestError)
+        parent.send(channel.Tokenize("t", "x", False, False))
+        assert isinstance(failure(parent.skip_figures()), UnsupportedFeatureError)
+        parent.send(channel.Look(media("m")))
+        assert "no pipeline" in str(failure(parent.skip_figures()))
+        parent.send(channel.Infer(tensors("good")))
+        assert isinstance(parent.skip_figures(), channel.Inferred)
+
+
+def test_a_pipeline_infers_on_a_clerk_and_its_failures_are_told() -> None:
+    def run(request: MediaRequest, infer: Infer) -> MediaAnswer:
+        if request.id == "odd":
+            raise KeyError("odd")
+        if request.id == "bad":
+            raise InvalidRequestError(param="data", problem="is no picture")
+        made = infer({"x": rows(3)})
+        return MediaAnswer(task="fake", embedding=tuple(made.outputs["y"][0].tolist()), timings=made.timings)
+
+    with served(session(), FakePipeline(run)) as (parent, _):
+        parent.send(channel.Look(media("odd")))
+        assert isinstance(failure(parent.skip_figures()), BackendStepError)
+        parent.send(channel.Look(media("bad")))
+        assert isinstance(failure(parent.skip_figures()), InvalidRequestError)
+        parent.send(channel.Look(media("late", deadline_s=1e-9)))
+        assert isinstance(failure(parent.skip_figures()), DeadlineError)
+        parent.send(channel.Look(media("good")))
+        message = parent.skip_figures()
+        assert isinstance(message, channel.Found)
+        assert message.answer.embedding == tuple(alone("", {"x": rows(3)})["y"][0].tolist())
+        assert message.answer.place == "null:null"
+
+
+def test_streams_of_a_pipeline_are_its_requests_own_and_end_with_it() -> None:
+    def run(request: MediaRequest, infer: Infer) -> MediaAnswer:
+        answers = [infer({"x": rows(value)}, stream="s").outputs["y"][0, 0].item() for value in (1, 2)]
+        return MediaAnswer(task="fake", embedding=tuple(answers))
+
+    with served(session(STATEFUL), FakePipeline(run), state=STATE) as (parent, _):
+        found = []
+        for request_id in ("a", "b"):
+            parent.send(channel.Look(media(request_id)))
+            message = parent.skip_figures()
+            assert isinstance(message, channel.Found)
+            found.append(message.answer.embedding)
+        parent.send(channel.Infer(tensors("r", 2, stream="s")))
+        message = parent.skip_figures()
+        assert isinstance(message, channel.Inferred)
+        assert message.answer.n_stream_calls == 1
+    assert found[0] == found[1]
+
+
+def test_a_pipeline_whose_stream_was_evicted_fails_rather_than_err() -> None:
+    def run(request: MediaRequest, infer: Infer) -> MediaAnswer:
+        for stream in ("a", "b", "a"):
+            infer({"x": rows(1)}, stream=stream)
+        return MediaAnswer(task="fake")
+
+    with served(session(STATEFUL), FakePipeline(run), state=STATE, max_streams=1) as (parent, _):
+        parent.send(channel.Look(media("r")))
+        assert isinstance(failure(parent.skip_figures()), OverloadedError)
+
+
+def test_a_cancelled_pipeline_stops_at_its_next_inference_and_says_nothing() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def run(request: MediaRequest, infer: Infer) -> MediaAnswer:
+        begun.set()
+        try:
+            while True:
+                infer({"x": rows(1)})
+        finally:
+            ended.set()
+
+    with served(session(), FakePipeline(run)) as (parent, _):
+        parent.send(channel.Look(media("endless")))
+        assert begun.wait(TIMEOUT_S)
+        parent.send(channel.Cancel("endless"))
+        assert ended.wait(TIMEOUT_S)
+        parent.send(channel.Infer(tensors("next")))
+        message = parent.skip_figures()
+        assert isinstance(message, channel.Inferred)
+        assert message.id == "next"
+
+
+def test_what_waits_for_a_clerk_can_be_cancelled() -> None:
+    go_on, seen = threading.Event(), []
+
+    def run(request: MediaRequest, infer: Infer) -> MediaAnswer:
+        seen.append(request.id)
+        go_on.wait(TIMEOUT_S)
+        return MediaAnswer(task="fake")
+
+    with served(session(), FakePipeline(run)) as (parent, _):
+        parent.send(*(channel.Look(media(name)) for name in "abcd"), channel.Cancel("c"), channel.Infer(tensors("r")))
+        assert isinstance(parent.skip_figures(), channel.Inferred)  # so the cancellation has been taken
+        go_on.set()
+        found = {message.id for _ in range(3) if isinstance(message := parent.skip_figures(), channel.Found)}
+    assert found == set("abd")
+    assert sorted(seen) == ["a", "b", "d"]
+
+
+def test_shutdown_lets_pipelines_finish_and_then_refuses() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def run(request: MediaRequest, infer: Infer) -> MediaAnswer:
+        begun.set()
+        go_on.wait(TIMEOUT_S)
+        infer({"x": rows(1)})
+        return MediaAnswer(task="fake")
+
+    with served(session(), FakePipeline(run)) as (parent, results):
+        parent.send(channel.Look(media("r")))
+        assert begun.wait(TIMEOUT_S)
+        parent.send(channel.Shutdown(TIMEOUT_S))
+        go_on.set()
+        assert isinstance(parent.skip_figures(), channel.Found)
+        ended(results)
+    assert results == [True]
+
+
+def test_shutdown_without_time_ends_at_once() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def run(request: MediaRequest, infer: Infer) -> MediaAnswer:
+        begun.set()
+        go_on.wait(TIMEOUT_S)
+        infer({"x": rows(1)})
+        return MediaAnswer(task="fake")
+
+    with served(session(), FakePipeline(run)) as (parent, results):
+        parent.send(channel.Look(media("r")))
+        assert begun.wait(TIMEOUT_S)
+        parent.send(channel.Shutdown(0.0))
+        ended(results)
+        go_on.set()
+        assert isinstance(failure(parent.skip_figures()), ShuttingDownError)
+    assert results == [True]
+
+
+def test_a_vanished_front_process_ends_the_service() -> None:
+    with served(session()) as (parent, results):
+        parent.sock.shutdown(socket.SHUT_RDWR)
+    assert results == [False]
+
+
+@contextmanager
+def serving(load: Load, **fakes: Any) -> Iterator[tuple[Parent, list[int]]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        statuses: list[int] = []
+        assert load.tensor is not None
+        tensor = load.tensor
+        out = WorkerChannel(theirs)
+        thread = threading.Thread(target=lambda: statuses.append(serve(out, load, tensor, lambda: 7, **fakes)))
+        thread.start()
+        yield Parent(ours), statuses
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+
+
+def test_serve_loads_tells_and_serves_until_shutdown() -> None:
+    with serving(NULL) as (parent, statuses):
+        ready = parent.receive()
+        assert isinstance(ready, channel.TensorReady)
+        assert (ready.info.max_batch, ready.info.is_stateful, ready.info.task) == (4, False, "")
+        parent.send(channel.Infer(tensors("r")))
+        assert isinstance(parent.skip_figures(), channel.Inferred)
+        parent.send(channel.Shutdown(0.0))
+    assert statuses == [0]
+
+
+def test_a_load_that_fails_is_told() -> None:
+    def odd(load: Load) -> TensorSession:
+        raise KeyError("odd")
+
+    with serving(NULL, load_session=odd) as (parent, statuses):
+        assert "KeyError" in str(failure(parent.receive()))
+    with serving(
+        Load(**{name: getattr(NULL, name) for name in NULL.__struct_fields__} | {"tensor": TensorLoad(state=STATE)})
+    ) as (parent, _):
+        assert isinstance(failure(parent.receive()), BackendLoadError)
+    assert statuses == [1]
+
+
+def test_the_warm_up_is_done_before_it_is_ready() -> None:
+    watched = WatchedSession()
+    with serving(NULL, load_session=lambda _: watched) as (parent, _):
+        assert isinstance(parent.receive(), channel.TensorReady)
+        assert watched.runs == [1, 1]
+        parent.send(channel.Shutdown(0.0))
