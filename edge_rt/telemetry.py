@@ -70,6 +70,13 @@ METRICS: Final = (
     Metric("edge_rt_kv_cells_used", "gauge", "KV cells that running requests hold.", ("model",)),
     Metric("edge_rt_prefix_bytes", "gauge", "Finished prompts kept outside the KV for reuse.", ("model",)),
     Metric("edge_rt_worker_resident_memory_bytes", "gauge", "RSS of the model's worker process.", ("model",)),
+    Metric("edge_rt_place_requests", "counter", "Requests that a place answered.", ("model", "place")),
+    Metric(
+        "edge_rt_place_spilled", "counter", "Of these, sent there because a better place was busy.", ("model", "place")
+    ),
+    Metric("edge_rt_place_failures", "counter", "Requests that failed at a place and went on.", ("model", "place")),
+    Metric("edge_rt_place_wrong", "counter", "Answers that were not the CPU's; the place is out.", ("model", "place")),
+    Metric("edge_rt_place_state", "gauge", "0 closed, 1 half open, 2 open, 3 answers wrongly.", ("model", "place")),
     Metric("edge_rt_build_info", "gauge", "Always 1; the labels say what runs.", ("version",)),
 )  # and edge_rt_process_*: memory, CPU and open files of the front process, by the client library
 
@@ -90,6 +97,7 @@ _GAUGES: Final = {
     "edge_rt_prefix_bytes": "prefix_bytes",
     "edge_rt_worker_resident_memory_bytes": "rss_bytes",
 }
+_PLACE_STATES: Final = {"closed": 0, "half_open": 1, "open": 2, "wrong": 3}
 
 
 @dataclass(slots=True)
@@ -189,6 +197,21 @@ class Telemetry:
 
     def worker_restarted(self, model: str) -> None:
         self._counters["edge_rt_worker_restarts"].labels(model).inc()
+
+    def place_answered(self, model: str, place: str, *, spilled: bool) -> None:
+        """Count a request that a place of a tensor model answered; spilled: a better one was busy."""
+        self._counters["edge_rt_place_requests"].labels(model, place).inc()
+        if spilled:
+            self._counters["edge_rt_place_spilled"].labels(model, place).inc()
+
+    def place_failed(self, model: str, place: str) -> None:
+        self._counters["edge_rt_place_failures"].labels(model, place).inc()
+
+    def place_wrong(self, model: str, place: str) -> None:
+        self._counters["edge_rt_place_wrong"].labels(model, place).inc()
+
+    def place_state(self, model: str, place: str, state: str) -> None:
+        self._gauges["edge_rt_place_state"].labels(model, place).set(_PLACE_STATES[state])
 
     def exposition(self) -> bytes:
         """Give all metrics in Prometheus' text format (CONTENT_TYPE)."""

@@ -45,6 +45,7 @@ class Device:
     kind       cpu, fpga, npu, null
     detail     one line for people; simulated devices say so in it
     reference  right but slow: not chosen unless the back end is named
+    free_bytes that a model may still take, temp_c: None where the device does not say; fault: why it cannot be used
     """
 
     id: str
@@ -52,6 +53,9 @@ class Device:
     detail: str
     simulated: bool = False
     reference: bool = False
+    free_bytes: int | None = None
+    temp_c: float | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

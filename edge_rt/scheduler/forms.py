@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_rt.catalog.manifest import Asset, Manifest, Variant
+from edge_rt.catalog.manifest import Asset, Batching, Manifest, Variant
 from edge_rt.catalog.store import pick_variant
 from edge_rt.config import Config, ModelSettings
 from edge_rt.errors import ModelNotPulledError
@@ -44,8 +44,9 @@ def place(
     features: frozenset[str],
     find: Callable[[Manifest, Variant], Path | None],
     find_asset: Callable[[Manifest, Asset], Path | None] = lambda *_: None,
+    as_tensor: bool = False,
 ) -> Placement:
-    """Decide how to run a model; manifest is None for one of the null back end.
+    """Decide how to run a model; manifest is None for one of the null back end, which as_tensor makes a tensor model.
 
     The form is the one asked for, else the first that is fast on this CPU; if that is not in the store but another is,
     the first of those in the manifest's order. Raises ModelNotFoundError for a form that the manifest does not have.
@@ -58,7 +59,9 @@ def place(
         best = pick_variant(manifest, features, settings.variant, backend=backend)
         variant, quant, path = _form(manifest, best, settings.variant, find)
     tensor = None
-    if manifest is not None and manifest.kind == "tensor":
+    if as_tensor and manifest is None:
+        tensor = _tensor_load(None, config, {}, ())
+    elif manifest is not None and manifest.kind == "tensor":
         assets = {asset.id: find_asset(manifest, asset) for asset in manifest.assets}
         if None in assets.values():
             path = None
@@ -78,13 +81,16 @@ def place(
     )
 
 
-def _tensor_load(manifest: Manifest, config: Config, assets: dict[str, str], backends: tuple[str, ...]) -> TensorLoad:
-    tensor, batching = config.tensor, manifest.batching
+def _tensor_load(
+    manifest: Manifest | None, config: Config, assets: dict[str, str], backends: tuple[str, ...]
+) -> TensorLoad:
+    tensor, batching = config.tensor, manifest.batching if manifest is not None else Batching()
+    state = manifest.state if manifest is not None else ()
     return TensorLoad(
-        pipeline=manifest.pipeline,
-        state=manifest.state,
+        pipeline=manifest.pipeline if manifest is not None else None,
+        state=state,
         assets=assets,
-        max_batch=1 if manifest.state else min(tensor.max_batch or batching.max_batch, batching.max_batch),
+        max_batch=1 if state else min(tensor.max_batch or batching.max_batch, batching.max_batch),
         max_delay_s=batching.max_delay_s if tensor.max_delay_s < 0 else tensor.max_delay_s,
         max_shapes=tensor.max_shapes,
         max_streams=tensor.max_streams,

@@ -41,6 +41,8 @@ _POWER_W = {"cpu": 5.0, "npu": 2.0, "fpga": 3.0}
 _MEMORY_FACTOR = 1.5  # of the file's size; plus the process around it
 _PROCESS_BYTES = 80 * 2**20
 
+_SOUND, _FULL, _HOT = 0, 1, 2  # tiers
+
 # A form that lost more of the best form's measured accuracy is only taken by name.
 MAX_ACCURACY_LOSS = 0.02
 
@@ -70,13 +72,14 @@ class Measured:
     latency_s: float
     energy_j: float | None = None
     memory_bytes: int | None = None
+    is_profiled: bool = True  # else the running model has shown it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
     """A candidate that may be used. tier 0 is sound; a higher one (full, hot) is used when no lower one can be.
 
-    is_measured  latency_s is, and energy_j where has_energy; guessed otherwise
+    is_measured  latency_s is, and energy_j where has_energy; guessed otherwise. is_profiled: it stands in the profile
     """
 
     candidate: Candidate
@@ -84,9 +87,14 @@ class Ranked:
     energy_j: float
     memory_bytes: int
     is_measured: bool
+    is_profiled: bool
     has_energy: bool
     tier: int
     reason: str
+
+    @property
+    def is_hot(self) -> bool:
+        return self.tier == _HOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +124,17 @@ class Policy:
     @property
     def pins_backend(self) -> bool:
         return self.backend not in {"", "auto"}
+
+
+def reference(ranking: Ranking, candidate: Candidate) -> Candidate | None:
+    """Name the candidate whose answers count as right: the CPU's of the same form, else of its first form there.
+
+    None for one on the CPU, and where the CPU runs no form.
+    """
+    on_cpu = [row.candidate for row in ranking.ranked if row.candidate.kind == "cpu"]
+    if candidate.kind == "cpu":
+        return None
+    return next((c for c in on_cpu if c.variant == candidate.variant), on_cpu[0] if on_cpu else None)
 
 
 def backends_of(variant: Variant, policy: Policy) -> tuple[str, ...]:
@@ -162,12 +181,45 @@ def rank(
             if backend not in by_backend:
                 refused.append(Refused(what=f"{variant.id} on {backend}", reason="no such device was found here"))
     found, full = _described(pairs, policy, measured)
-    time_weight, energy_weight = _WEIGHTS[policy.name]
-    order = sorted(
-        range(len(found)),
-        key=lambda i: (found[i].tier, found[i].latency_s ** time_weight * found[i].energy_j ** energy_weight, i),
-    )
-    return Ranking(policy=policy.name, ranked=tuple(found[i] for i in order), refused=(*refused, *full))
+    return Ranking(policy=policy.name, ranked=_sorted(found, policy.name), refused=(*refused, *full))
+
+
+def rank_scripts(
+    scripts: Sequence[str], policy: PolicyName, shown_s: Callable[[Candidate], float | None] = lambda _: None
+) -> Ranking:
+    """Order null devices, each of which plays a script of backends/null_tensor.py; the first stands for the CPU.
+
+    Their time and power are what run_s, row_s and power_w say. Raises ValueError for a value that is no number.
+    """
+    rows: list[Ranked] = []
+    for at, script in enumerate(scripts):
+        told = dict(part.partition("=")[::2] for part in script.split(","))
+        latency_s = max(float(told.get("run_s", 0)) + float(told.get("row_s", 0)), 1e-4)
+        energy_j = max(float(told.get("power_w", 1)), 1e-3) * latency_s
+        device = f"null{at}" if len(scripts) > 1 else "null"
+        kind = "null" if at else "cpu"
+        candidate = Candidate(variant=script, quant="none", backend="null", device=device, kind=kind)
+        shown = shown_s(candidate)
+        rows.append(
+            Ranked(
+                candidate=candidate,
+                latency_s=shown if shown is not None else latency_s,
+                energy_j=energy_j,
+                memory_bytes=0,
+                is_measured=True,
+                is_profiled=True,
+                has_energy=True,
+                tier=_SOUND,
+                reason=f"{latency_s * 1e3:.3g} ms, {energy_j:.3g} J scripted; simulated",
+            )
+        )
+    return Ranking(policy=policy, ranked=_sorted(rows, policy), refused=())
+
+
+def _sorted(rows: Sequence[Ranked], policy: PolicyName) -> tuple[Ranked, ...]:
+    """Order by tier and cost; sorting is stable, so that of equals the first stays first."""
+    time_weight, energy_weight = _WEIGHTS[policy]
+    return tuple(sorted(rows, key=lambda row: (row.tier, row.latency_s**time_weight * row.energy_j**energy_weight)))
 
 
 def _variant_refusal(
@@ -235,6 +287,7 @@ def _described(
                 energy_j=energy_j if energy_j is not None else power_w * latency_s,
                 memory_bytes=memory_bytes,
                 is_measured=known is not None,
+                is_profiled=known is not None and known.is_profiled,
                 has_energy=energy_j is not None,
                 tier=tier,
                 reason="; ".join(filter(None, (reason, "simulated" if device.simulated else "", state))),
@@ -253,12 +306,12 @@ def _speed(candidate: Candidate, device: DeviceState) -> float:
 def _tier(device: DeviceState, memory_bytes: int, policy: Policy) -> tuple[int, str]:
     """Say how far back a device's state puts it, -1 is out, and why."""
     if device.temp_c is not None and device.temp_c >= policy.max_device_c:
-        return 2, f"last: {device.temp_c:.0f} °C, the limit is {policy.max_device_c:.0f} °C"
+        return _HOT, f"last: {device.temp_c:.0f} °C, the limit is {policy.max_device_c:.0f} °C"
     if device.free_bytes is not None and memory_bytes > device.free_bytes:
         need = f"needs {memory_bytes / 2**20:.0f} MiB, {device.free_bytes / 2**20:.0f} MiB are free"
         # In the machine's own memory other models can make room; of a device's nobody here knows who holds it.
-        return (1, f"behind: {need}") if device.kind == "cpu" else (-1, need)
-    return 0, ""
+        return (_FULL, f"behind: {need}") if device.kind == "cpu" else (-1, need)
+    return _SOUND, ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,6 +151,11 @@ class Residency:
         """Give a model's slot, to look at."""
         return self._slots[model]
 
+    def has_room(self) -> bool:
+        """Say whether one more model may be loaded without any other making room; memory is not looked at."""
+        n_taken = sum(slot.loaded is not None or slot.state in {"waiting", "loading"} for slot in self._slots.values())
+        return n_taken < self._max_loaded
+
     @asynccontextmanager
     async def lease(self, model: str) -> AsyncIterator[ModelWorker]:
         """Hold a model in memory, loading it first if need be.

@@ -1,0 +1,441 @@
+"""Sends each request for a tensor model to one of its places: the best one that works and is worth its wait.
+
+Each place is a worker of its own, loaded when the first request goes there. A request that meets a failing device is
+asked again of the next place; the device is charged with it only when another one answers: a request that fails
+everywhere says nothing of devices. A stream with a state stays where its state is, and hears of a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from contextvars import Context
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from edge_rt import config
+from edge_rt.errors import (
+    BackendError,
+    BackendLoadError,
+    BackendStepError,
+    BackendUnavailableError,
+    DeadlineError,
+    EdgeRtError,
+    ModelFormatError,
+    ModelTooLargeError,
+    WorkerLostError,
+)
+from edge_rt.scheduler.agreement import difference
+from edge_rt.scheduler.breaker import Breaker, Ticket
+from edge_rt.scheduler.placement import Candidate, PolicyName, Ranked, Ranking, Refused, reference
+from edge_rt.scheduler.places import Place, PlaceStatus, pick
+from edge_rt.scheduler.residency import ModelWorker, Residency
+from edge_rt.types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
+from edge_rt.worker.channel import Load
+from edge_rt.worker.supervisor import WorkerEvents
+
+_log = logging.getLogger(__name__)
+
+REPLAN_S = 10.0  # how old a ranking may be: heat and memory change, models are pulled and profiled
+_INLINE_BYTES = 64 * 1024  # answers that are compared on the loop itself; larger ones take a thread
+_MAX_WORKERS_LOST = 2  # by one request: it may be the request that kills them
+
+_DEVICE_ERRORS = (BackendError, ModelTooLargeError, ModelFormatError)
+_LOAD_ERRORS = (BackendLoadError, BackendUnavailableError, ModelTooLargeError, ModelFormatError)
+
+Request = TensorRequest | MediaRequest
+Answer = TensorAnswer | MediaAnswer
+
+
+class Subject(Protocol):
+    """A tensor model, as the dispatcher needs it."""
+
+    async def ready(self) -> None:
+        """Wait until rank can tell all that there is."""
+        ...
+
+    def rank(self, shown_s: Callable[[Candidate], float | None]) -> Ranking:
+        """Order the candidates now; shown_s is what those that have run really take."""
+        ...
+
+    def load(self, candidate: Candidate, *, force: bool) -> Load: ...
+
+
+class DispatchEvents(Protocol):
+    """What the owner hears of; edge_rt.telemetry.Telemetry is one."""
+
+    def place_answered(self, model: str, place: str, *, spilled: bool) -> None: ...
+
+    def place_failed(self, model: str, place: str) -> None: ...
+
+    def place_wrong(self, model: str, place: str) -> None: ...
+
+    def place_state(self, model: str, place: str, state: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchStatus:
+    policy: PolicyName
+    places: tuple[PlaceStatus, ...]
+    refused: tuple[Refused, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Model:
+    name: str
+    subject: Subject
+    keep_alive_s: float
+    ranking: Ranking | None = None
+    ranked_at_s: float = 0.0
+    order: list[Place] = field(default_factory=list)
+    known: dict[str, Place] = field(default_factory=dict)  # by slot, those that left the ranking too
+    streams: OrderedDict[str, Place] = field(default_factory=OrderedDict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    place: Place
+    ticket: Ticket
+    error: EdgeRtError
+
+
+class Dispatcher:
+    """The tensor models of one daemon. Belongs to one event loop, whose time() is the clock."""
+
+    def __init__(
+        self,
+        settings: config.Placement,
+        residency: Residency,
+        events: DispatchEvents,
+        make_worker: Callable[[Load, WorkerEvents], ModelWorker],
+        *,
+        max_streams: int = 256,
+    ) -> None:
+        self._settings = settings
+        self._make_worker = make_worker
+        self._residency = residency
+        self._events = events
+        self._max_streams = max_streams
+        self._models: dict[str, _Model] = {}
+        self._loading: dict[Place, asyncio.Task[None]] = {}
+
+    def add(self, name: str, subject: Subject, *, keep_alive_s: float) -> None:
+        self._models[name] = _Model(name, subject, keep_alive_s)
+
+    async def infer(self, request: TensorRequest, due_at_s: float) -> TensorAnswer:
+        """Answer a request; it waits for a place to be loaded until due_at_s.
+
+        Raises the last place's error when all have failed, DeadlineError, and what a worker says of the request.
+        """
+        answer = await self._run(request, due_at_s)
+        assert isinstance(answer, TensorAnswer)
+        return answer
+
+    async def look(self, request: MediaRequest, due_at_s: float) -> MediaAnswer:
+        """Run a pipeline on a file; raises as infer does."""
+        answer = await self._run(request, due_at_s)
+        assert isinstance(answer, MediaAnswer)
+        return answer
+
+    async def load(self, name: str, *, force: bool = False) -> None:
+        """Load the first place that can be; places that were given up get another chance."""
+        model = await self._ranked(self._models[name], fresh=True)
+        for place in model.known.values():
+            if place.wrong:
+                place.wrong, place.n_to_check = "", self._settings.n_checked
+        error: EdgeRtError | None = None
+        for place in model.order:
+            try:
+                await self._residency.load(place.key, force=force)
+            except _DEVICE_ERRORS as exc:
+                error = exc
+            else:
+                return
+        raise error or self._nowhere(model)
+
+    async def unload(self, name: str) -> None:
+        """Let the requests of all places finish and free their memory."""
+        model = self._models[name]
+        await asyncio.gather(*(self._residency.unload(place.key) for place in model.known.values()))
+
+    def slots(self, name: str) -> list[str]:
+        """Name the slots of a model's places that were ever used, best first."""
+        model = self._models[name]
+        first = [place.key for place in model.order]
+        return first + [key for key in model.known if key not in first]
+
+    async def status(self, name: str) -> DispatchStatus:
+        """Describe a model's places, best first."""
+        model = await self._ranked(self._models[name], fresh=True)
+        assert model.ranking is not None
+        now_s = asyncio.get_running_loop().time()
+        return DispatchStatus(
+            policy=model.ranking.policy,
+            places=tuple(p.status(now_s, load=self._residency.slot(p.key).state) for p in model.order),
+            refused=model.ranking.refused,
+        )
+
+    # A request's way.
+
+    async def _run(self, request: Request, due_at_s: float) -> Answer:
+        model = await self._ranked(self._models[request.model])
+        stream = request.stream if isinstance(request, TensorRequest) else ""
+        if stream and (home := model.streams.get(stream)) is not None:
+            return await self._follow(model, home, request, due_at_s)
+        failures: list[_Failure] = []
+        is_answered = False
+        try:
+            while (picked := self._pick(model, [failure.place for failure in failures])) is not None:
+                place, spilled = picked
+                self._prepare(model, place)
+                if stream:
+                    self._remember(model, stream, place)
+                if (answer := await self._attempt(model, place, request, due_at_s, failures, spilled)) is not None:
+                    is_answered = True
+                    self._forget_if_last(model, request)
+                    return answer
+                n_lost = sum(isinstance(failure.error, WorkerLostError) for failure in failures)
+                if failures and (n_lost >= _MAX_WORKERS_LOST or asyncio.get_running_loop().time() >= due_at_s):
+                    break
+            if not is_answered:
+                model.streams.pop(stream, None)
+            raise failures[-1].error if failures else self._nowhere(model)
+        finally:
+            self._settle(model, failures, is_answered=is_answered)
+
+    async def _attempt(
+        self,
+        model: _Model,
+        place: Place,
+        request: Request,
+        due_at_s: float,
+        failures: list[_Failure],
+        spilled: bool,
+    ) -> Answer | None:
+        """Ask one place. None if it failed, which is noted in failures, or if its answer was wrong."""
+        ticket = place.breaker.begin(asyncio.get_running_loop().time())
+        if ticket.role == "probe":
+            place.n_to_check = max(place.n_to_check, min(1, self._settings.n_checked))
+        place.n_open += 1
+        try:
+            answer = await self._ask(place, request, due_at_s)
+            right = await self._checked(model, place, request, answer, due_at_s)
+        except _DEVICE_ERRORS as exc:
+            _log.warning("request %s failed on %s of %s: %s", request.id, place.name, model.name, exc)
+            failures.append(_Failure(place, ticket, exc))
+            self._events.place_failed(model.name, place.name)
+            return None
+        except BaseException:
+            place.breaker.abandoned(ticket)
+            raise
+        finally:
+            place.n_open -= 1
+        if right is answer:
+            place.breaker.succeeded(ticket)
+            self._events.place_answered(model.name, place.name, spilled=spilled)
+        self._tell(model, place)
+        return right
+
+    async def _follow(self, model: _Model, home: Place, request: Request, due_at_s: float) -> Answer:
+        """Ask the place that has the stream's state, and no other."""
+        assert isinstance(request, TensorRequest)
+        ticket = home.breaker.begin(asyncio.get_running_loop().time())
+        home.n_open += 1
+        try:
+            if home.wrong:
+                raise BackendStepError(
+                    reason=f"{home.name}, which has the stream's state, answers wrongly: {home.wrong}"
+                )
+            answer = await self._ask(home, request, due_at_s)
+        except _DEVICE_ERRORS as exc:
+            model.streams.pop(request.stream, None)
+            self._events.place_failed(model.name, home.name)
+            self._settle(model, [_Failure(home, ticket, exc)], is_answered=True)
+            raise
+        except BaseException:
+            home.breaker.abandoned(ticket)
+            raise
+        finally:
+            home.n_open -= 1
+        home.breaker.succeeded(ticket)
+        self._events.place_answered(model.name, home.name, spilled=False)
+        self._forget_if_last(model, request)
+        return answer
+
+    async def _ask(self, place: Place, request: Request, due_at_s: float) -> Answer:
+        loop = asyncio.get_running_loop()
+        was_ready, asked_at_s = self._residency.slot(place.key).state == "ready", loop.time()
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout_at(due_at_s):
+                    worker = await stack.enter_async_context(self._residency.lease(place.key))
+            except TimeoutError:
+                raise DeadlineError(deadline_s=max(due_at_s - asked_at_s, 0.0)) from None
+            begun_at_s = loop.time()
+            if not was_ready:
+                place.load_s = begun_at_s - asked_at_s
+            answer: Answer
+            if isinstance(request, TensorRequest):
+                answer = await worker.infer(request)
+            else:
+                answer = await worker.look(request)
+        place.answered(answer.timings, loop.time() - begun_at_s, loop.time())
+        return replace(answer, place=place.row.candidate.place)
+
+    # Answers of new devices are compared with the CPU's.
+
+    async def _checked(
+        self, model: _Model, place: Place, request: Request, answer: Answer, due_at_s: float
+    ) -> Answer | None:
+        """Give the answer that is right: this one, or the reference's; None where a stream must start elsewhere."""
+        reference = self._reference(model, place) if place.n_to_check else None
+        if reference is None:
+            return answer
+        # A stream's first request: its state shall not stay on the reference.
+        asked = replace(request, stream="", is_last=False) if isinstance(request, TensorRequest) else request
+        reference.n_open += 1
+        try:
+            expected = await self._ask(reference, asked, due_at_s)
+        except EdgeRtError as exc:
+            _log.warning("an answer of %s for %s cannot be checked: %s", place.name, model.name, exc)
+            return answer
+        finally:
+            reference.n_open -= 1
+        if problem := await _difference(answer, expected, self._settings.tolerance):
+            place.wrong = problem
+            _log.error("%s is not used for %s any more: %s", place.name, model.name, problem)
+            self._events.place_wrong(model.name, place.name)
+            if asked is not request and isinstance(request, TensorRequest) and request.stream:
+                return None
+            self._events.place_answered(model.name, reference.name, spilled=False)
+            return expected
+        place.n_to_check = max(0, place.n_to_check - 1)
+        return answer
+
+    def _reference(self, model: _Model, place: Place) -> Place | None:
+        """Give the place whose answers count as right, if it can be asked."""
+        if model.ranking is None or (candidate := reference(model.ranking, place.row.candidate)) is None:
+            return None
+        found = model.known.get(_key(model.name, candidate))
+        now_s = asyncio.get_running_loop().time()
+        return found if found is not None and found.state(now_s) == "closed" else None
+
+    # Which place.
+
+    def _pick(self, model: _Model, tried: list[Place]) -> tuple[Place, bool] | None:
+        assert model.ranking is not None
+        return pick(
+            model.order,
+            tried=tried,
+            now_s=asyncio.get_running_loop().time(),
+            policy=model.ranking.policy,
+            load_s=lambda place: self._load_s(model, place),
+            can_check=lambda place: self._reference(model, place) is not None,
+        )
+
+    def _load_s(self, model: _Model, place: Place) -> float | None:
+        states = {other: self._residency.slot(other.key).state for other in model.order}
+        if states[place] == "ready":
+            return 0.0
+        if states[place] != "unloaded":
+            return place.load_s
+        if not self._residency.has_room():
+            return None
+        # Models load one after the other: what is on its way comes first.
+        return place.load_s + sum(other.load_s for other, state in states.items() if state in {"waiting", "loading"})
+
+    def _prepare(self, model: _Model, chosen: Place) -> None:
+        """Load the place that is best when idle beside the request that cannot wait for it, if there is room."""
+        now_s = asyncio.get_running_loop().time()
+        best = next((p for p in model.order if not p.wrong and p.breaker.allows(now_s)), chosen)
+        if best is not chosen and best.row.tier <= chosen.row.tier and best not in self._loading:
+            slot = self._residency.slot(best.key)
+            if slot.state == "unloaded" and slot.failure is None and self._residency.has_room():
+                task = asyncio.get_running_loop().create_task(self._residency.load(best.key), context=Context())
+                self._loading[best] = task
+                task.add_done_callback(lambda done: self._loaded(model, best, done))
+
+    def _loaded(self, model: _Model, place: Place, done: asyncio.Task[None]) -> None:
+        del self._loading[place]
+        if not done.cancelled() and done.exception() is not None:
+            now_s = asyncio.get_running_loop().time()
+            place.breaker.failed(place.breaker.begin(now_s), now_s)
+            self._tell(model, place)
+
+    async def _ranked(self, model: _Model, *, fresh: bool = False) -> _Model:
+        """See that the ranking is there and not older than REPLAN_S."""
+        now_s = asyncio.get_running_loop().time()
+        if model.ranking is not None and not fresh and now_s - model.ranked_at_s < REPLAN_S:
+            return model
+        await model.subject.ready()
+        shown = {place.name: place.shown_s(now_s) for place in model.known.values()}
+        model.ranking = model.subject.rank(lambda candidate: shown.get(str(candidate)))
+        model.ranked_at_s = now_s
+        model.order = [self._place(model, row) for row in model.ranking.ranked]
+        for place in model.order:
+            if place.row.is_hot and place.breaker.state(now_s) == "closed":
+                place.breaker.trip(now_s)
+                _log.warning("%s is left for now: %s", place.name, place.row.reason)
+            self._tell(model, place)
+        return model
+
+    def _place(self, model: _Model, row: Ranked) -> Place:
+        key = _key(model.name, row.candidate)
+        if (place := model.known.get(key)) is not None:
+            place.reranked(row, asyncio.get_running_loop().time())
+            return place
+        settings = self._settings
+        breaker = Breaker(max_failures=settings.max_failures, retry_s=settings.retry_s)
+        place = Place(key, row, breaker, n_to_check=0 if row.candidate.kind == "cpu" else settings.n_checked)
+
+        def make(events: WorkerEvents, force: bool) -> ModelWorker:
+            return self._make_worker(model.subject.load(row.candidate, force=force), events)
+
+        self._residency.add(key, make, keep_alive_s=model.keep_alive_s)
+        model.known[key] = place
+        return place
+
+    # Bookkeeping.
+
+    def _settle(self, model: _Model, failures: list[_Failure], *, is_answered: bool) -> None:
+        """Charge the devices that failed; of a request that no device answers only those that died or did not load."""
+        now_s = asyncio.get_running_loop().time()
+        for failure in failures:
+            if is_answered or isinstance(failure.error, (*_LOAD_ERRORS, WorkerLostError)):
+                failure.place.breaker.failed(failure.ticket, now_s)
+            else:
+                failure.place.breaker.abandoned(failure.ticket)
+            self._tell(model, failure.place)
+
+    def _tell(self, model: _Model, place: Place) -> None:
+        self._events.place_state(model.name, place.name, place.state(asyncio.get_running_loop().time()))
+
+    def _remember(self, model: _Model, stream: str, place: Place) -> None:
+        model.streams[stream] = place
+        model.streams.move_to_end(stream)
+        while len(model.streams) > self._max_streams:
+            model.streams.popitem(last=False)
+
+    def _forget_if_last(self, model: _Model, request: Request) -> None:
+        if isinstance(request, TensorRequest) and request.is_last:
+            model.streams.pop(request.stream, None)
+
+    def _nowhere(self, model: _Model) -> BackendLoadError:
+        assert model.ranking is not None
+        reasons = [f"{refused.what}: {refused.reason}" for refused in model.ranking.refused]
+        reasons += [f"{place.name}: {place.wrong}" for place in model.order if place.wrong]
+        return BackendLoadError(model=model.name, reason="; ".join(reasons) or "no device runs it")
+
+
+def _key(model: str, candidate: Candidate) -> str:
+    return f"{model} {candidate}"
+
+
+async def _difference(answer: Answer, expected: Answer, tolerance: float) -> str:
+    n_bytes = sum(len(t.data) for t in answer.outputs) if isinstance(answer, TensorAnswer) else 0
+    if n_bytes <= _INLINE_BYTES:
+        return difference(answer, expected, tolerance)
+    return await asyncio.to_thread(difference, answer, expected, tolerance)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_rt.types import DeviceState
+from edge_rt.worker.probe import MAX_OUTPUT_BYTES, probe
+
+
+def run(code: str, timeout_s: float = 20.0) -> tuple[DeviceState, ...]:
+    return asyncio.run(probe("vendor", timeout_s=timeout_s, command=(sys.executable, "-c", code)))
+
+
+def test_a_back_end_tells_its_devices_from_its_own_process() -> None:
+    (device,) = asyncio.run(probe("null"))
+    assert (device.place, device.kind, device.simulated, device.fault) == ("null:null", "null", True, "")
+
+
+def test_an_unknown_back_end_is_absent_with_the_reason() -> None:
+    (device,) = asyncio.run(probe("no_such"))
+    assert "no such back end" in device.fault
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ("import os; os.abort()", "signal 6"),
+        ("raise SystemExit(3)", "exit status 3"),
+        ("print('a library says hello')", "cannot be read"),
+        ("print('[]')", "no device"),
+        ('print(\'[{"backend": "other", "id": "0", "kind": "npu"}]\')', "no device"),
+        (f"print('x' * {MAX_OUTPUT_BYTES * 3})", "cannot be read"),
+    ],
+)
+def test_what_a_vendors_library_does_to_its_process_is_a_fault_of_its_device(code: str, fault: str) -> None:
+    (device,) = run(code)
+    assert fault in device.fault
+
+
+def test_one_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    (device,) = run(code, timeout_s=3.0)
+    assert "did not end within 3 s" in device.fault
+    status = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+    assert not status.exists() or status.read_text().split()[2] in "ZX"
+
+
+def test_a_program_that_cannot_be_started_is_a_fault_too() -> None:
+    (device,) = asyncio.run(probe("vendor", command=("/no/such/program",)))
+    assert "cannot be started" in device.fault
