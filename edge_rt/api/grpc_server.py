@@ -207,12 +207,16 @@ class GrpcServer:
             "model_name": asked.model_name,
             "model_version": status.variant,
             "id": asked.id,
+            "parameters": {
+                name: {"string_param" if isinstance(value, str) else "int64_param": value}
+                for name, value in wire.answer_parameters(answer).items()
+            },
             "outputs": [{"name": t.name, "datatype": t.datatype, "shape": t.shape} for t in answer.outputs],
             "raw_output_contents": [t.data for t in answer.outputs],
         }
 
     async def _tensor_request(self, asked: Any, context: Context) -> TensorRequest:
-        options = wire.options(_parameters("", asked.parameters), TENANT)
+        options = wire.options(_parameters("", asked.parameters))
         remaining_s = context.time_remaining()
         deadlines_s = [max(s, 0.001) for s in (options.deadline_s, remaining_s) if s is not None]
         if asked.raw_input_contents and len(asked.raw_input_contents) != len(asked.inputs):

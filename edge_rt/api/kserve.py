@@ -147,7 +147,7 @@ def _split(header_length: str | None, body: bytes) -> tuple[bytes, memoryview]:
 async def _tensor_request(
     api: Api, asked: wire.InferRequest, binary: memoryview, model: str, tenant: str, convert: Converter
 ) -> TensorRequest:
-    options = wire.options(asked.parameters, tenant)
+    options = wire.options(asked.parameters)
     inputs = []
     start = 0
     room_bytes = api.config.limits.max_tensor_bytes
@@ -241,6 +241,10 @@ class _Inference:
                 written.data = Raw(await self._convert(len(tensor.data), partial(to_json, tensor)))
             outputs.append(written)
         head = wire.InferAnswer(
-            model_name=self._request.model, model_version=self._version, id=self._asked.id, outputs=outputs
+            model_name=self._request.model,
+            model_version=self._version,
+            id=self._asked.id,
+            parameters=wire.answer_parameters(answer),
+            outputs=outputs,
         )
         return encode(head), tensors

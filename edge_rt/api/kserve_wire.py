@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from edge_rt.api.schemas import encode
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
-from edge_rt.types import ITEM_BYTES, Datatype
+from edge_rt.types import ITEM_BYTES, Datatype, TensorAnswer
 
 Parameter = bool | int | float | str
 Parameters = dict[str, Parameter]
@@ -66,6 +66,14 @@ class InferAnswer(_Answer, kw_only=True):
     parameters: Parameters = _NO_PARAMETERS
 
 
+def answer_parameters(answer: TensorAnswer) -> Parameters:
+    """Say where an answer was computed, and how many calls of its sequence the state behind it knows."""
+    told: Parameters = {"place": answer.place} if answer.place else {}
+    if answer.n_stream_calls:
+        told["sequence_calls"] = answer.n_stream_calls
+    return told
+
+
 class MetadataTensor(_Answer, kw_only=True):
     name: str
     datatype: str
@@ -116,10 +124,10 @@ class Options:
     deadline_s: float | None = None
 
 
-def options(parameters: Mapping[str, Parameter], tenant: str) -> Options:
+def options(parameters: Mapping[str, Parameter]) -> Options:
     """Read the parameters of the sequence extension and timeout, which is in microseconds as Triton has it.
 
-    Callers cannot reach each other's sequences: a stream's name begins with its tenant. Parameters that the protocol
+    A stream's name is its sequence_id as JSON writes it: 7 and "7" are two sequences. Parameters that the protocol
     leaves to implementations and this one does not know are passed over, as the protocol wants; those that would change
     the answer are refused.
     """
@@ -132,7 +140,7 @@ def options(parameters: Mapping[str, Parameter], tenant: str) -> Options:
             param="parameters.sequence_id", problem="must be an integer or a string of up to 256 characters"
         )
     if sequence_id not in (0, ""):
-        stream = f"{tenant}/{encode(sequence_id).decode()}"
+        stream = encode(sequence_id).decode()
     return Options(
         stream=stream,
         is_first=_flag(parameters, "sequence_start") and stream != "",

@@ -41,6 +41,7 @@ class Call:
     feeds: Arrays
     outputs: tuple[str, ...] = ()
     stream: str = ""
+    is_first: bool = False
     is_last: bool = False
     tenant: str = ""
     deadline_s: float | None = None
@@ -275,6 +276,8 @@ class TensorEngine:
     def _session_run(self, call: Call) -> Arrays:
         if not self._is_stateful:
             return self._session.run(call.feeds, call.outputs)
+        if call.is_first:
+            self._streams.forget(call.tenant, call.stream)
         feeds = self._streams.state(call.tenant, call.stream) | dict(call.feeds)
         names = tuple(dict.fromkeys((*call.outputs, *self._streams.outputs))) if call.outputs and call.stream else ()
         return self._session.run(feeds, names or call.outputs)

@@ -74,6 +74,7 @@ def to_call(request: TensorRequest) -> Call:
         feeds={tensor.name: to_array(tensor) for tensor in request.inputs},
         outputs=request.outputs,
         stream=request.stream,
+        is_first=request.is_first,
         is_last=request.is_last,
         tenant=request.tenant,
         deadline_s=request.deadline_s,

@@ -181,9 +181,9 @@ def test_sequences_outputs_and_deadlines(tmp_path: Path) -> None:
 
     ask(runtime, tmp_path, call)
     first, second, third = runtime.inferences
-    assert (first.stream, first.is_first, first.is_last, first.outputs) == ("grpc/7", True, False, ("y",))
-    assert (second.stream, second.is_last, second.deadline_s) == ('grpc/"seven"', True, 1.5)
-    assert first.deadline_s is None
+    assert (first.stream, first.is_first, first.is_last, first.outputs) == ("7", True, False, ("y",))
+    assert (second.stream, second.is_last, second.deadline_s) == ('"seven"', True, 1.5)
+    assert (first.deadline_s, first.tenant) == (None, "grpc")
     assert third.deadline_s is not None
     assert 30.0 < third.deadline_s < 41.0  # gRPC rounds it on its way
 

@@ -237,8 +237,8 @@ def test_parameters_become_the_requests_options() -> None:
         assert infer(one, runtime=runtime, parameters=parameters).status == 200
     asked = [(r.stream, r.is_first, r.is_last, r.deadline_s, r.tenant) for r in runtime.inferences]
     assert asked == [
-        ("uid:1000/7", True, False, None, "uid:1000"),
-        ('uid:1000/"7"', False, True, 1.5, "uid:1000"),
+        ("7", True, False, None, "uid:1000"),
+        ('"7"', False, True, 1.5, "uid:1000"),
         ("", False, False, None, "uid:1000"),
     ]
 

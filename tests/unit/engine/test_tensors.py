@@ -286,6 +286,14 @@ def test_the_last_call_forgets_the_stream() -> None:
     assert y(ask(target, 2, stream="a")) == chain(2)[0]
 
 
+def test_a_first_call_starts_its_stream_afresh() -> None:
+    target, _ = stateful()
+    ask(target, 1, stream="a")
+    again = ask(target, 2, stream="a", is_first=True)
+    assert ([y(again)], again.n_stream_calls) == (chain(2), 1)
+    assert y(ask(target, 3, stream="a")) == chain(2, 3)[1]
+
+
 def test_a_state_that_the_client_gives_is_used_as_it_is() -> None:
     target, _ = stateful()
     ask(target, 1, stream="a")

@@ -1,0 +1,273 @@
+"""The Open Inference Protocol on a real daemon with real workers, asked by tritonclient over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge_rt.backends.base import ModelFile, TensorOptions
+from edge_rt.backends.null_tensor import NullTensorSession
+from edge_rt.types import ITEM_BYTES
+from tests.api.daemon import CONFIG, Daemon
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: edge_rt[onnx]")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: edge_rt[onnx]")
+triton_http = pytest.importorskip("tritonclient.http", reason="tritonclient[http] is not installed")
+triton_grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype, triton_to_np_dtype  # noqa: E402
+
+KEY = "a-key-of-this-test"
+COUNTER = "inputs=x:FP32:1x4+s:FP32:1x8,outputs=y:FP32:1x4+t:FP32:1x8"
+MANIFEST = """
+id = "{id}"
+name = "{id}"
+license = "Apache-2.0"
+kind = "tensor"
+n_params = 1
+
+[[variants]]
+id = "fp32"
+quant = "FP32"
+file = "{id}.onnx"
+source = "file:{path}"
+size_bytes = {size}
+sha256 = "{sha256}"
+"""
+STATE = """
+[[state]]
+input = "s"
+output = "t"
+shape = [1, 8]
+"""
+SETTINGS = f"""
+[server]
+tcp_host = "127.0.0.1"
+tcp_port = 0
+api_keys_file = "{{directory}}/keys"
+grpc_socket_path = "{{directory}}/g"
+
+[models.counter]
+backend = "null"
+variant = "{COUNTER}"
+
+[models.slow]
+backend = "null"
+variant = "run_s=0.5"
+"""
+
+
+def echo_model(path: Path) -> None:
+    """Write a model that gives back an input of each datatype."""
+    types = {"BYTES": np.object_, **{d: triton_to_np_dtype(d) for d in ITEM_BYTES if d != "BYTES"}}
+    nodes, inputs, outputs = [], [], []
+    for datatype, dtype in types.items():
+        name = datatype.lower()
+        kind = onnx.TensorProto.STRING if datatype == "BYTES" else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        nodes.append(onnx.helper.make_node("Identity", [name], [f"{name}_out"]))
+        inputs.append(onnx.helper.make_tensor_value_info(name, kind, ["n", 2]))
+        outputs.append(onnx.helper.make_tensor_value_info(f"{name}_out", kind, ["n", 2]))
+    graph = onnx.helper.make_graph(nodes, "echo", inputs, outputs)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with tempfile.TemporaryDirectory(prefix="ert-") as name:
+        directory = Path(name)
+        (directory / "keys").write_text(KEY)
+        manifests = directory / "manifests"
+        manifests.mkdir()
+        model = directory / "echo.onnx"
+        echo_model(model)
+        digest = hashlib.sha256(model.read_bytes()).hexdigest()
+        for model_id, more in (("echo", ""), ("counter", STATE), ("slow", "")):
+            text = MANIFEST.format(id=model_id, path=model, size=model.stat().st_size, sha256=digest)
+            (manifests / f"{model_id}.toml").write_text(text + more)
+        environ = {"EDGE_RT__CATALOG__MANIFEST_DIRS": str(manifests)}
+        settings = SETTINGS.format(directory=directory)
+        (directory / "pull.toml").write_text(CONFIG.format(store_dir=directory / "store") + settings)
+        subprocess.run(
+            [sys.executable, "-m", "edge_rt", "models", "pull", "echo"],
+            check=True,
+            env={**os.environ, **environ, "EDGE_RT_CONFIG": str(directory / "pull.toml")},
+            capture_output=True,
+        )
+        with Daemon(directory, extra=settings, environ=environ) as running:
+            yield running
+
+
+class Http:
+    """tritonclient over HTTP, with the key in each call."""
+
+    module = triton_http
+
+    def __init__(self, daemon: Daemon) -> None:
+        port = re.search(r"127\.0\.0\.1:(\d+)", daemon.log)
+        assert port is not None
+        self._client = triton_http.InferenceServerClient(f"127.0.0.1:{port[1]}", network_timeout=60.0)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        return lambda *args, **kw: method(*args, headers={"Authorization": f"Bearer {KEY}"}, **kw)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Grpc:
+    """tritonclient over gRPC."""
+
+    module = triton_grpc
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._client = triton_grpc.InferenceServerClient(f"unix:{daemon.socket.parent / 'g'}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.fixture(params=[Http, Grpc])
+def client(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[Any]:
+    made = request.param(daemon)
+    yield made
+    made.close()
+
+
+def input_of(client: Any, name: str, values: NDArray[Any], **options: Any) -> Any:
+    datatype = np_to_triton_dtype(values.dtype)
+    sent = client.module.InferInput(name, list(values.shape), datatype)
+    sent.set_data_from_numpy(values, **options)
+    return sent
+
+
+def sample(datatype: str) -> NDArray[Any]:
+    if datatype == "BYTES":
+        return np.array([["é", ""], ["x" * 300, "\0"]], np.object_)
+    rng = np.random.default_rng(5)
+    dtype = np.dtype(triton_to_np_dtype(datatype))
+    if dtype.kind == "f":
+        return rng.normal(size=(2, 2)).astype(dtype)
+    if dtype.kind == "b":
+        return np.array([[True, False], [False, True]])
+    info = np.iinfo(dtype)
+    return rng.integers(info.min, info.max, (2, 2), dtype=dtype, endpoint=True)
+
+
+def test_health_and_metadata(client: Any) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("echo")
+    assert client.is_model_ready("echo", "fp32")
+    is_http = client.module is triton_http
+    metadata = client.get_model_metadata("echo", **({} if is_http else {"as_json": True}))
+    assert (metadata["name"], metadata["versions"], metadata["platform"]) == ("echo", ["fp32"], "onnx_cpu")
+    assert {t["name"]: t["datatype"] for t in metadata["inputs"]} == {d.lower(): d for d in ITEM_BYTES}
+    assert all([int(n) for n in t["shape"]] == [-1, 2] for t in metadata["outputs"])
+    with pytest.raises(InferenceServerException, match="nobody"):
+        client.get_model_metadata("nobody")
+
+
+def test_every_datatype_through_onnxruntime_and_back(client: Any) -> None:
+    values = {datatype.lower(): sample(datatype) for datatype in ITEM_BYTES}
+    # gRPC's typed contents are in test_kserve_grpc.py: tritonclient sends raw ones only.
+    for how in ({"binary_data": True}, {"binary_data": False}) if client.module is triton_http else ({},):
+        # JSON has no FP16 by the protocol: tritonclient refuses to write it.
+        inputs = [input_of(client, name, array, **(how if name != "fp16" else {})) for name, array in values.items()]
+        outputs = [client.module.InferRequestedOutput(f"{name}_out", **how) for name in values]
+        answer = client.infer("echo", inputs, outputs=outputs, request_id="7")
+        for name, array in values.items():
+            got = answer.as_numpy(f"{name}_out")
+            if name == "bytes":
+                text = [item.decode() if isinstance(item, bytes) else item for item in got.ravel()]
+                got = np.array(text, np.object_).reshape(got.shape)
+            np.testing.assert_array_equal(got, array)
+
+
+def test_only_what_is_wanted_comes_back(client: Any) -> None:
+    inputs = [input_of(client, d.lower(), sample(d)) for d in ITEM_BYTES]
+    answer = client.infer("echo", inputs, outputs=[client.module.InferRequestedOutput("int8_out")])
+    np.testing.assert_array_equal(answer.as_numpy("int8_out"), sample("INT8"))
+    assert answer.as_numpy("int16_out") is None
+
+
+def test_what_does_not_fit_the_model_is_refused(client: Any) -> None:
+    good = {d.lower(): input_of(client, d.lower(), sample(d)) for d in ITEM_BYTES}
+    wrong_type = input_of(client, "int8", sample("INT16"))
+    wrong_shape = input_of(client, "int8", np.zeros((2, 3), np.int8))
+    for inputs, word in (
+        (list(good.values())[1:], "bool"),
+        ([*good.values(), input_of(client, "more", np.zeros(1, np.int8))], "more"),
+        ([wrong_type if name == "int8" else sent for name, sent in good.items()], "int8"),
+        ([wrong_shape if name == "int8" else sent for name, sent in good.items()], "int8"),
+    ):
+        with pytest.raises(InferenceServerException, match=word) as found:
+            client.infer("echo", inputs)
+        assert found.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
+    with pytest.raises(InferenceServerException, match="nothing_out"):
+        client.infer("echo", list(good.values()), outputs=[client.module.InferRequestedOutput("nothing_out")])
+
+
+def expected(values: list[float]) -> list[NDArray[Any]]:
+    """Compute a sequence of the counter in this process."""
+    session = NullTensorSession(ModelFile(model="counter", variant=COUNTER, path=Path(), quant="none"), TensorOptions())
+    state, answers = np.zeros((1, 8), np.float32), []
+    for value in values:
+        made = session.run({"x": np.full((1, 4), value, np.float32), "s": state})
+        state = made["t"]
+        answers.append(made["y"])
+    return answers
+
+
+@pytest.mark.parametrize("sequence_id", [41, "forty-two"])
+def test_sequences_keep_their_state(client: Any, sequence_id: int | str) -> None:
+    def ask(value: float, **options: Any) -> NDArray[Any]:
+        x = input_of(client, "x", np.full((1, 4), value, np.float32))
+        answer: NDArray[Any] = client.infer("counter", [x], **options).as_numpy("y")
+        return answer
+
+    first = ask(1, sequence_id=sequence_id, sequence_start=True)
+    other = ask(5, sequence_id=99, sequence_start=True)
+    second = ask(2, sequence_id=sequence_id)
+    np.testing.assert_array_equal([first, second], expected([1, 2]))
+    np.testing.assert_array_equal([other], expected([5]))
+    again = ask(3, sequence_id=sequence_id, sequence_start=True, sequence_end=True)
+    np.testing.assert_array_equal([again], expected([3]))
+    np.testing.assert_array_equal([ask(2, sequence_id=sequence_id)], expected([2]))
+    np.testing.assert_array_equal([ask(2)], expected([2]))
+    ask(0, sequence_id=sequence_id, sequence_end=True)
+    ask(0, sequence_id=99, sequence_end=True)
+
+
+def test_deadlines_reach_the_queue(client: Any) -> None:
+    """The model takes a second to load; the server ends the wait, not the client."""
+    x = input_of(client, "x", np.zeros((1, 4), np.float32))
+    client.unload_model("slow")
+    with pytest.raises(InferenceServerException, match="deadline") as found:
+        client.infer("slow", [x], timeout=200_000)
+    assert found.value.status() in ("503", "StatusCode.DEADLINE_EXCEEDED")
+
+
+def test_the_repository(client: Any, daemon: Daemon) -> None:
+    client.unload_model("echo")
+    assert client.is_model_ready("echo")  # it is loaded again for whoever asks
+    client.load_model("echo")
+    is_http = client.module is triton_http
+    index = client.get_model_repository_index(**({} if is_http else {"as_json": True}))
+    entries = {e["name"]: e["state"] for e in (index if is_http else index["models"])}
+    assert entries["echo"] == entries["counter"] == "READY"
+    assert entries["silero-vad"] == "UNAVAILABLE"
