@@ -11,10 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge_rt.errors import EdgeRtError
-    from edge_rt.library import Generation, Model, load
+    from edge_rt.library import Generation, Model, load, load_tensors, load_text
+    from edge_rt.tensor_library import TensorModel
     from edge_rt.types import Message, Sampling
 
-__all__ = ["EdgeRtError", "Generation", "Message", "Model", "Sampling", "__version__", "load"]
+__all__ = [
+    "EdgeRtError",
+    "Generation",
+    "Message",
+    "Model",
+    "Sampling",
+    "TensorModel",
+    "__version__",
+    "load",
+    "load_tensors",
+    "load_text",
+]
 
 _HOME = {
     "EdgeRtError": "edge_rt.errors",
@@ -22,7 +34,10 @@ _HOME = {
     "Message": "edge_rt.types",
     "Model": "edge_rt.library",
     "Sampling": "edge_rt.types",
+    "TensorModel": "edge_rt.tensor_library",
     "load": "edge_rt.library",
+    "load_tensors": "edge_rt.library",
+    "load_text": "edge_rt.library",
 }
 
 

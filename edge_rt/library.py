@@ -27,9 +27,7 @@ from typing import Any, Self
 import msgspec
 
 from edge_rt import config
-from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.part import Progress
-from edge_rt.catalog.store import Store, is_file_name, pick_variant
 from edge_rt.devices import cpu
 from edge_rt.devices.idle import IdleMeter
 from edge_rt.engine.start import start_engine
@@ -38,13 +36,13 @@ from edge_rt.errors import (
     BackendStepError,
     EdgeRtError,
     InvalidRequestError,
-    ModelNotPulledError,
-    OfflineError,
     ShuttingDownError,
     UnsupportedFeatureError,
 )
 from edge_rt.guard.limits import check_request
-from edge_rt.scheduler.forms import Placement, load_message, place
+from edge_rt.library_models import find_model
+from edge_rt.scheduler.forms import load_message
+from edge_rt.tensor_library import TensorModel, start_model
 from edge_rt.types import (
     CHAT_SAMPLING,
     Chunk,
@@ -58,14 +56,13 @@ from edge_rt.types import (
     TokenLogprob,
     Usage,
 )
-from edge_rt.worker.derive import derive
+from edge_rt.worker.channel import Load
 from edge_rt.worker.main import engine_settings, load_session
 
 _log = logging.getLogger(__name__)
 
 Conversation = str | Sequence[Message | Mapping[str, str]]
 
-_MAX_DEFAULT_N_CTX = 4096
 _SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 
 
@@ -76,61 +73,59 @@ def load(
     pull: bool = False,
     progress: Progress = lambda _: None,
     force: bool = False,
-) -> Model:
-    """Load a model.
+) -> Model | TensorModel:
+    """Load a model: a Model for a language model, a TensorModel for one that takes tensors.
 
-    model     MODEL[:VARIANT] of the catalog, or the path of a GGUF file: a Path, or text with a / or .gguf at its end;
-              "" is the configured default model
+    model     MODEL[:VARIANT] of the catalog, or the path of a GGUF or an ONNX file: a Path, or text with a / or with
+              .gguf or .onnx at its end; "" is the configured default model
     settings  config.load()'s answer; None loads it
     pull      fetch the model first if it is not in the store
     force     load also where the memory looks too small
 
     Raises ConfigError, ModelError (not in the catalog, not pulled, broken, too large) and BackendError.
     """
-    loaded = settings or config.load()
-    placement = _placement(model, loaded.config, pull=pull, progress=progress)
-    message = load_message(placement, loaded.config, force=force)
+    message, loaded = _load_message(model, settings=settings, pull=pull, progress=progress, force=force)
+    return _start(message, loaded) if message.tensor is None else start_model(message, loaded.limits)
+
+
+def load_text(model: str | Path = "", **options: Any) -> Model:
+    """Load a language model, as load does. Raises UnsupportedFeatureError for one that takes tensors."""
+    message, loaded = _load_message(model, **options)
+    if message.tensor is not None:
+        raise UnsupportedFeatureError(feature=f"text from {message.model}", remedy="it is a tensor model")
+    return _start(message, loaded)
+
+
+def load_tensors(model: str | Path, **options: Any) -> TensorModel:
+    """Load a model that takes tensors, as load does. Raises UnsupportedFeatureError for a language model."""
+    message, loaded = _load_message(model, **options)
+    if message.tensor is None:
+        raise UnsupportedFeatureError(feature=f"tensors for {message.model}", remedy="it is a language model")
+    return start_model(message, loaded.limits)
+
+
+def _load_message(
+    model: str | Path,
+    *,
+    settings: config.Loaded | None = None,
+    pull: bool = False,
+    progress: Progress = lambda _: None,
+    force: bool = False,
+) -> tuple[Load, config.Config]:
+    loaded = (settings or config.load()).config
+    return load_message(find_model(model, loaded, pull=pull, progress=progress), loaded, force=force), loaded
+
+
+def _start(message: Load, settings: config.Config) -> Model:
     idle_cores = IdleMeter(cpu.usable().cpus)
     idle_cores()  # it measures from here
     session = load_session(message)
     try:
         engine = start_engine(session, engine_settings(message), n_threads=message.n_threads, idle_cores=idle_cores)
-        return Model(session.info, engine, loaded.config, session.close)
+        return Model(session.info, engine, settings, session.close)
     except BaseException:
         session.close()
         raise
-
-
-def _placement(model: str | Path, settings: config.Config, *, pull: bool, progress: Progress) -> Placement:
-    if isinstance(model, Path) or is_file_name(model):
-        path = Path(model).expanduser()
-        header = read_header(path)
-        return Placement(
-            model=path.stem,
-            backend=settings.engine.backend,
-            variant="",
-            quant="",
-            path=str(path),
-            n_ctx=settings.engine.n_ctx or min(_MAX_DEFAULT_N_CTX, header.n_ctx_train),
-            n_seq_max=settings.engine.n_parallel,
-            chat_template=None,
-        )
-    model_id, _, variant = (model or settings.catalog.default_model).partition(":")
-    own = settings.model(model_id)
-    if variant:
-        own = msgspec.structs.replace(own, variant=variant)
-    if own.backend == "null":
-        return place(model_id, None, own, settings, features=frozenset(), find=lambda *_: None)
-    store = Store.open(settings.catalog, os.environ)
-    manifest, features = store.get(model_id), cpu.features()
-    placement = place(model_id, manifest, own, settings, features=features, find=store.path)
-    if placement.path is None and pull:
-        chosen = pick_variant(manifest, features, own.variant, backend=placement.backend)
-        store.pull(model_id, chosen.id, progress=progress, offline=settings.catalog.offline, derive=derive)
-        placement = place(model_id, manifest, own, settings, features=features, find=store.path)
-    if placement.path is None:
-        raise OfflineError(model=model_id) if settings.catalog.offline else ModelNotPulledError(model=model_id)
-    return placement
 
 
 class Model:

@@ -25,7 +25,7 @@ State = Literal["pulled", "partial", "absent"]
 
 def is_file_name(model: str) -> bool:
     """Tell a model file's path from an id of the catalog."""
-    return "/" in model or model.endswith(".gguf")
+    return "/" in model or model.endswith((".gguf", ".onnx"))
 
 
 def pick_variant(manifest: Manifest, features: frozenset[str], wanted: str = "", *, backend: str = "auto") -> Variant:

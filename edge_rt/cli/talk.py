@@ -192,10 +192,10 @@ def open_talk(loaded: config.Loaded, model: str, *, socket: Path | None, local: 
             else:
                 yield DaemonTalk(client, model)
                 return
-    from edge_rt.library import load  # numpy and llama.cpp, which a call to the daemon does not need
+    from edge_rt.library import load_text  # numpy and llama.cpp, which a call to the daemon does not need
 
     with pull_progress() as progress:
-        loaded_model = load(model, settings=loaded, pull=True, progress=progress, force=force)
+        loaded_model = load_text(model, settings=loaded, pull=True, progress=progress, force=force)
     with loaded_model:
         yield LocalTalk(loaded_model)
 

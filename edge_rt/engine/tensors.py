@@ -186,7 +186,7 @@ class TensorEngine:
         try:
             for _ in range(2):  # the first one allocates
                 self._session.run(feeds)
-        except EdgeRtError as exc:
+        except Exception as exc:  # noqa: BLE001 - a request that fails so will be told
             _log.info("%s is not warmed up: %s", self._session.info.model, exc)
 
     def run(self) -> None:
@@ -199,8 +199,17 @@ class TensorEngine:
             other.join()
 
     def _run(self) -> None:
-        while self.step(wait=True):
-            pass
+        try:
+            while self.step(wait=True):
+                pass
+        except Exception as exc:  # a defect must not leave callers waiting for ever
+            error = _unforeseen(exc)
+            with self._changed:
+                self._accepting, self._stop_at_s = False, self._clock()
+                for job in [*self._running, *self._batcher.remove(lambda _: True)]:
+                    job.sink.failed(error)
+                self._changed.notify_all()
+            raise
 
     def step(self, *, wait: bool = False) -> bool:
         """Compute one batch if one is ready; False once stopped. With wait, sleep until there is one."""

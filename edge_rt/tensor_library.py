@@ -1,0 +1,220 @@
+"""A tensor model in the caller's own process.
+
+    import edge_rt
+
+    with edge_rt.load("efficientnet-lite0") as model:
+        print(model.look("part.jpg").labels[0])
+        outputs = model.run({"image": pixels})
+
+Several threads may use one model at the same time: what they ask is joined, as in the daemon.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from edge_rt.backends.base import DTYPES
+from edge_rt.catalog.regular import open_regular
+from edge_rt.config import Limits
+from edge_rt.engine.arrays import datatype_of
+from edge_rt.engine.infer import Inferred
+from edge_rt.engine.pipeline import Pipeline
+from edge_rt.engine.tensors import Call, TensorEngine
+from edge_rt.engine.waiting import WaitingInfer, infer_once
+from edge_rt.errors import InvalidRequestError, ShuttingDownError, UnsupportedFeatureError
+from edge_rt.guard.limits import check_media
+from edge_rt.types import EngineStats, MediaAnswer, MediaRequest, TensorModelInfo, TensorSpec
+from edge_rt.worker.channel import Load, TensorLoad
+from edge_rt.worker.tensor_load import load_tensor_session
+from edge_rt.worker.tensors import start_tensors
+
+_log = logging.getLogger(__name__)
+
+
+def start_model(message: Load, limits: Limits) -> TensorModel:
+    """Load a tensor model and start its engine. Raises ModelError and BackendError."""
+    tensor = message.tensor or TensorLoad()
+    session = load_tensor_session(message)
+    try:
+        engine, pipeline = start_tensors(tensor, session)
+        return TensorModel(session.info, engine, pipeline, limits, session.close, max_streams=tensor.max_streams)
+    except BaseException:
+        session.close()
+        raise
+
+
+class TensorModel:
+    """A loaded model with its engine on a thread of its own. Close it, or use it in a with statement.
+
+    Any thread may use and close it. A process made by fork cannot use its parent's: no thread survives a fork.
+    """
+
+    def __init__(
+        self,
+        info: TensorModelInfo,
+        engine: TensorEngine,
+        pipeline: Pipeline | None,
+        limits: Limits,
+        close_session: Callable[[], None],
+        *,
+        max_streams: int,
+    ) -> None:
+        self.info = info
+        self._engine = engine
+        self._pipeline = pipeline
+        self._limits = limits
+        self._close_session = close_session
+        self._max_streams = max_streams
+        self._specs = {spec.name: spec for spec in info.inputs}
+        self._ids = count(1)
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._n_users = 0
+        self._is_closing = self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name=f"edge_rt-{info.model}", daemon=True)
+        self._thread.start()
+        # A model that computes while the interpreter takes itself down would be cut off inside its back end.
+        atexit.register(self.close)
+
+    def run(
+        self, feeds: Mapping[str, ArrayLike], outputs: Sequence[str] = (), *, stream: str = "", is_last: bool = False
+    ) -> dict[str, NDArray[Any]]:
+        """Compute once, and give the outputs by name; () gives all.
+
+        feeds    arrays of the inputs' own types and shapes; what is no array is made one of the input's type
+        stream   names the state that a stateful model goes on from; "" starts fresh and keeps nothing
+        is_last  forget the stream's state after this
+
+        Raises InvalidRequestError for feeds that do not fit, and BackendStepError.
+        """
+        return dict(self.infer(feeds, outputs, stream=stream, is_last=is_last).outputs)
+
+    def infer(
+        self, feeds: Mapping[str, ArrayLike], outputs: Sequence[str] = (), *, stream: str = "", is_last: bool = False
+    ) -> Inferred:
+        """Compute as run does, and tell also what it took."""
+        arrays = {name: _array(value, self._specs.get(name)) for name, value in feeds.items()}
+        with self._using():
+            call = Call(id=self._id(), feeds=arrays, outputs=tuple(outputs), stream=stream, is_last=is_last)
+            return infer_once(self._engine, call)[0]
+
+    def look(self, file: str | Path | bytes, *, reference: str | Path | bytes = b"", **options: Any) -> MediaAnswer:
+        """Run the model's pipeline on a picture, a recording or a text.
+
+        file, reference  paths, or the files' bytes
+        options          fields of MediaRequest: top_k, min_score, regions
+
+        Raises InvalidRequestError for a file that cannot be read or is not of its kind, and UnsupportedFeatureError
+        for a model without a pipeline.
+        """
+        if self._pipeline is None:
+            remedy = "it has no pipeline: run it with arrays"
+            raise UnsupportedFeatureError(feature=f"a file for {self.info.model}", remedy=remedy)
+        try:
+            request = MediaRequest(
+                id=self._id(),
+                model=self.info.model,
+                data=_bytes("data", file),
+                reference=_bytes("reference", reference),
+                **options,
+            )
+        except TypeError as exc:
+            raise InvalidRequestError(param="options", problem=str(exc)) from exc
+        check_media(request)
+        with self._using():
+            infer = WaitingInfer(self._engine, request_id=request.id, max_streams=self._max_streams)
+            try:
+                return self._pipeline.run(request, infer)
+            finally:
+                infer.abandon()  # an interrupt may leave a call behind
+                infer.close()
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Stop the engine, giving what runs drain_s to finish, and free the model's memory."""
+        if self._pid != os.getpid():
+            return
+        with self._changed:
+            self._is_closing = True
+        self._engine.stop(drain_s)
+        self._thread.join()
+        with self._changed:
+            self._changed.wait_for(lambda: self._n_users == 0)
+            if not self._is_closed:
+                self._is_closed = True
+                self._close_session()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            self._engine.warm_up()
+            self._engine.run()
+        except Exception:  # noqa: BLE001 - who waited has heard of it from the engine
+            _log.exception("the engine of %s ended", self.info.model)
+
+    def _id(self) -> str:
+        return str(next(self._ids))
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        if self._pid != os.getpid():
+            raise UnsupportedFeatureError(feature="using a model after a fork", remedy="load it in the child")
+        with self._changed:
+            if self._is_closing:
+                raise ShuttingDownError
+            self._n_users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._n_users -= 1
+                self._changed.notify_all()
+
+
+def _array(value: ArrayLike, spec: TensorSpec | None) -> NDArray[Any]:
+    """Give what a caller feeds as an array that a session takes; its type and shape are checked later."""
+    if spec is not None and not isinstance(value, np.ndarray | np.generic):
+        try:
+            value = np.asarray(value, DTYPES[spec.datatype])
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise InvalidRequestError(param=spec.name, problem=f"is no array of {spec.datatype}: {exc}") from exc
+    array = np.asarray(value)
+    datatype = datatype_of(array.dtype)
+    if datatype == "BYTES":
+        texts = np.empty(array.shape, object)
+        for i, element in enumerate(array.flat):
+            texts.flat[i] = element.encode() if isinstance(element, str) else element
+        return texts
+    return array if datatype is None else array.astype(DTYPES[datatype], copy=False)
+
+
+def _bytes(param: str, file: str | Path | bytes) -> bytes:
+    if isinstance(file, bytes):
+        return file
+    try:
+        with open_regular(Path(file)) as opened:
+            return opened.read()
+    except OSError as exc:
+        raise InvalidRequestError(param=param, problem=f"{file} cannot be read: {exc.strerror or exc}") from exc
