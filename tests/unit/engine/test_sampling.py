@@ -61,8 +61,13 @@ def assert_same_distribution(subject: Sampler, logits: F32, options: Sampling) -
     shares = dict(zip(ids.tolist(), (weights / weights.sum()).tolist(), strict=True))
     # Where the cut falls within rounding of a token's edge, either side is right.
     fewest, most = reference(logits, options, -1e-5), reference(logits, options, 1e-5)
-    assert set(fewest) <= set(shares) <= set(most)
-    if len(fewest) == len(most):
+    strangers = (set(fewest) - set(shares)) | (set(shares) - set(most))
+    if strangers:
+        # Logits this close have the same exponential in single precision; which of them stays is then by id.
+        edge = min(logits[list(shares)])
+        assert all(abs(float(logits[token_id]) - float(edge)) < 2e-7 for token_id in strangers)
+        assert len(fewest) <= len(shares) <= len(most)
+    elif len(fewest) == len(most):
         expected = reference(logits, options)
         for token_id, share in shares.items():
             assert share == pytest.approx(expected[token_id], rel=1e-5, abs=1e-12)
