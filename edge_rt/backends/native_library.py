@@ -127,6 +127,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_matmul": (_INT, (_INT, _POINTER, _POINTER, _INT, _POINTER, _INT)),
     "en_quantize": (_INT, (_INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER)),
     "en_dequantize": (_INT, (_POINTER, ctypes.c_int64, _POINTER)),
+    "en_dequantize_packed": (_INT, (_POINTER, ctypes.c_int64, _POINTER)),
     "en_keep_and_spread": (_INT, (_INT, _INT, _POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
     "en_softmax_attention": (_INT, (_INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
     "en_peak_dots": (ctypes.c_uint64, (_INT, ctypes.c_uint64)),

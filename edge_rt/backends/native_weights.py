@@ -18,7 +18,8 @@ from edge_rt.errors import BackendLoadError
 class NativeWeights:
     """An en_model.
 
-    tensors  an array of Tensor, in the engine's order; the data of the embedding must outlive this
+    tensors  an array of Tensor, in the engine's order; where the output matrix is not the embedding too, the data of
+             the embedding must outlive this
     Raises BackendLoadError with the engine's reason.
     """
 

@@ -86,7 +86,7 @@ EN_API int64_t en_pack_model(const en_config *config, const en_tensor *tensors, 
                              char *error, size_t error_size);
 
 /* Open a model of packed weights, which stay the caller's, or with NULL pack into memory of its own. The data of
- * EN_TOKEN_EMBD must stay readable while the model lives, the rest may go. isa -1 takes the best usable. */
+ * EN_TOKEN_EMBD must stay readable while the model lives if there is an EN_OUTPUT; the rest may go. isa -1 takes the best usable. */
 EN_API en_model *en_model_new(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, const void *packed,
                               uint64_t packed_bytes, char *error, size_t error_size);
 EN_API void en_model_free(en_model *model);
@@ -120,6 +120,7 @@ EN_API int en_matmul(int isa, const en_tensor *w, const float *x, int m, float *
 EN_API int en_quantize(int isa, const float *x, int n, int8_t *q, float *d, int32_t *sums, int16_t *half_sums);
 /* A row of a tensor as floats. */
 EN_API int en_dequantize(const en_tensor *tensor, int64_t row, float *out);
+EN_API int en_dequantize_packed(const en_tensor *tensor, int64_t row, float *out); /* packs it first */
 /* What n_tokens (at most 32) tokens' k and v, row after row, are kept as and read back: k[head_dim][32], v[32][head_dim]. */
 EN_API int en_keep_and_spread(int isa, int kv_type, const float *k, const float *v, int n_tokens, int head_dim,
                               float *k_back, float *v_back);

@@ -26,7 +26,7 @@ typedef struct en_layer {
 struct en_model {
     en_config config; /* its pointers are the model's own frequencies, and NULL for the layers */
     const en_isa *isa;
-    en_tensor token_embd; /* as the file has it: rows are spread out when they are looked up */
+    en_tensor token_embd; /* as the file has it; without data where it is the output matrix too, which is packed */
     const float *output_norm;
     en_matrix output;
     en_layer *layers;
@@ -52,6 +52,7 @@ int en_type_layout(int type, int *block_cols, int *block_bytes);
 size_t en_tile_bytes(int format); /* of 16 rows of one block */
 void en_pack_block(int format, const uint8_t *from, int row, uint8_t *tile);
 void en_row_to_float(const en_tensor *tensor, int64_t row, float *out);
+void en_packed_row_to_float(const en_matrix *matrix, int64_t row, float *out);
 
 /* pack.c */
 size_t en_packed_bytes(const en_tensor *tensor);

@@ -12,6 +12,7 @@ typedef struct block {
 
 typedef void read_fn(const uint8_t *from, block *to);
 typedef void tile_fn(const block *from, int row, void *tile);
+typedef void untile_fn(const void *tile, int row, block *to);
 
 typedef struct layout {
     int type, cols, bytes;
@@ -19,6 +20,7 @@ typedef struct layout {
     int offset, group; /* of the levels; columns for one of scales */
     read_fn *read;
     tile_fn *put;
+    untile_fn *get; /* undoes put */
 } layout;
 
 static uint16_t half_at(const uint8_t *p) {
@@ -204,19 +206,100 @@ static void put_q6_k(const block *from, int row, void *tile) {
     }
 }
 
+/* -- unpacking ----------------------------------------------------------------------------------------------------- */
+
+static void get_nibbles(const uint8_t (*q)[64], int row, uint8_t *levels) {
+    for (int c = 0; c < EN_BLOCK; c++) levels[c] = q[c / 8][place(row, c)] >> (c % 8 < 4 ? 0 : 4) & 15;
+}
+
+static void get_fifth_bits(const uint8_t *h, int row, uint8_t *levels) {
+    for (int c = 0; c < EN_BLOCK; c++) levels[c] |= (uint8_t)((h[place(row, c)] >> c / 4 & 1) << 4);
+}
+
+static void get_sixth_bits(const uint8_t (*h)[64], int row, uint8_t *levels) {
+    for (int c = 0; c < EN_BLOCK; c++) levels[c] |= (uint8_t)((h[c / 16][place(row, c)] >> 2 * (c % 16 / 4) & 3) << 4);
+}
+
+static void get_q4_0(const void *tile, int row, block *to) {
+    const en_tile_q4_0 *from = tile;
+    to->d = from->d[row];
+    get_nibbles(from->q, row, to->levels);
+}
+
+static void get_q4_1(const void *tile, int row, block *to) {
+    const en_tile_q4_1 *from = tile;
+    to->d = from->d[row];
+    to->m = from->m[row];
+    get_nibbles(from->q, row, to->levels);
+}
+
+static void get_q5_0(const void *tile, int row, block *to) {
+    const en_tile_q5_0 *from = tile;
+    to->d = from->d[row];
+    get_nibbles(from->q, row, to->levels);
+    get_fifth_bits(from->h, row, to->levels);
+}
+
+static void get_q5_1(const void *tile, int row, block *to) {
+    const en_tile_q5_1 *from = tile;
+    to->d = from->d[row];
+    to->m = from->m[row];
+    get_nibbles(from->q, row, to->levels);
+    get_fifth_bits(from->h, row, to->levels);
+}
+
+static void get_q8_0(const void *tile, int row, block *to) {
+    const en_tile_q8_0 *from = tile;
+    to->d = from->d[row];
+    for (int c = 0; c < EN_BLOCK; c++) to->levels[c] = (uint8_t)from->q[c / 4][place(row, c)];
+}
+
+static void get_q4_k(const void *tile, int row, block *to) {
+    const en_tile_q4_k *from = tile;
+    to->d = from->d[row];
+    to->m = from->dmin[row];
+    for (int b = 0; b < 8; b++) {
+        to->scales[b] = from->scales[b][row];
+        to->mins[b] = from->mins[b][row];
+        get_nibbles(from->q[b], row, to->levels + EN_BLOCK * b);
+    }
+}
+
+static void get_q5_k(const void *tile, int row, block *to) {
+    const en_tile_q5_k *from = tile;
+    to->d = from->d[row];
+    to->m = from->dmin[row];
+    for (int b = 0; b < 8; b++) {
+        to->scales[b] = from->scales[b][row];
+        to->mins[b] = from->mins[b][row];
+        get_nibbles(from->q[b], row, to->levels + EN_BLOCK * b);
+        get_fifth_bits(from->h[b], row, to->levels + EN_BLOCK * b);
+    }
+}
+
+static void get_q6_k(const void *tile, int row, block *to) {
+    const en_tile_q6_k *from = tile;
+    to->d = from->d[row];
+    for (int s = 0; s < 16; s++) to->scales[s] = (uint8_t)from->scales[s][row];
+    for (int b = 0; b < 8; b++) {
+        get_nibbles(from->q[b], row, to->levels + EN_BLOCK * b);
+        get_sixth_bits(from->h[b], row, to->levels + EN_BLOCK * b);
+    }
+}
+
 /* -- the table ----------------------------------------------------------------------------------------------------- */
 
 static const layout layouts[EN_N_FORMATS] = {
-    [EN_PACKED_F32] = {EN_F32, 1, 4, EN_TILE * sizeof(float), 0, 1, NULL, NULL},
-    [EN_PACKED_F16] = {EN_F16, 1, 2, EN_TILE * sizeof(uint16_t), 0, 1, NULL, NULL},
-    [EN_PACKED_Q4_0] = {EN_Q4_0, 32, 18, sizeof(en_tile_q4_0), 8, 32, read_q4_0, put_q4_0},
-    [EN_PACKED_Q4_1] = {EN_Q4_1, 32, 20, sizeof(en_tile_q4_1), 0, 32, read_q4_1, put_q4_1},
-    [EN_PACKED_Q5_0] = {EN_Q5_0, 32, 22, sizeof(en_tile_q5_0), 16, 32, read_q5_0, put_q5_0},
-    [EN_PACKED_Q5_1] = {EN_Q5_1, 32, 24, sizeof(en_tile_q5_1), 0, 32, read_q5_1, put_q5_1},
-    [EN_PACKED_Q8_0] = {EN_Q8_0, 32, 34, sizeof(en_tile_q8_0), 0, 32, read_q8_0, put_q8_0},
-    [EN_PACKED_Q4_K] = {EN_Q4_K, 256, 144, sizeof(en_tile_q4_k), 0, 32, read_q4_k, put_q4_k},
-    [EN_PACKED_Q5_K] = {EN_Q5_K, 256, 176, sizeof(en_tile_q5_k), 0, 32, read_q5_k, put_q5_k},
-    [EN_PACKED_Q6_K] = {EN_Q6_K, 256, 210, sizeof(en_tile_q6_k), 32, 16, read_q6_k, put_q6_k},
+    [EN_PACKED_F32] = {EN_F32, 1, 4, EN_TILE * sizeof(float), 0, 1, NULL, NULL, NULL},
+    [EN_PACKED_F16] = {EN_F16, 1, 2, EN_TILE * sizeof(uint16_t), 0, 1, NULL, NULL, NULL},
+    [EN_PACKED_Q4_0] = {EN_Q4_0, 32, 18, sizeof(en_tile_q4_0), 8, 32, read_q4_0, put_q4_0, get_q4_0},
+    [EN_PACKED_Q4_1] = {EN_Q4_1, 32, 20, sizeof(en_tile_q4_1), 0, 32, read_q4_1, put_q4_1, get_q4_1},
+    [EN_PACKED_Q5_0] = {EN_Q5_0, 32, 22, sizeof(en_tile_q5_0), 16, 32, read_q5_0, put_q5_0, get_q5_0},
+    [EN_PACKED_Q5_1] = {EN_Q5_1, 32, 24, sizeof(en_tile_q5_1), 0, 32, read_q5_1, put_q5_1, get_q5_1},
+    [EN_PACKED_Q8_0] = {EN_Q8_0, 32, 34, sizeof(en_tile_q8_0), 0, 32, read_q8_0, put_q8_0, get_q8_0},
+    [EN_PACKED_Q4_K] = {EN_Q4_K, 256, 144, sizeof(en_tile_q4_k), 0, 32, read_q4_k, put_q4_k, get_q4_k},
+    [EN_PACKED_Q5_K] = {EN_Q5_K, 256, 176, sizeof(en_tile_q5_k), 0, 32, read_q5_k, put_q5_k, get_q5_k},
+    [EN_PACKED_Q6_K] = {EN_Q6_K, 256, 210, sizeof(en_tile_q6_k), 32, 16, read_q6_k, put_q6_k, get_q6_k},
 };
 
 int en_format_of(int type) {
@@ -261,18 +344,38 @@ static void spread_to_float(const layout *l, const block *b, float *out) {
     }
 }
 
+static void float_at(const layout *l, const uint8_t *from, float *out) {
+    if (l->type == EN_F32)
+        memcpy(out, from, sizeof *out);
+    else
+        *out = en_half_to_float(half_at(from));
+}
+
 void en_row_to_float(const en_tensor *tensor, int64_t row, float *out) {
     const layout *l = &layouts[en_format_of(tensor->type)];
     size_t n_blocks = (size_t)tensor->n_cols / l->cols;
     const uint8_t *from = (const uint8_t *)tensor->data + (size_t)row * n_blocks * l->bytes;
     for (size_t b = 0; b < n_blocks; b++, from += l->bytes, out += l->cols) {
         block spread = {.m = 0};
-        if (l->type == EN_F32) {
-            memcpy(out, from, sizeof *out);
-        } else if (l->type == EN_F16) {
-            *out = en_half_to_float(half_at(from));
+        if (!l->read) {
+            float_at(l, from, out);
         } else {
             l->read(from, &spread);
+            spread_to_float(l, &spread, out);
+        }
+    }
+}
+
+void en_packed_row_to_float(const en_matrix *matrix, int64_t row, float *out) {
+    const layout *l = &layouts[en_format_of(matrix->type)];
+    const uint8_t *tile = (const uint8_t *)matrix->tiles + row / EN_TILE * matrix->tile_bytes;
+    int r = (int)(row % EN_TILE);
+    for (int c = 0; c < matrix->n_cols; c += l->cols, tile += l->tile_bytes, out += l->cols) {
+        block spread = {.m = 0};
+        if (!l->get) {
+            float_at(l, tile + (size_t)l->bytes * r, out);
+        } else {
+            l->get(tile, r, &spread);
             spread_to_float(l, &spread, out);
         }
     }

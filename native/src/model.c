@@ -200,8 +200,8 @@ static en_model *plan(const en_config *config, const en_tensor *tensors, int n_t
         free(model);
         return NULL;
     }
-    *model = (en_model){.config = *config, .isa = chosen, .token_embd = tensors[EN_TOKEN_EMBD], .layers = layers,
-                        .frequencies = frequencies};
+    *model = (en_model){.config = *config, .isa = chosen, .layers = layers, .frequencies = frequencies};
+    if (tensors[EN_OUTPUT].data) model->token_embd = tensors[EN_TOKEN_EMBD];
     memcpy(frequencies, config->frequencies, n_pairs * sizeof *frequencies);
     for (int i = 0; i < config->n_layers; i++) layers[i].config = config->layers[i];
     model->config.layers = NULL; /* the caller's */

@@ -52,6 +52,17 @@ int en_dequantize(const en_tensor *tensor, int64_t row, float *out) {
     return EN_OK;
 }
 
+int en_dequantize_packed(const en_tensor *tensor, int64_t row, float *out) {
+    if (en_format_of(tensor->type) < 0 || row < 0 || row >= tensor->n_rows) return EN_BAD_ROWS;
+    void *packed = take(en_packed_bytes(tensor));
+    if (!packed) return EN_NO_MEMORY;
+    en_pack(tensor, packed);
+    en_matrix matrix = en_matrix_of(&en_isa_portable, tensor, packed);
+    en_packed_row_to_float(&matrix, row, out);
+    free(packed);
+    return EN_OK;
+}
+
 int en_keep_and_spread(int isa, int kv_type, const float *k, const float *v, int n_tokens, int head_dim, float *k_back,
                        float *v_back) {
     if (!can_run(isa) || (kv_type != EN_F16 && kv_type != EN_Q8_0)) return EN_BAD_ROWS;

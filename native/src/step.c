@@ -7,7 +7,10 @@
 static void embed(step *s, int row) {
     en_context *c = s->c;
     size_t n_embd = c->model->config.n_embd;
-    en_row_to_float(&c->model->token_embd, c->places[row].token, c->x + row * n_embd);
+    if (c->model->token_embd.data)
+        en_row_to_float(&c->model->token_embd, c->places[row].token, c->x + row * n_embd);
+    else
+        en_packed_row_to_float(&c->model->output, c->places[row].token, c->x + row * n_embd);
     int n_rot = c->model->config.n_rot;
     float *turn = c->turns + (size_t)row * n_rot, factor = c->model->config.attention_factor;
     for (int i = 0; i < n_rot / 2; i++) {

@@ -95,6 +95,9 @@ def test_a_row_is_what_llama_cpp_takes_it_for(quant: str, fill: str) -> None:
     out = np.empty((7, 512), np.float32)
     for row in range(7):
         assert LIB.en_dequantize(ctypes.byref(tensor), row, out[row].ctypes.data) == 0
+        unpacked = np.empty_like(out[row])
+        assert LIB.en_dequantize_packed(ctypes.byref(tensor), row, unpacked.ctypes.data) == 0
+        np.testing.assert_array_equal(unpacked, out[row])  # as the embedding of a model without an output is read
     expected = dequantised(quant, w, 7)
     assert np.abs(out - expected).max() <= 1e-6 * max(1.0, np.abs(expected).max())
     assert LIB.en_dequantize(ctypes.byref(tensor), 7, out.ctypes.data) != 0
