@@ -24,6 +24,7 @@ from edge_rt.catalog.store import Store
 from edge_rt.config import Loaded
 from edge_rt.errors import ConfigError
 from edge_rt.runtime import Runtime
+from edge_rt.scheduler.profile import Profile, profile_path
 
 if TYPE_CHECKING:
     from edge_rt.api.grpc_server import GrpcServer
@@ -60,7 +61,9 @@ def run(
     listening = _listen(loaded, environ)
     try:
         metrics = telemetry.Telemetry()
-        runtime = Runtime(loaded, Store.open(config.catalog, environ), metrics)
+        store = Store.open(config.catalog, environ)
+        profile = Profile(profile_path(config.placement, store.root))
+        runtime = Runtime(loaded, store, metrics, profile=profile)
         api = Api(runtime=runtime, config=config, telemetry=metrics)
         server = Server(
             build_app(runtime, config, metrics, api_keys=api_keys, bodies=api.bodies),

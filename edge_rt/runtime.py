@@ -33,18 +33,20 @@ from edge_rt.errors import (
     UnsupportedFeatureError,
 )
 from edge_rt.guard.limits import check_media, check_request, check_tensors, check_text, check_token_ids
+from edge_rt.scheduler.dispatcher import Dispatcher, DispatchEvents, DispatchStatus
 from edge_rt.scheduler.forms import Placement, load_message, place
+from edge_rt.scheduler.probes import Probes
+from edge_rt.scheduler.profile import Profile
 from edge_rt.scheduler.queue import Admission, Queue
-from edge_rt.scheduler.residency import ModelWorker, Residency, ResidencyEvents, State
+from edge_rt.scheduler.residency import ModelWorker, Residency, ResidencyEvents
+from edge_rt.scheduler.status import ModelStatus, describe
+from edge_rt.scheduler.subjects import make_subject
 from edge_rt.types import (
     Chunk,
-    EngineStats,
     GenerateRequest,
     MediaAnswer,
     MediaRequest,
-    ModelInfo,
     TensorAnswer,
-    TensorModelInfo,
     TensorRequest,
     Timings,
     Usage,
@@ -64,7 +66,7 @@ class ModelStore(Protocol):
     def asset_path(self, manifest: Manifest, asset: Asset) -> Path | None: ...
 
 
-class RuntimeEvents(ResidencyEvents, Protocol):
+class RuntimeEvents(ResidencyEvents, DispatchEvents, Protocol):
     """Where the runtime's figures go; edge_rt.telemetry.Telemetry is one."""
 
     def answer_finished(self, model: str, *, usage: Usage, timings: Timings) -> None: ...
@@ -75,40 +77,12 @@ class RuntimeEvents(ResidencyEvents, Protocol):
 MakeWorker = Callable[[Load, config.Worker, WorkerEvents], ModelWorker]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStatus:
-    """One model as it stands.
-
-    manifest  None for a model of the null back end
-    backend   the one it is loaded on; else the configured one, which may be "auto"
-    n_ctx     what it is or would be loaded with
-    info, tensor  what the worker reported of a language or a tensor model; None unless it is in memory
-    idle_s    since its last request; None if there was none
-    error     why the last load failed, "" if it did not
-    """
-
-    id: str
-    manifest: Manifest | None
-    backend: str
-    variant: str
-    n_ctx: int
-    pulled: bool
-    state: State
-    info: ModelInfo | None
-    tensor: TensorModelInfo | None
-    engine: EngineStats | None
-    pid: int | None
-    running: int
-    waiting: int
-    idle_s: float | None
-    error: str
-
-
 @dataclass(frozen=True, slots=True)
 class _Entry:
     manifest: Manifest | None
     settings: config.ModelSettings
     queue: Queue
+    runs_tensors: bool
 
 
 def make_worker(load: Load, settings: config.Worker, events: WorkerEvents) -> ModelWorker:
@@ -129,6 +103,8 @@ class Runtime:
         *,
         make_worker: MakeWorker = make_worker,
         features: Callable[[], frozenset[str]] = cpu.features,
+        profile: Profile | None = None,
+        probes: Probes | None = None,
     ) -> None:
         self._config = loaded.config
         self._store = store
@@ -136,6 +112,14 @@ class Runtime:
         self._make_worker = make_worker
         self._features = features
         self._residency = Residency(max_loaded=self._config.worker.max_loaded, events=telemetry)
+        self._profile, self._probes = profile or Profile(None), probes or Probes()
+        self._dispatcher = Dispatcher(
+            self._config.placement,
+            self._residency,
+            telemetry,
+            lambda load, events: make_worker(load, self._config.worker, events),
+            max_streams=self._config.tensor.max_streams,
+        )
         self._entries: dict[str, _Entry] = {}
         self._state = "new"
         manifests: dict[str, Manifest | None] = {manifest.id: manifest for manifest in store.manifests()}
@@ -154,7 +138,7 @@ class Runtime:
     async def start(self) -> None:
         """Load the models that the configuration preloads; one that fails is logged and tried again on use."""
         preload = [model for model, entry in self._entries.items() if entry.settings.preload]
-        await asyncio.gather(*(self._residency.load(model) for model in preload), return_exceptions=True)
+        await asyncio.gather(*map(self.load, preload), return_exceptions=True)
         if self._state == "new":
             self._state = "ready"
 
@@ -189,15 +173,20 @@ class Runtime:
         """Run a tensor model. Raises as generate does, and InvalidRequestError for inputs that do not fit the model."""
         check_tensors(request, self._config.limits)
         self._check_kind(request.model, "tensor")
-        async with self._admitted(request) as worker:
-            return await worker.infer(request)
+        async with self._queued(request) as due_at_s:
+            return await self._dispatcher.infer(request, due_at_s)
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         """Run a tensor model's pipeline on a file. Raises as infer does, and UnsupportedFeatureError without one."""
         check_media(request)
         self._check_kind(request.model, "tensor")
-        async with self._admitted(request) as worker:
-            return await worker.look(request)
+        async with self._queued(request) as due_at_s:
+            return await self._dispatcher.look(request, due_at_s)
+
+    async def placement(self, model: str) -> DispatchStatus:
+        """Tell where a tensor model's requests go, and why. Raises as infer does."""
+        self._check_kind(model, "tensor")
+        return await self._dispatcher.status(model)
 
     async def tokenize(self, model: str, text: str, *, special: bool, add_bos: bool) -> list[int]:
         self._check_kind(model, "text")
@@ -216,61 +205,56 @@ class Runtime:
 
     def model(self, model: str) -> ModelStatus:
         """Describe one model. Raises ModelNotFoundError."""
-        entry, slot = self._entry(model), self._residency.slot(model)
-        placement = self._placement(model)
-        loaded = slot.loaded
-        info = loaded.info if loaded and isinstance(loaded.info, ModelInfo) else None
-        now = asyncio.get_running_loop().time()
-        return ModelStatus(
-            id=model,
-            manifest=entry.manifest,
-            backend=loaded.info.backend if loaded and loaded.info else placement.backend,
-            variant=loaded.info.variant if loaded and loaded.info else placement.variant,
-            n_ctx=info.caps.n_ctx if info else placement.n_ctx,
-            pulled=placement.path is not None,
-            state=slot.state,
-            info=info,
-            tensor=loaded.info if loaded and isinstance(loaded.info, TensorModelInfo) else None,
-            engine=loaded.engine if loaded else None,
-            pid=loaded.worker.pid if loaded else None,
-            running=entry.queue.n_running,
-            waiting=entry.queue.n_waiting,
-            idle_s=now - slot.used_at_s if slot.used_at_s is not None and not entry.queue.n_running else None,
-            error=str(slot.failure) if slot.failure is not None else "",
-        )
+        entry, placement = self._entry(model), self._placement(model)
+        text = [] if _is_tensor(entry.manifest) else [self._residency.slot(model)]
+        slots = [*text, *map(self._residency.slot, self._dispatcher.slots(model) if entry.runs_tensors else ())]
+        now_s = asyncio.get_running_loop().time()
+        return describe(model, entry.manifest, placement, slots, entry.queue, now_s)
 
     async def load(self, model: str, *, force: bool = False) -> None:
-        """Load a model now. force: also if the memory looks too small."""
+        """Load a model now, a tensor model where it is best. force: also if the memory looks too small."""
         self._check_pulled(model)
-        await self._residency.load(model, force=force)
+        owner = self._dispatcher if _is_tensor(self._entry(model).manifest) else self._residency
+        await owner.load(model, force=force)
 
     async def unload(self, model: str) -> None:
         """Let a model's running requests finish, then free its memory."""
-        self._entry(model)
-        await self._residency.unload(model)
+        entry = self._entry(model)
+        if not _is_tensor(entry.manifest):
+            await self._residency.unload(model)
+        if entry.runs_tensors:
+            await self._dispatcher.unload(model)
 
     async def close(self, drain_s: float) -> None:
         """Refuse what is new or waits, let what runs go on for drain_s, then cut it off and end every worker."""
         self._state = "closing"
         for entry in self._entries.values():
             entry.queue.close(ShuttingDownError)
+        await self._probes.close()
         await self._residency.close(drain_s)
 
     # A request's way.
 
     @asynccontextmanager
-    async def _admitted(self, request: GenerateRequest | TensorRequest | MediaRequest) -> AsyncIterator[ModelWorker]:
-        """Hold a place among the model's running requests, and the model itself."""
+    async def _queued(self, request: GenerateRequest | TensorRequest | MediaRequest) -> AsyncIterator[float]:
+        """Hold a place among the model's running requests; give when a worker must have been found."""
         timeout_s = self._config.scheduler.queue_timeout_s
         limit_s = timeout_s if request.deadline_s is None else min(request.deadline_s, timeout_s)
         due_at_s = asyncio.get_running_loop().time() + limit_s
+        async with self._entries[request.model].queue.place(request.tenant, limit_s):
+            yield due_at_s
+
+    @asynccontextmanager
+    async def _admitted(self, request: GenerateRequest) -> AsyncIterator[ModelWorker]:
+        """Hold a place among the model's running requests, and the model itself."""
+        asked_at_s = asyncio.get_running_loop().time()
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._entries[request.model].queue.place(request.tenant, limit_s))
+            due_at_s = await stack.enter_async_context(self._queued(request))
             try:
                 async with asyncio.timeout_at(due_at_s):
                     worker = await stack.enter_async_context(self._residency.lease(request.model))
             except TimeoutError:
-                raise DeadlineError(deadline_s=limit_s) from None
+                raise DeadlineError(deadline_s=due_at_s - asked_at_s) from None
             yield worker
 
     def _finished(self, model: str, chunk: Chunk, waited_s: float) -> Chunk:
@@ -295,8 +279,20 @@ class Runtime:
             ),
             lambda running, waiting: self._telemetry.queue_depth(model, running=running, waiting=waiting),
         )
-        self._entries[model] = _Entry(manifest, settings, queue)
+        runs_tensors = manifest is None or manifest.kind == "tensor"
+        self._entries[model] = _Entry(manifest, settings, queue, runs_tensors)
         keep_alive_s = self._config.worker.keep_alive_s if settings.keep_alive_s is None else settings.keep_alive_s
+
+        if runs_tensors:
+            slot = model if manifest is not None else f"{model} for tensors"
+            self._dispatcher.add(
+                model,
+                make_subject(model, manifest, self._config, self._store, self._probes, self._profile),
+                keep_alive_s=keep_alive_s,
+                slot=slot,
+            )
+        if _is_tensor(manifest):
+            return
 
         def make(events: WorkerEvents, force: bool) -> ModelWorker:
             load = load_message(self._placement(model), self._config, force=force)
@@ -313,7 +309,7 @@ class Runtime:
     def _check_pulled(self, model: str) -> None:
         """Raise ModelNotFoundError or ModelNotPulledError before any other model makes room for this one."""
         self._entry(model)
-        if self._residency.slot(model).state == "unloaded" and self._placement(model).path is None:
+        if self._placement(model).path is None and self.model(model).state == "unloaded":
             raise ModelNotPulledError(model=model)
 
     def _check_kind(self, model: str, kind: str) -> None:

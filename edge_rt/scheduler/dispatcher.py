@@ -88,10 +88,11 @@ class _Model:
     name: str
     subject: Subject
     keep_alive_s: float
+    slot: str
     ranking: Ranking | None = None
     ranked_at_s: float = 0.0
     order: list[Place] = field(default_factory=list)
-    known: dict[str, Place] = field(default_factory=dict)  # by slot, those that left the ranking too
+    known: dict[str, Place] = field(default_factory=dict)  # by candidate, those that left the ranking too
     streams: OrderedDict[str, Place] = field(default_factory=OrderedDict)
 
 
@@ -122,8 +123,9 @@ class Dispatcher:
         self._models: dict[str, _Model] = {}
         self._loading: dict[Place, asyncio.Task[None]] = {}
 
-    def add(self, name: str, subject: Subject, *, keep_alive_s: float) -> None:
-        self._models[name] = _Model(name, subject, keep_alive_s)
+    def add(self, name: str, subject: Subject, *, keep_alive_s: float, slot: str = "") -> None:
+        """Make a model known. slot names its first place in the residency, "" as the model; the others' are longer."""
+        self._models[name] = _Model(name, subject, keep_alive_s, slot or name)
 
     async def infer(self, request: TensorRequest, due_at_s: float) -> TensorAnswer:
         """Answer a request; it waits for a place to be loaded until due_at_s.
@@ -164,8 +166,7 @@ class Dispatcher:
     def slots(self, name: str) -> list[str]:
         """Name the slots of a model's places that were ever used, best first."""
         model = self._models[name]
-        first = [place.key for place in model.order]
-        return first + [key for key in model.known if key not in first]
+        return [place.key for place in dict.fromkeys((*model.order, *model.known.values()))]
 
     async def status(self, name: str) -> DispatchStatus:
         """Describe a model's places, best first."""
@@ -319,7 +320,7 @@ class Dispatcher:
         """Give the place whose answers count as right, if it can be asked."""
         if model.ranking is None or (candidate := reference(model.ranking, place.row.candidate)) is None:
             return None
-        found = model.known.get(_key(model.name, candidate))
+        found = model.known.get(str(candidate))
         now_s = asyncio.get_running_loop().time()
         return found if found is not None and found.state(now_s) == "closed" else None
 
@@ -383,10 +384,11 @@ class Dispatcher:
         return model
 
     def _place(self, model: _Model, row: Ranked) -> Place:
-        key = _key(model.name, row.candidate)
-        if (place := model.known.get(key)) is not None:
+        name = str(row.candidate)
+        if (place := model.known.get(name)) is not None:
             place.reranked(row, asyncio.get_running_loop().time())
             return place
+        key = f"{model.slot} {name}" if model.known else model.slot
         settings = self._settings
         breaker = Breaker(max_failures=settings.max_failures, retry_s=settings.retry_s)
         place = Place(key, row, breaker, n_to_check=0 if row.candidate.kind == "cpu" else settings.n_checked)
@@ -395,7 +397,7 @@ class Dispatcher:
             return self._make_worker(model.subject.load(row.candidate, force=force), events)
 
         self._residency.add(key, make, keep_alive_s=model.keep_alive_s)
-        model.known[key] = place
+        model.known[name] = place
         return place
 
     # Bookkeeping.
@@ -428,10 +430,6 @@ class Dispatcher:
         reasons = [f"{refused.what}: {refused.reason}" for refused in model.ranking.refused]
         reasons += [f"{place.name}: {place.wrong}" for place in model.order if place.wrong]
         return BackendLoadError(model=model.name, reason="; ".join(reasons) or "no device runs it")
-
-
-def _key(model: str, candidate: Candidate) -> str:
-    return f"{model} {candidate}"
 
 
 async def _difference(answer: Answer, expected: Answer, tolerance: float) -> str:

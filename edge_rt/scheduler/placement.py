@@ -232,13 +232,8 @@ def _variant_refusal(
     own = variant.accuracy
     if own is None or policy.variant:
         return None
-    best = max(
-        (
-            v.accuracy.value
-            for v in variants
-            if v.accuracy and (v.accuracy.metric, v.accuracy.data) == (own.metric, own.data)
-        ),
-    )
+    rivals = (v.accuracy for v in variants if v.id in pulled and v.accuracy is not None)
+    best = max(a.value for a in rivals if (a.metric, a.data) == (own.metric, own.data))
     if own.value < best * (1 - MAX_ACCURACY_LOSS):
         return f"{own.metric} {own.value:g} against {best:g}: more than {MAX_ACCURACY_LOSS:.0%} lost; name it to use it"
     return None

@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from edge_rt import config
 from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.catalog.regular import open_regular
 from edge_rt.devices import cpu
@@ -29,6 +30,10 @@ MAX_ENTRIES = 2048
 
 _Text = Annotated[str, Meta(max_length=200)]
 _Time = Annotated[float, Meta(gt=0, le=3600)]
+
+
+def profile_path(settings: config.Placement, store_dir: Path) -> Path:
+    return Path(settings.profile_file).expanduser() if settings.profile_file else store_dir / "profile.json"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,7 +29,7 @@ class Finder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogSubject:
-    """A model with a manifest. policy None takes the configured one."""
+    """A model with a manifest."""
 
     manifest: Manifest
     settings: ModelSettings
@@ -126,3 +126,27 @@ class ScriptedSubject:
             as_tensor=True,
         )
         return msgspec.structs.replace(load_message(placement, self.config, force=force), device=candidate.device)
+
+
+def make_subject(
+    model: str, manifest: Manifest | None, config: Config, store: Finder, probes: Probes, profile: Profile
+) -> CatalogSubject | ScriptedSubject:
+    """Describe a configured tensor model to the dispatcher."""
+    settings = config.model(model)
+    policy = Policy(
+        name=config.placement.policy,
+        variant=settings.variant,
+        backend=settings.backend,
+        max_device_c=config.placement.max_device_c,
+    )
+    if manifest is None or settings.backend == "null":
+        return ScriptedSubject(model=model, manifest=manifest, settings=settings, config=config, policy=policy)
+    return CatalogSubject(
+        manifest=manifest,
+        settings=settings,
+        config=config,
+        store=store,
+        probes=probes,
+        profile=profile,
+        policy=policy,
+    )

@@ -326,8 +326,8 @@ def test_a_better_place_that_is_not_loaded_is_loaded_beside_the_requests() -> No
         world = World((cpu(), npu(load_s=5.0, faults=((0.0, 6.0),))))
         dispatcher = world.dispatcher(n_checked=0, max_failures=1, retry_s=1000.0)
         assert (await ask(dispatcher, 0)).place == "sim:cpu"
-        await dispatcher._residency.unload("m v on sim:npu")
-        place = dispatcher._models["m"].known["m v on sim:npu"]
+        place = dispatcher._models["m"].known["v on sim:npu"]
+        await dispatcher._residency.unload(place.key)
         place.breaker.retry_at_s = None
         assert (await ask(dispatcher, 1)).place == "sim:cpu", "a request does not wait for a load where it need not"
         await asyncio.sleep(6.0)

@@ -135,6 +135,7 @@ def test_a_form_that_lost_accuracy_is_only_taken_by_name() -> None:
     ranking = rank("m", forms, (CPU,), Policy(), pulled=pulled)
     assert order(ranking) == ["int8 on onnx_cpu:cpu", "fp32 on onnx_cpu:cpu"]
     assert "0.7 against 0.75" in why(ranking, "int4")
+    assert order(rank("m", forms, (CPU,), Policy(), pulled={"int4"})) == ["int4 on onnx_cpu:cpu"], "it is all there is"
     assert order(rank("m", forms, (CPU,), Policy(variant="int4"), pulled=pulled)) == ["int4 on onnx_cpu:cpu"]
 
 
