@@ -48,6 +48,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     api_keys_file: str = ""  # one key a line, '#' comments
     grpc_socket_path: str = ""  # "": no gRPC; its mode and group are those above
     max_body_bytes: Positive = 4 * 2**20
+    max_file_bytes: Positive = 16 * 2**20  # of a picture or recording with its form fields, instead of max_body_bytes
     max_bodies_bytes: Positive = 32 * 2**20  # of all the requests that are being received or answered
     max_connections: Positive = 512  # beyond, idle ones are closed
     drain_s: Seconds = 4.0  # on SIGTERM, how long running answers may go on

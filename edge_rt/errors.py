@@ -188,6 +188,11 @@ class ContextLengthError(RequestError):
     n_ctx: int
 
     def __str__(self) -> str:
+        if self.prompt_tokens > self.n_ctx:
+            return (
+                f"the text has {self.prompt_tokens} tokens, this model's context is {self.n_ctx}. "
+                "Shorten it; a language model's n_ctx can be raised"
+            )
         return (
             f"the prompt has {self.prompt_tokens} tokens and leaves no room for an answer in this model's context "
             f"of {self.n_ctx}. Shorten the prompt or raise n_ctx"

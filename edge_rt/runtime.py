@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_rt import config
+from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Asset, Manifest, Variant
+from edge_rt.chains import ChainEvents, run_chain, task_of
 from edge_rt.devices import cpu
 from edge_rt.errors import (
     ConfigError,
@@ -61,12 +63,14 @@ class ModelStore(Protocol):
 
     def manifests(self) -> tuple[Manifest, ...]: ...
 
+    def chains(self) -> tuple[Chain, ...]: ...
+
     def path(self, manifest: Manifest, variant: Variant) -> Path | None: ...
 
     def asset_path(self, manifest: Manifest, asset: Asset) -> Path | None: ...
 
 
-class RuntimeEvents(ResidencyEvents, DispatchEvents, Protocol):
+class RuntimeEvents(ResidencyEvents, DispatchEvents, ChainEvents, Protocol):
     """Where the runtime's figures go; edge_rt.telemetry.Telemetry is one."""
 
     def answer_finished(self, model: str, *, usage: Usage, timings: Timings) -> None: ...
@@ -127,6 +131,8 @@ class Runtime:
             if self._config.models[model].backend != "null":
                 raise _bad_key(loaded, ("models", model), f"no such model; there are {', '.join(manifests)}")
             manifests[model] = None
+        # A chain cannot hide a model, and one whose models are not in the catalog waits for them.
+        self._chains = {chain.id: chain for chain in store.chains() if chain.id not in manifests}
         for model, manifest in manifests.items():
             self._add(model, manifest)
             try:
@@ -177,8 +183,16 @@ class Runtime:
             return await self._dispatcher.infer(request, due_at_s)
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
-        """Run a tensor model's pipeline on a file. Raises as infer does, and UnsupportedFeatureError without one."""
+        """Run a tensor model's pipeline, or a chain, on a file.
+
+        Raises as infer does, and UnsupportedFeatureError for a model without a pipeline.
+        """
         check_media(request)
+        if (chain := self._chains.get(request.model)) is not None:
+            return await run_chain(chain, request, self._look, self._telemetry)
+        return await self._look(request)
+
+    async def _look(self, request: MediaRequest) -> MediaAnswer:
         self._check_kind(request.model, "tensor")
         async with self._queued(request) as due_at_s:
             return await self._dispatcher.look(request, due_at_s)
@@ -199,6 +213,17 @@ class Runtime:
         check_token_ids("tokens", token_ids, self._config.limits)
         async with self._residency.lease(model) as worker:
             return await worker.detokenize(list(token_ids))
+
+    def tasks(self) -> dict[str, str]:
+        """Give what each model and chain does with a file, by id; those that take none are left out."""
+        manifests = {model: entry.manifest for model, entry in self._entries.items()}
+        tasks = {model: task_of(model, manifests, self._chains) for model in (*manifests, *self._chains)}
+        return {model: task for model, task in tasks.items() if task}
+
+    def chains(self) -> tuple[Chain, ...]:
+        """Give the chains all of whose models are in the catalog."""
+        tasks = self.tasks()
+        return tuple(chain for chain in self._chains.values() if chain.id in tasks)
 
     def models(self) -> tuple[ModelStatus, ...]:
         return tuple(self.model(model) for model in self._entries)

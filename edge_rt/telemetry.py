@@ -61,6 +61,12 @@ METRICS: Final = (
     Metric("edge_rt_steps", "counter", "Decode steps.", ("model",)),
     Metric("edge_rt_preempted", "counter", "Requests put back because KV cells ran out.", ("model",)),
     Metric("edge_rt_cancelled", "counter", "Requests whose client left.", ("model",)),
+    Metric(
+        "edge_rt_chain_answers",
+        "counter",
+        "Answers of a cascade by the model that gave them; stage is empty for chains that ask all their models.",
+        ("chain", "stage"),
+    ),
     Metric("edge_rt_worker_restarts", "counter", "Worker processes started again after a crash.", ("model",)),
     Metric("edge_rt_step_rows", "histogram", "Rows (tokens of all requests) in one decode step.", ("model",)),
     Metric("edge_rt_requests_running", "gauge", "Admitted requests.", ("model",)),
@@ -194,6 +200,9 @@ class Telemetry:
     def queue_depth(self, model: str, *, running: int, waiting: int) -> None:
         self._gauges["edge_rt_requests_running"].labels(model).set(running)
         self._gauges["edge_rt_requests_waiting"].labels(model).set(waiting)
+
+    def chain_answered(self, chain: str, stage: str) -> None:
+        self._counters["edge_rt_chain_answers"].labels(chain, stage).inc()
 
     def worker_restarted(self, model: str) -> None:
         self._counters["edge_rt_worker_restarts"].labels(model).inc()

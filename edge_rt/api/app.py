@@ -12,11 +12,12 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from edge_rt import telemetry
-from edge_rt.api import kserve, openai, schemas
+from edge_rt.api import embeddings, kserve, media, openai, schemas
 from edge_rt.api.boundary import Boundary
 from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api, Bodies, ModelStatus, RuntimeProtocol
 from edge_rt.api.endpoint import Endpoint, read_body
+from edge_rt.catalog.chains import Chain
 from edge_rt.config import Config
 from edge_rt.errors import ModelNotFoundError
 from edge_rt.guard.limits import check_text, check_token_ids
@@ -35,7 +36,15 @@ def build_app(
     """Build the ASGI app. A scope's state holds the Peer of a Unix socket as "peer"; all else needs one of api_keys."""
     api = Api(runtime=runtime, config=config, telemetry=metrics, bodies=bodies or Bodies())
     router = Router(
-        [*_health_routes(api), *openai.routes(api), *_model_routes(api), *_token_routes(api), *kserve.routes(api)],
+        [
+            *_health_routes(api),
+            *openai.routes(api),
+            *embeddings.routes(api),
+            *media.routes(api),
+            *_model_routes(api),
+            *_token_routes(api),
+            *kserve.routes(api),
+        ],
         redirect_slashes=False,
     )
     return Boundary(router, metrics, api_keys=api_keys, access_log=config.server.access_log)
@@ -67,9 +76,19 @@ def _model_routes(api: Api) -> list[Route]:
     created = int(time.time())  # OpenAI's clients want a number; the daemon's start is one that never jumps
 
     def card(status: ModelStatus) -> schemas.ModelCard:
-        info = status.info
+        info, task = status.info, api.runtime.tasks().get(status.id, UNSET)
+        if (tensor := status.tensor) is not None:
+            meta = schemas.ModelMeta(
+                size=tensor.size_bytes,
+                quant=tensor.quant,
+                backend=tensor.backend,
+                backend_reason=tensor.backend_reason or UNSET,
+                max_batch=tensor.max_batch,
+            )
+            return schemas.ModelCard(id=status.id, created=created, status="loaded", task=task, meta=meta)
         if info is None:
-            return schemas.ModelCard(id=status.id, created=created, status="unloaded", meta=schemas.ModelMeta())
+            meta = schemas.ModelMeta()
+            return schemas.ModelCard(id=status.id, created=created, status="unloaded", task=task, meta=meta)
         meta = schemas.ModelMeta(
             n_ctx=info.caps.n_ctx,
             n_ctx_train=info.n_ctx_train,
@@ -82,13 +101,31 @@ def _model_routes(api: Api) -> list[Route]:
         )
         return schemas.ModelCard(id=status.id, created=created, status="loaded", meta=meta)
 
+    def chain_card(chain: Chain) -> schemas.ModelCard | None:
+        """Describe a chain; None unless all its models have been pulled."""
+        parts = [api.runtime.model(part) for part in chain.parts]
+        if not all(part.pulled for part in parts):
+            return None
+        return schemas.ModelCard(
+            id=chain.id,
+            created=created,
+            status="loaded" if all(part.tensor for part in parts) else "unloaded",
+            task=api.runtime.tasks().get(chain.id, UNSET),
+            models=chain.parts,
+            meta=schemas.ModelMeta(),
+        )
+
     async def listing(_: Request) -> ASGIApp:
-        """List what can be asked for now: models that have been pulled."""
+        """List what can be asked for now: models that have been pulled, and chains of them."""
         cards = [card(status) for status in api.runtime.models() if status.pulled]
+        cards += [shown for chain in api.runtime.chains() if (shown := chain_card(chain)) is not None]
         return Response(schemas.encode(schemas.ModelList(data=cards)), media_type=_JSON)
 
     async def one(request: Request) -> ASGIApp:
         model_id = request.path_params["model_id"]
+        for chain in api.runtime.chains():
+            if chain.id == model_id and (shown := chain_card(chain)) is not None:
+                return Response(schemas.encode(shown), media_type=_JSON)
         status = api.runtime.model(model_id)
         if not status.pulled:
             raise ModelNotFoundError(model=model_id)

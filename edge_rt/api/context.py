@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.config import Config
 from edge_rt.errors import OverloadedError
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import Chunk, GenerateRequest, ModelInfo, TensorAnswer, TensorModelInfo, TensorRequest
+from edge_rt.types import (
+    Chunk,
+    GenerateRequest,
+    MediaAnswer,
+    MediaRequest,
+    ModelInfo,
+    TensorAnswer,
+    TensorModelInfo,
+    TensorRequest,
+)
 
 
 class ModelStatus(Protocol):
@@ -40,6 +50,14 @@ class RuntimeProtocol(Protocol):
         ...
 
     async def infer(self, request: TensorRequest) -> TensorAnswer: ...
+
+    async def look(self, request: MediaRequest) -> MediaAnswer: ...
+
+    def tasks(self) -> Mapping[str, str]:
+        """What each model and chain that takes files does with them, by id."""
+        ...
+
+    def chains(self) -> Sequence[Chain]: ...
 
     async def load(self, model: str) -> None: ...
 

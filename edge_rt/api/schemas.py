@@ -316,6 +316,7 @@ class ModelMeta(_Answer, kw_only=True):
     quant: str | None = None
     backend: str | None = None
     backend_reason: str | UnsetType = UNSET  # why one that comes before it did not take the model
+    max_batch: int | UnsetType = UNSET  # rows that requests for a tensor model are joined to
 
 
 class ModelCard(_Answer, kw_only=True):
@@ -324,6 +325,8 @@ class ModelCard(_Answer, kw_only=True):
     created: int
     owned_by: str = "edge_rt"
     status: Literal["loaded", "unloaded"]
+    task: str | UnsetType = UNSET  # what a model with a pipeline does with a file
+    models: tuple[str, ...] | UnsetType = UNSET  # those that a chain asks
     meta: ModelMeta
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from edge_rt import config
+from edge_rt.catalog.chains import Chain, load_chains
 from edge_rt.catalog.manifest import SHIPPED_DIR, Asset, Manifest, Variant, as_variant, load_manifests
 from edge_rt.catalog.packed import packed_size_bytes, verify_packed
 from edge_rt.catalog.part import Derive, Progress, PullProgress, hash_file
@@ -77,11 +78,13 @@ class Store:
         manifests: tuple[Manifest, ...],
         *,
         catalog: config.Catalog | None = None,
+        chains: tuple[Chain, ...] = (),
         tool: Callable[[str], str] = recipe_version,
         free_bytes: Callable[[Path], int] = free_bytes,
     ):
         self.root = root
         self._manifests = {m.id: m for m in manifests}
+        self._chains = chains
         self._catalog = catalog or config.Catalog()
         self._tool = tool
         self._free_bytes = free_bytes
@@ -96,10 +99,15 @@ class Store:
         root = _root(catalog.store_dir, environ)
         imported = manifest_file(root, "").parent
         here = (imported,) if imported.is_dir() else ()
-        return cls(root, load_manifests((*dirs, *here, SHIPPED_DIR)), catalog=catalog)
+        dirs = (*dirs, *here, SHIPPED_DIR)
+        return cls(root, load_manifests(dirs), catalog=catalog, chains=load_chains(dirs))
 
     def manifests(self) -> tuple[Manifest, ...]:
         return tuple(self._manifests.values())
+
+    def chains(self) -> tuple[Chain, ...]:
+        """Give the chains, also those whose models are not here."""
+        return self._chains
 
     def get(self, model_id: str) -> Manifest:
         if (manifest := self._manifests.get(model_id)) is None:

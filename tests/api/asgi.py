@@ -12,15 +12,18 @@ from starlette.types import ASGIApp, Message
 
 from edge_rt.api.app import build_app
 from edge_rt.api.callers import ApiKeys, Peer
+from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.config import Catalog, Config, Limits, Server
 from edge_rt.errors import InvalidRequestError, ModelNotFoundError
-from edge_rt.guard.limits import check_request, check_tensors
+from edge_rt.guard.limits import check_media, check_request, check_tensors
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import (
     Capabilities,
     Chunk,
     GenerateRequest,
+    MediaAnswer,
+    MediaRequest,
     ModelInfo,
     Tensor,
     TensorAnswer,
@@ -110,6 +113,8 @@ class FakeRuntime:
     n_closed: int = 0
     inferences: list[TensorRequest] = field(default_factory=list)
     outputs: Sequence[Tensor] | BaseException = ()  # of an inference; () gives the inputs back
+    looks: list[MediaRequest] = field(default_factory=list)
+    findings: dict[str, MediaAnswer | BaseException] = field(default_factory=dict)  # by model
     loads: list[str] = field(default_factory=list)  # "-" before those unloaded
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
@@ -141,6 +146,26 @@ class FakeRuntime:
             raise self.outputs
         outputs = tuple(t for t in self.outputs or request.inputs if not request.outputs or t.name in request.outputs)
         return TensorAnswer(outputs=outputs, timings=TensorTimings(queue_s=0.0, compute_s=0.001, batch_size=1))
+
+    async def look(self, request: MediaRequest) -> MediaAnswer:
+        check_media(request)
+        self.looks.append(request)
+        self.arrived.set()
+        try:
+            if self.hold is not None:
+                await self.hold.wait()
+        finally:
+            self.n_closed += 1
+        answer = self.findings.get(request.model, MediaAnswer(task=""))
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def tasks(self) -> dict[str, str]:
+        return {}
+
+    def chains(self) -> Sequence[Chain]:
+        return ()
 
     async def load(self, model: str) -> None:
         self.loads.append(model)
@@ -246,6 +271,7 @@ class Call:
         body_ends: bool = True,
     ) -> None:
         self._app = app
+        path, _, query = path.partition("?")
         parts = [body] if isinstance(body, bytes) else list(body)
         self._messages: list[Message] = [
             {"type": "http.request", "body": part, "more_body": not body_ends or i < len(parts) - 1}
@@ -262,7 +288,7 @@ class Call:
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "root_path": "",
             "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
             "client": None,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edge_rt import config
+from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Asset, Manifest, Variant
 from edge_rt.errors import (
     BackendLoadError,
@@ -56,6 +57,9 @@ class FakeStore:
 
     def manifests(self) -> tuple[Manifest, ...]:
         return (MANIFEST,)
+
+    def chains(self) -> tuple[Chain, ...]:
+        return ()
 
     def path(self, manifest: Manifest, variant: Variant) -> Path | None:
         return Path("/store") / variant.file if variant.id in self.pulled else None

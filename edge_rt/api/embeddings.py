@@ -1,0 +1,104 @@
+"""OpenAI's embeddings, from tensor models whose task is to embed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from edge_rt import telemetry
+from edge_rt.api import media_wire as wire
+from edge_rt.api.context import Api
+from edge_rt.api.endpoint import Endpoint, read_body
+from edge_rt.api.media import check_task
+from edge_rt.api.schemas import decode_with, encode
+from edge_rt.api.sse import StopOnHangUp
+from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+from edge_rt.types import MediaAnswer, MediaRequest
+
+MAX_INPUTS: Final = 2048  # as OpenAI's
+_AT_A_TIME: Final = 16  # of one request: as many as are joined, and other callers keep their places in the queue
+
+_DECODER = wire.EMBEDDINGS_DECODER
+
+
+def routes(api: Api) -> list[Route]:
+    async def embeddings(request: Request) -> ASGIApp:
+        asked = decode_with(await read_body(request, api), _DECODER)
+        model = check_task(api, asked.model, ("embed",))
+        if asked.dimensions is not None:
+            raise UnsupportedFeatureError(feature="dimensions", remedy="take as many of the numbers as you want")
+        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        if not 1 <= len(texts) <= MAX_INPUTS:
+            raise InvalidRequestError(param="input", problem=f"holds {len(texts)} texts, it may be 1 to {MAX_INPUTS}")
+        for i, text in enumerate(texts):
+            if not text:
+                raise InvalidRequestError(param=f"input[{i}]", problem="must not be empty")
+        return _Embedding(api, model, texts, asked, request.state.tenant)
+
+    return [Route("/v1/embeddings", Endpoint(embeddings), methods=["POST"])]
+
+
+class _Embedding:
+    """Embed a list of texts and answer: an ASGI app."""
+
+    def __init__(self, api: Api, model: str, texts: list[str], asked: wire.EmbeddingsRequest, tenant: str) -> None:
+        self._api = api
+        self._model = model
+        self._texts = texts
+        self._asked = asked
+        self._tenant = tenant
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with StopOnHangUp(receive):
+            answers = await self._embed()
+        n_tokens = sum(answer.n_tokens for answer in answers)
+        body = wire.Embeddings(
+            model=self._model,
+            data=[wire.Embedding(index=i, embedding=self._written(answer)) for i, answer in enumerate(answers)],
+            usage=wire.EmbeddingsUsage(prompt_tokens=n_tokens, total_tokens=n_tokens),
+        )
+        await Response(encode(body), media_type="application/json")(scope, receive, send)
+
+    def _written(self, answer: MediaAnswer) -> tuple[float, ...] | str:
+        if self._asked.encoding_format == "float":
+            return answer.embedding
+        return base64.b64encode(struct.pack(f"<{len(answer.embedding)}f", *answer.embedding)).decode()
+
+    async def _embed(self) -> list[MediaAnswer]:
+        answers: dict[int, MediaAnswer] = {}
+        left = iter(enumerate(self._texts))
+
+        async def work() -> None:
+            for i, text in left:
+                answers[i] = await self._one(i, text)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(_AT_A_TIME, len(self._texts))):
+                    group.create_task(work())
+        except BaseExceptionGroup as exc:
+            raise exc.exceptions[0] from exc  # the others are of the same kind, or follow from it
+        return [answers[i] for i in range(len(self._texts))]
+
+    async def _one(self, i: int, text: str) -> MediaAnswer:
+        try:
+            return await self._api.runtime.look(
+                MediaRequest(
+                    id=telemetry.request_id.get(),
+                    model=self._model,
+                    data=text.encode("utf-8", "surrogatepass"),
+                    tenant=self._tenant,
+                    deadline_s=self._asked.deadline_s,
+                )
+            )
+        except InvalidRequestError as exc:
+            if exc.param != "data":
+                raise
+            raise InvalidRequestError(param=f"input[{i}]", problem=exc.problem) from exc
