@@ -30,7 +30,8 @@ lint: venv
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0
+	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0 efficientnet-lite0 minilm-l6 \
+		pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
 	$(BIN)/python -m pytest
 
 bench: venv
