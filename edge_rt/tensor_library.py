@@ -49,6 +49,7 @@ def start_model(message: Load, limits: Limits) -> TensorModel:
     session = load_tensor_session(message)
     try:
         engine, pipeline = start_tensors(tensor, session)
+        engine.warm_up()
         return TensorModel(session.info, engine, pipeline, limits, session.close, max_streams=tensor.max_streams)
     except BaseException:
         session.close()
@@ -169,7 +170,6 @@ class TensorModel:
 
     def _run(self) -> None:
         try:
-            self._engine.warm_up()
             self._engine.run()
         except Exception:  # noqa: BLE001 - who waited has heard of it from the engine
             _log.exception("the engine of %s ended", self.info.model)

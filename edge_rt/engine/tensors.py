@@ -111,6 +111,9 @@ class TensorEngine:
         self._max_batch = settings.max_batch if can_join else 1
         self._batcher: Batcher[_Job] = Batcher(max_batch=self._max_batch, max_delay_s=settings.max_delay_s)
         self._running: list[_Job] = []
+        self._n_computing = 0
+        self._has_deadlines = False
+        self._alarm_s = math.inf  # when a thread that sleeps looks by itself
         self._totals = _Totals()
         self._accepting = True
         self._stop_at_s: float | None = None
@@ -126,25 +129,31 @@ class TensorEngine:
     def submit(self, call: Call, sink: Sink) -> None:
         """Queue a call. Every error, of the call too, goes to sink.failed; a bad call never meets the others."""
         try:
-            kept = self._streams.inputs - call.feeds.keys()
-            check_feeds([spec for spec in self._session.inputs if spec.name not in kept], call.feeds)
-            check_outputs(self._session.outputs, call.outputs)
-            if call.stream and not self._is_stateful:
-                raise InvalidRequestError(param="stream", problem="this model keeps no state, so it has no streams")
-            job = _Job(call, sink, self._clock(), _n_rows(call.feeds))
+            job = self._checked(call, sink)
             with self._changed:
-                if not self._accepting:
-                    raise ShuttingDownError
-                self._batcher.add(
-                    job,
-                    key=self._key(job),
-                    n_rows=max(1, job.n_rows),
-                    now_s=job.submitted_s,
-                    patience_s=None if call.deadline_s is None else call.deadline_s * _PATIENCE,
-                )
-                self._changed.notify()
+                self._add(job)
         except EdgeRtError as exc:
             sink.failed(exc)
+
+    def call(self, call: Call, sink: Sink) -> None:
+        """Submit a call for a caller that waits for it: computed right here if nobody else is inside.
+
+        A lone client so saves the way to another thread and back.
+        """
+        try:
+            job = self._checked(call, sink)
+            with self._changed:
+                self._add(job, wake=False)
+                is_alone = not self._n_computing and len(self._batcher) == 1
+                batch = self._batcher.take(self._clock()) if is_alone else None
+                if batch is None:
+                    self._wake()
+                    return
+                self._begin(batch)
+        except EdgeRtError as exc:
+            sink.failed(exc)
+            return
+        self._run_batch(batch)
 
     def cancel(self, call_id: str) -> None:
         """Forget a call that waits; its sink hears nothing more. One that computes already is computed to its end."""
@@ -175,10 +184,41 @@ class TensorEngine:
             cancelled_total=totals.cancelled,
         )
 
+    def _checked(self, call: Call, sink: Sink) -> _Job:
+        kept = self._streams.inputs - call.feeds.keys()
+        check_feeds([spec for spec in self._session.inputs if spec.name not in kept], call.feeds)
+        check_outputs(self._session.outputs, call.outputs)
+        if call.stream and not self._is_stateful:
+            raise InvalidRequestError(param="stream", problem="this model keeps no state, so it has no streams")
+        return _Job(call, sink, self._clock(), _n_rows(call.feeds))
+
+    def _add(self, job: _Job, *, wake: bool = True) -> None:
+        """Queue a call. Holds the lock."""
+        if not self._accepting:
+            raise ShuttingDownError
+        deadline_s = job.call.deadline_s
+        self._has_deadlines |= deadline_s is not None
+        self._batcher.add(
+            job,
+            key=self._key(job),
+            n_rows=max(1, job.n_rows),
+            now_s=job.submitted_s,
+            patience_s=None if deadline_s is None else deadline_s * _PATIENCE,
+        )
+        if wake:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wake a computing thread if there is something to compute before it looks by itself. Holds the lock."""
+        now_s = self._clock()
+        wait_s = self._batcher.wait_s(now_s)
+        if wait_s is not None and self._n_computing < self._n_runs and now_s + wait_s < self._alarm_s:
+            self._changed.notify()
+
     # -- the computing threads -------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Compute zeros once or twice, so that the first request finds memory and graph prepared.
+        """Compute zeros once or twice, so that the first request finds memory and graph prepared; before any call.
 
         A model that does not take zeros, or a 1 where any size goes, is not warmed up.
         """
@@ -217,35 +257,58 @@ class TensorEngine:
             batch = self._next(wait=wait)
             if batch is None:
                 return self._stop_at_s is None
-            self._running += batch.items
+            self._begin(batch)
+        self._run_batch(batch)
+        return True
+
+    def _begin(self, batch: Batch[_Job]) -> None:
+        self._running += batch.items
+        self._n_computing += 1
+
+    def _run_batch(self, batch: Batch[_Job]) -> None:
         try:
             self._compute(batch.items, batch.n_rows)
         finally:
             with self._changed:
+                self._n_computing -= 1
                 self._batcher.finished(batch)
                 for job in batch.items:
                     self._running.remove(job)
-                if self._n_runs > 1:
+                if len(self._batcher) or self._stop_at_s is not None:
                     self._changed.notify_all()  # with fewer inside, others may be due
-        return True
 
     def _next(self, *, wait: bool) -> Batch[_Job] | None:
         """Give what to compute now; None if there is nothing, or nothing any more. Holds the lock."""
         while True:
-            now_s = self._clock()
+            now_s, stop_at_s = self._clock(), self._stop_at_s
             self._drop_late(now_s)
-            if self._stop_at_s is not None and now_s >= self._stop_at_s:
+            if stop_at_s is not None and now_s >= stop_at_s:
                 for job in self._batcher.remove(lambda _: True):
                     job.sink.failed(ShuttingDownError())
-            # Nobody comes any more while it stops, so nobody is waited for.
-            batch = self._batcher.take(now_s if self._stop_at_s is None else math.inf)
-            if batch is not None or not wait or self._stop_at_s is not None:
+            batch = None
+            if self._n_computing < self._n_runs:
+                # Nobody comes any more while it stops, so nobody is waited for.
+                batch = self._batcher.take(now_s if stop_at_s is None else math.inf)
+            if batch is not None or not wait or (stop_at_s is not None and not len(self._batcher)):
                 return batch
-            self._changed.wait(self._batcher.wait_s(now_s))
+            self._sleep(now_s, stop_at_s)
+
+    def _sleep(self, now_s: float, stop_at_s: float | None) -> None:
+        """Let go of the lock until something changes, or what waits is due."""
+        due_s = self._batcher.wait_s(now_s) if self._n_computing < self._n_runs else None
+        times_s = [due_s] if due_s is not None else []
+        if stop_at_s is not None:
+            times_s.append(stop_at_s - now_s)
+        timeout_s = min(times_s, default=None)
+        self._alarm_s = min(self._alarm_s, math.inf if timeout_s is None else now_s + timeout_s)
+        self._changed.wait(timeout_s)
+        self._alarm_s = math.inf
 
     def _drop_late(self, now_s: float) -> None:
-        for job in self._batcher.remove(lambda job: job.is_past_deadline(now_s)):
-            job.sink.failed(DeadlineError(deadline_s=job.call.deadline_s or 0.0))
+        if self._has_deadlines:
+            for job in self._batcher.remove(lambda job: job.is_past_deadline(now_s)):
+                job.sink.failed(DeadlineError(deadline_s=job.call.deadline_s or 0.0))
+            self._has_deadlines = len(self._batcher) > 0
 
     def _key(self, job: _Job) -> Hashable | None:
         """Name what two calls must have in common to be joined; None: it is computed alone."""

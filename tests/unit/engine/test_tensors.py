@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from edge_rt.catalog.manifest import StateTensor
 from edge_rt.engine.tensors import Call, TensorEngine, TensorSettings
+from edge_rt.engine.waiting import Answer
 from edge_rt.errors import (
     BackendLoadError,
     BackendStepError,
@@ -411,6 +412,57 @@ class _Waited(Heard):
     def answered(self, *args: Any, **kwargs: Any) -> None:
         super().answered(*args, **kwargs)
         self._done.set()
+
+
+def test_a_lone_caller_computes_on_its_own_thread_and_beside_others_waits_for_the_engine() -> None:
+    watched = WatchedSession()
+    target = engine(watched)
+    alone_heard, beside = Heard(), Heard()
+    target.call(call("a", 1), alone_heard)
+    assert alone_heard.outputs is not None  # nobody else has computed
+    submit(target, call("b", 2))
+    target.call(call("c", 3), beside)
+    assert beside.n_ends == 0
+    target.step()
+    assert beside.outputs is not None
+    assert watched.runs == [1, 2]
+    bad, late = Heard(), Heard()
+    target.call(Call(id="d", feeds={}), bad)
+    assert isinstance(bad.error, InvalidRequestError)
+    target.stop(0.0)
+    target.call(call("e", 1), late)
+    assert isinstance(late.error, ShuttingDownError)
+
+
+def test_no_more_runs_at_a_time_than_the_session_takes() -> None:
+    lock, both, inside, most = threading.Lock(), threading.Barrier(2), 0, 0
+
+    def on_run(_: Any) -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        both.wait(TIMEOUT_S)  # so two do compute at a time
+        with lock:
+            inside -= 1
+
+    watched = WatchedSession(on_run=on_run)
+    watched.info = replace(watched.info, max_runs=2)
+    target = TensorEngine(watched, TensorSettings(max_batch=1))
+    runner = threading.Thread(target=target.run)
+    runner.start()
+    answers = [Answer() for _ in range(20)]
+    callers = [
+        threading.Thread(target=lambda i=i: (target.call(call(f"{i}", i), answers[i]), answers[i].wait()))
+        for i in range(20)
+    ]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join(TIMEOUT_S)
+    target.stop(0.0)
+    runner.join(TIMEOUT_S)
+    assert (most, len(watched.runs)) == (2, 20)
 
 
 def test_warm_up_computes_zeros_and_shrugs_at_models_that_do_not_take_them() -> None:
