@@ -47,6 +47,9 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tcp_port: Port = 8970
     api_keys_file: str = ""  # one key a line, '#' comments
     grpc_socket_path: str = ""  # "": no gRPC; its mode and group are those above
+    shm_socket_path: str = ""  # "": no shared memory; its mode and group are those above
+    max_regions: Positive = 64  # of shared memory
+    max_regions_bytes: Positive = 1024 * 2**20
     max_body_bytes: Positive = 4 * 2**20
     max_file_bytes: Positive = 16 * 2**20  # of a picture or recording with its form fields, instead of max_body_bytes
     max_bodies_bytes: Positive = 32 * 2**20  # of all the requests that are being received or answered

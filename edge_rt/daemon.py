@@ -10,24 +10,23 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from edge_rt import telemetry
 from edge_rt.api import listen
 from edge_rt.api.app import build_app
 from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api
+from edge_rt.api.regions import Regions, RegionServer
 from edge_rt.api.server import Server
 from edge_rt.catalog.store import Store
 from edge_rt.config import Loaded
 from edge_rt.errors import ConfigError
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.profile import Profile, profile_path
-
-if TYPE_CHECKING:
-    from edge_rt.api.grpc_server import GrpcServer
 
 _log = logging.getLogger("edge_rt.daemon")
 
@@ -64,9 +63,12 @@ def run(
         store = Store.open(config.catalog, environ)
         profile = Profile(profile_path(config.placement, store.root))
         runtime = Runtime(loaded, store, metrics, profile=profile)
-        api = Api(runtime=runtime, config=config, telemetry=metrics)
+        regions = None
+        if config.server.shm_socket_path:
+            regions = Regions(max_regions=config.server.max_regions, max_bytes=config.server.max_regions_bytes)
+        api = Api(runtime=runtime, config=config, telemetry=metrics, regions=regions)
         server = Server(
-            build_app(runtime, config, metrics, api_keys=api_keys, bodies=api.bodies),
+            build_app(runtime, config, metrics, api_keys=api_keys, api=api),
             max_connections=config.server.max_connections,
         )
         asyncio.run(_serve(loaded, api, runtime, server, listening, environ, ready))
@@ -79,7 +81,9 @@ def run(
 
 def _allow_descriptors(loaded: Loaded) -> None:
     """Raise the soft limit of open files to what max_connections takes; without one left no worker could be started."""
-    needed = loaded.config.server.max_connections + _OTHER_DESCRIPTORS
+    server = loaded.config.server
+    n_regions = 2 * server.max_regions if server.shm_socket_path else 0  # and as many connections that bring them
+    needed = server.max_connections + n_regions + _OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < needed:
         raise ConfigError(
@@ -128,19 +132,32 @@ def _listen(loaded: Loaded, environ: Mapping[str, str]) -> Listening:
         raise
 
 
-def _grpc_server(loaded: Loaded, api: Api) -> GrpcServer | None:
-    path = loaded.config.server.grpc_socket_path
-    if not path:
-        return None
-    try:
-        from edge_rt.api.grpc_server import GrpcServer  # 17 MB that few need
-    except ImportError as exc:
-        raise ConfigError(
-            key="server.grpc_socket_path",
-            problem=f"needs gRPC ({exc}); install it with `pip install 'edge_rt[grpc]'`",
-            origin=loaded.origins.get("server.grpc_socket_path", "default"),
-        ) from exc
-    return GrpcServer(api, Path(path))
+class SideServer(Protocol):
+    """A server beside the HTTP one: start once, then stop once."""
+
+    async def start(self) -> None:
+        """Raises ConfigError where its socket cannot be had."""
+        ...
+
+    async def stop(self, grace_s: float) -> None: ...
+
+
+def _side_servers(loaded: Loaded, api: Api) -> list[SideServer]:
+    server = loaded.config.server
+    found: list[SideServer] = []
+    if api.regions is not None:
+        found.append(RegionServer(api.regions, Path(server.shm_socket_path), server))
+    if server.grpc_socket_path:
+        try:
+            from edge_rt.api.grpc_server import GrpcServer  # 17 MB that few need
+        except ImportError as exc:
+            raise ConfigError(
+                key="server.grpc_socket_path",
+                problem=f"needs gRPC ({exc}); install it with `pip install 'edge_rt[grpc]'`",
+                origin=loaded.origins.get("server.grpc_socket_path", "default"),
+            ) from exc
+        found.append(GrpcServer(api, Path(server.grpc_socket_path)))
+    return found
 
 
 async def _serve(
@@ -155,9 +172,12 @@ async def _serve(
     drain_s = loaded.config.server.drain_s
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
-    grpc_server = _grpc_server(loaded, api)
-    if grpc_server is not None:
-        await grpc_server.start()
+    sides = _side_servers(loaded, api)
+    async with AsyncExitStack() as started:
+        for side in sides:
+            await side.start()
+            started.push_async_callback(side.stop, 0.0)
+        started.pop_all()
 
     def on_signal(number: signal.Signals) -> None:
         _log.info("%s: %s", number.name, "ending at once" if stop.is_set() else "finishing running answers")
@@ -179,9 +199,7 @@ async def _serve(
         stopping.cancel()
         server.stop(drain_s + _LAST_WORDS_S)
         closing = loop.create_task(_close(runtime, drain_s, hurry))
-        ending = [closing, serving, starting]
-        if grpc_server is not None:
-            ending.append(loop.create_task(grpc_server.stop(drain_s + _LAST_WORDS_S)))
+        ending = [closing, serving, starting, *(side.stop(drain_s + _LAST_WORDS_S) for side in sides)]
         results = await asyncio.gather(*ending, return_exceptions=True)
         watchdog.cancel()
     for result in results:

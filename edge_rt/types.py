@@ -264,13 +264,36 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRegion:
+    """A part of memory that a client shares: size_bytes from offset on in the file that path names to other processes.
+
+    device, inode  the file's identity: descriptors' numbers are used again, and path holds one
+    """
+
+    name: str
+    path: str
+    device: int
+    inode: int
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A tensor's elements as bytes: row after row, little-endian; BYTES elements each behind its length as uint32."""
+    """A tensor's elements as bytes: row after row, little-endian; BYTES elements each behind its length as uint32.
+
+    region  where the bytes are instead of in data, None: they are in data
+    """
 
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
     data: bytes
+    region: TensorRegion | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data) if self.region is None else self.region.size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +301,7 @@ class TensorRequest:
     """One inference of a tensor model.
 
     outputs    names of those wanted; () is all
+    regions    where outputs shall be put, by name; one that comes back without its region has not been put there yet
     stream     names the stream whose state a stateful model goes on from; "" starts fresh and keeps nothing
     is_first   forget the state that the stream has, and start fresh
     is_last    forget the stream's state after this
@@ -288,6 +312,7 @@ class TensorRequest:
     model: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[str, ...] = ()
+    regions: Mapping[str, TensorRegion] = field(default_factory=dict)
     stream: str = ""
     is_first: bool = False
     is_last: bool = False

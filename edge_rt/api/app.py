@@ -15,7 +15,7 @@ from edge_rt import telemetry
 from edge_rt.api import embeddings, kserve, media, openai, schemas
 from edge_rt.api.boundary import Boundary
 from edge_rt.api.callers import ApiKeys
-from edge_rt.api.context import Api, Bodies, ModelStatus, RuntimeProtocol
+from edge_rt.api.context import Api, ModelStatus, RuntimeProtocol
 from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.catalog.chains import Chain
 from edge_rt.config import Config
@@ -31,10 +31,13 @@ def build_app(
     metrics: telemetry.Telemetry,
     *,
     api_keys: ApiKeys | None = None,
-    bodies: Bodies | None = None,
+    api: Api | None = None,
 ) -> ASGIApp:
-    """Build the ASGI app. A scope's state holds the Peer of a Unix socket as "peer"; all else needs one of api_keys."""
-    api = Api(runtime=runtime, config=config, telemetry=metrics, bodies=bodies or Bodies())
+    """Build the ASGI app. A scope's state holds the Peer of a Unix socket as "peer"; all else needs one of api_keys.
+
+    api  what it shares with other servers, None: nothing
+    """
+    api = api or Api(runtime=runtime, config=config, telemetry=metrics)
     router = Router(
         [
             *_health_routes(api),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +13,13 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
+from edge_rt.api import infer_client
+from edge_rt.api.infer_client import Array, InferResult
+from edge_rt.api.kserve_wire import RegionPart
+from edge_rt.api.shm_client import SharedTensor
 from edge_rt.api.status import rebuild
 from edge_rt.errors import DaemonLostError, DaemonUnreachableError
-from edge_rt.types import FinishReason, Message, Usage
+from edge_rt.types import FinishReason, Message, Tensor, Usage
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 _DATA: Final = "data: "
@@ -70,6 +74,29 @@ class Client:
         return self._stream(
             "/v1/completions", {"prompt": prompt if isinstance(prompt, str) else list(prompt), **options}
         )
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array | Tensor | SharedTensor],
+        *,
+        outputs: Sequence[str] = (),
+        regions: Mapping[str, RegionPart] | None = None,
+        **parameters: Any,
+    ) -> InferResult:
+        """Run a tensor model by the Open Inference Protocol with binary tensors.
+
+        inputs      by name: numpy arrays, tensors, or parts of shared memory
+        outputs     names of those wanted, () is all
+        regions     where outputs shall be put in shared memory, by name; with them only those named come back
+        parameters  of the request, as sequence_id or timeout
+        """
+        headers, body = infer_client.write(inputs, outputs, regions or {}, parameters)
+        with self._reached():
+            response = self._http.post(f"/v2/models/{quote(model)}/infer", content=body, headers=headers)
+        if response.is_error:
+            raise rebuild(response.status_code, response.content)
+        return infer_client.read(self.address, response.headers.get(infer_client.HEADER_LENGTH), response.content)
 
     def models(self) -> list[dict[str, Any]]:
         """List the models that have been pulled, as /v1/models shows them."""

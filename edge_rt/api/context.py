@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from edge_rt.api.kserve_wire import RegionPart
+from edge_rt.api.regions import Regions
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.config import Config
-from edge_rt.errors import OverloadedError
+from edge_rt.errors import OverloadedError, UnsupportedFeatureError
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import (
     Chunk,
@@ -19,6 +22,7 @@ from edge_rt.types import (
     ModelInfo,
     TensorAnswer,
     TensorModelInfo,
+    TensorRegion,
     TensorRequest,
 )
 
@@ -98,14 +102,25 @@ class Bodies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """body_timeout_s: how long a client may take to send a whole body."""
+    """What all requests share.
+
+    regions         None without server.shm_socket_path
+    body_timeout_s  how long a client may take to send a whole body
+    """
 
     runtime: RuntimeProtocol
     config: Config
     telemetry: Telemetry
+    regions: Regions | None = None
     body_timeout_s: float = 30.0
     bodies: Bodies = field(default_factory=Bodies)
 
     def model_id(self, wanted: str | None) -> str:
         """Give the model a request names, or the default."""
         return self.config.catalog.default_model if wanted is None else wanted
+
+    def lease(self, part: RegionPart, uid: int | None) -> AbstractContextManager[TensorRegion]:
+        """Keep a part of shared memory usable in a `with`. Raises as Regions.lease does."""
+        if self.regions is None:
+            raise UnsupportedFeatureError(feature="shared memory", remedy="server.shm_socket_path turns it on")
+        return self.regions.lease(part.region, part.offset, part.size_bytes, uid)

@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 from urllib.parse import quote
@@ -26,11 +27,12 @@ from edge_rt.api import listen
 from edge_rt.api.context import Api
 from edge_rt.api.grpc_messages import SERVICE, Rpc, load_rpcs
 from edge_rt.api.grpc_status import grpc_status
+from edge_rt.api.kserve_infer import placed, put_the_rest
 from edge_rt.api.status import reply
 from edge_rt.api.tensor_json import pack
 from edge_rt.errors import ConfigError, EdgeRtError, InvalidRequestError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_shape, check_size
-from edge_rt.types import Datatype, Tensor, TensorRequest
+from edge_rt.types import Datatype, Tensor, TensorRegion, TensorRequest
 
 _log = logging.getLogger("edge_rt.api")
 _access = logging.getLogger("edge_rt.access")
@@ -201,43 +203,57 @@ class GrpcServer:
 
     async def _model_infer(self, asked: Any, context: Context) -> dict[str, Any]:
         status = models.find(self._api, asked.model_name, asked.model_version)
-        request = await self._tensor_request(asked, context)
-        answer = await self._api.runtime.infer(request)
+        with ExitStack() as leases:
+            request = await self._tensor_request(asked, context, leases)
+            answer = await put_the_rest(await self._api.runtime.infer(request), request)
         return {
             "model_name": asked.model_name,
             "model_version": status.variant,
             "id": asked.id,
-            "parameters": {
-                name: {"string_param" if isinstance(value, str) else "int64_param": value}
-                for name, value in wire.answer_parameters(answer).items()
-            },
-            "outputs": [{"name": t.name, "datatype": t.datatype, "shape": t.shape} for t in answer.outputs],
-            "raw_output_contents": [t.data for t in answer.outputs],
+            "parameters": _sent(wire.answer_parameters(answer)),
+            "outputs": [
+                {
+                    "name": t.name,
+                    "datatype": t.datatype,
+                    "shape": t.shape,
+                    "parameters": _sent(placed(t.region)) if t.region is not None else {},
+                }
+                for t in answer.outputs
+            ],
+            "raw_output_contents": [t.data for t in answer.outputs if t.region is None],
         }
 
-    async def _tensor_request(self, asked: Any, context: Context) -> TensorRequest:
+    async def _tensor_request(self, asked: Any, context: Context, leases: ExitStack) -> TensorRequest:
         options = wire.options(_parameters("", asked.parameters))
         remaining_s = context.time_remaining()
         deadlines_s = [max(s, 0.001) for s in (options.deadline_s, remaining_s) if s is not None]
-        if asked.raw_input_contents and len(asked.raw_input_contents) != len(asked.inputs):
-            raise InvalidRequestError(
-                param="raw_input_contents",
-                problem=f"holds {len(asked.raw_input_contents)} tensors for {len(asked.inputs)} inputs",
-            )
         inputs = []
         room_bytes = self._api.config.limits.max_tensor_bytes
-        for i, sent in enumerate(asked.inputs):
-            raw = asked.raw_input_contents[i] if asked.raw_input_contents else None
-            tensor = await _tensor(f"inputs[{i}]", sent, raw, room_bytes)
-            room_bytes -= len(tensor.data)
+        parts = [
+            wire.region(f"inputs[{i}]", _parameters(f"inputs[{i}].", t.parameters)) for i, t in enumerate(asked.inputs)
+        ]
+        raw = list(asked.raw_input_contents)
+        if raw and len(raw) != parts.count(None):
+            problem = f"holds {len(raw)} tensors for {parts.count(None)} inputs outside shared memory"
+            raise InvalidRequestError(param="raw_input_contents", problem=problem)
+        for i, (sent, part) in enumerate(zip(asked.inputs, parts, strict=True)):
+            region = leases.enter_context(self._api.lease(part, None)) if part is not None else None
+            data = raw.pop(0) if raw and region is None else None
+            tensor = await _tensor(f"inputs[{i}]", sent, data, region, room_bytes)
+            room_bytes -= tensor.size_bytes
             inputs.append(tensor)
+        regions = {}
         for i, output in enumerate(asked.outputs):
-            models.check_output_parameters(f"outputs[{i}]", _parameters(f"outputs[{i}].", output.parameters))
+            parameters = _parameters(f"outputs[{i}].", output.parameters)
+            models.check_output_parameters(f"outputs[{i}]", parameters)
+            if (part := wire.region(f"outputs[{i}]", parameters)) is not None:
+                regions[output.name] = leases.enter_context(self._api.lease(part, None))
         return TensorRequest(
             id=telemetry.request_id.get(),
             model=asked.model_name,
             inputs=tuple(inputs),
             outputs=tuple(output.name for output in asked.outputs),
+            regions=regions,
             tenant=TENANT,
             stream=options.stream,
             is_first=options.is_first,
@@ -256,15 +272,22 @@ def _parameters(place: str, sent: Any) -> wire.Parameters:
     return found
 
 
-async def _tensor(param: str, sent: Any, raw: bytes | None, room_bytes: int) -> Tensor:
+def _sent(parameters: wire.Parameters) -> dict[str, Any]:
+    return {
+        name: {"string_param" if isinstance(value, str) else "int64_param": value} for name, value in parameters.items()
+    }
+
+
+async def _tensor(param: str, sent: Any, raw: bytes | None, region: TensorRegion | None, room_bytes: int) -> Tensor:
     datatype = wire.datatype(param, sent.datatype)
     shape = tuple(sent.shape)
     check_shape(param, shape)
     check_size(param, datatype, shape, room_bytes)
-    if raw is not None:
+    if raw is not None or region is not None:
         if sent.HasField("contents"):
-            raise InvalidRequestError(param=f"{param}.contents", problem="must not be beside raw_input_contents")
-        return Tensor(name=sent.name, datatype=datatype, shape=shape, data=raw)
+            problem = "must not be beside raw_input_contents or shared memory"
+            raise InvalidRequestError(param=f"{param}.contents", problem=problem)
+        return Tensor(name=sent.name, datatype=datatype, shape=shape, data=raw or b"", region=region)
     field = _CONTENTS.get(datatype)
     if field is None:
         raise UnsupportedFeatureError(feature=f"{param}: {datatype} in contents", remedy="send raw_input_contents")

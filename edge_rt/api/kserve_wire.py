@@ -174,6 +174,36 @@ def number(param: str, parameters: Mapping[str, Parameter], name: str) -> int | 
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class RegionPart:
+    """A part of shared memory as a request names it."""
+
+    region: str
+    offset: int
+    size_bytes: int
+
+
+def region(param: str, parameters: Mapping[str, Parameter]) -> RegionPart | None:
+    """Read the parameters of the shared memory extension; None where a tensor has none."""
+    name = parameters.get("shared_memory_region")
+    offset = number(param, parameters, "shared_memory_offset")
+    size_bytes = number(param, parameters, "shared_memory_byte_size")
+    if name is None and offset is None and size_bytes is None:
+        return None
+    if not isinstance(name, str) or not name or size_bytes is None:
+        problem = "needs a string shared_memory_region and an integer shared_memory_byte_size"
+        raise InvalidRequestError(param=f"{param}.parameters", problem=problem)
+    return RegionPart(name, offset or 0, size_bytes)
+
+
+def region_parameters(name: str, offset: int, size_bytes: int) -> Parameters:
+    """Write what region reads. Of an output that was put there, the size may be less than there is room."""
+    told: Parameters = {"shared_memory_region": name, "shared_memory_byte_size": size_bytes}
+    if offset:
+        told["shared_memory_offset"] = offset
+    return told
+
+
 def _deadline_s(parameters: Mapping[str, Parameter]) -> float | None:
     value = parameters.get("timeout", 0)
     if type(value) is not int or not 0 <= value <= _MAX_TIMEOUT_US:

@@ -41,7 +41,9 @@ def socket_path(server: Server, environ: Mapping[str, str], *, uid: int | None =
     )
 
 
-def bind_unix(path: Path, *, mode: int, group: str = "", key: str = _KEY) -> socket.socket:
+def bind_unix(
+    path: Path, *, mode: int, group: str = "", key: str = _KEY, kind: socket.SocketKind = socket.SOCK_STREAM
+) -> socket.socket:
     """Bind and listen with the file's mode and group set before anyone can connect.
 
     A stale socket, one that refuses connections, is replaced; a live one, a file of another kind and a path that is too
@@ -49,11 +51,11 @@ def bind_unix(path: Path, *, mode: int, group: str = "", key: str = _KEY) -> soc
     """
     _check_length(path, key)
     gid = _gid(group)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = socket.socket(socket.AF_UNIX, kind)
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with _only_one(path):
-            _clear(path, key)
+            _clear(path, key, kind)
             sock.bind(os.fspath(path))
             # Nobody can connect before listen, so the mode the umask gave is never used.
             path.chmod(mode)
@@ -119,7 +121,7 @@ def _only_one(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _clear(path: Path, key: str) -> None:
+def _clear(path: Path, key: str, sock_type: socket.SocketKind = socket.SOCK_STREAM) -> None:
     """Remove a stale socket."""
     try:
         kind = path.lstat().st_mode
@@ -127,7 +129,7 @@ def _clear(path: Path, key: str) -> None:
         return
     if not stat.S_ISSOCK(kind):
         raise _unusable(path, "exists and is not a socket", key)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with socket.socket(socket.AF_UNIX, sock_type) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(os.fspath(path))

@@ -51,17 +51,17 @@ def check_tensors(request: TensorRequest, limits: Limits) -> None:
         check_shape(param, tensor.shape)
         item_bytes = ITEM_BYTES[tensor.datatype]
         size_bytes = math.prod(tensor.shape) * item_bytes
-        if item_bytes and size_bytes != len(tensor.data):
+        if item_bytes and size_bytes != tensor.size_bytes:
             shape = "x".join(map(str, tensor.shape))
             raise InvalidRequestError(
-                param=param, problem=f"{tensor.datatype} {shape} takes {size_bytes} bytes, got {len(tensor.data)}"
+                param=param, problem=f"{tensor.datatype} {shape} takes {size_bytes} bytes, got {tensor.size_bytes}"
             )
-        if not item_bytes and math.prod(tensor.shape) * _LENGTH_BYTES > len(tensor.data):
+        if not item_bytes and math.prod(tensor.shape) * _LENGTH_BYTES > tensor.size_bytes:
             problem = (
-                f"{math.prod(tensor.shape)} elements have as many lengths of 4 bytes, got {len(tensor.data)} bytes"
+                f"{math.prod(tensor.shape)} elements have as many lengths of 4 bytes, got {tensor.size_bytes} bytes"
             )
             raise InvalidRequestError(param=param, problem=problem)
-        room_bytes -= len(tensor.data)
+        room_bytes -= tensor.size_bytes
     if room_bytes < 0:
         size_bytes = limits.max_tensor_bytes - room_bytes
         problem = f"hold {size_bytes} bytes, the limit is {limits.max_tensor_bytes} (limits.max_tensor_bytes)"

@@ -220,6 +220,8 @@ class Dispatcher:
         ticket = place.breaker.begin(asyncio.get_running_loop().time())
         if ticket.role == "probe":
             place.n_to_check = max(place.n_to_check, min(1, self._settings.n_checked))
+        if place.n_to_check and isinstance(request, TensorRequest):
+            request = replace(request, regions={})  # what is compared must come here; the API puts it into its region
         place.n_open += 1
         try:
             answer = await self._ask(place, request, due_at_s)

@@ -21,9 +21,10 @@ from edge_rt.engine.arrays import to_array, to_tensor
 from edge_rt.engine.pipeline import Pipeline, make_pipeline
 from edge_rt.engine.tensors import Arrays, Call, TensorEngine, TensorSettings
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
-from edge_rt.types import MediaRequest, TensorAnswer, TensorRequest, TensorTimings
+from edge_rt.types import MediaRequest, Tensor, TensorAnswer, TensorRequest, TensorTimings
 from edge_rt.worker import channel, service
 from edge_rt.worker.channel import ChannelError, Load, TensorLoad, WorkerChannel
+from edge_rt.worker.regions import fetch, put
 from edge_rt.worker.tensor_load import load_tensor_session
 
 _log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def to_call(request: TensorRequest) -> Call:
     """Read a request's tensors. Raises InvalidRequestError for bytes that are not what they claim."""
     return Call(
         id=request.id,
-        feeds={tensor.name: to_array(tensor) for tensor in request.inputs},
+        feeds={tensor.name: to_array(fetch(tensor)) for tensor in request.inputs},
         outputs=request.outputs,
         stream=request.stream,
         is_first=request.is_first,
@@ -84,16 +85,17 @@ def to_call(request: TensorRequest) -> Call:
 class _RequestSink:
     """Sends one request's answer to the front process."""
 
-    __slots__ = ("_channel", "_id", "_place")
+    __slots__ = ("_channel", "_id", "_place", "_regions")
 
-    def __init__(self, out: WorkerChannel, request_id: str, place: str) -> None:
+    def __init__(self, out: WorkerChannel, request: TensorRequest, place: str) -> None:
         self._channel = out
-        self._id = request_id
+        self._id = request.id
+        self._regions = request.regions
         self._place = place
 
     def answered(self, outputs: Arrays, timings: TensorTimings, *, n_stream_calls: int) -> None:
         answer = TensorAnswer(
-            outputs=tuple(to_tensor(name, array) for name, array in outputs.items()),
+            outputs=tuple(self._written(to_tensor(name, array)) for name, array in outputs.items()),
             timings=timings,
             place=self._place,
             n_stream_calls=n_stream_calls,
@@ -102,6 +104,10 @@ class _RequestSink:
             self._channel.send(channel.Inferred(self._id, answer))
         except ChannelError as exc:
             raise BackendStepError(reason=f"the answer cannot be sent: {exc}") from exc
+
+    def _written(self, tensor: Tensor) -> Tensor:
+        region = self._regions.get(tensor.name)
+        return tensor if region is None else put(tensor, region)
 
     def failed(self, error: EdgeRtError) -> None:
         self._channel.send(channel.Failed(self._id, *error.to_wire()))
@@ -201,10 +207,10 @@ class Service(service.Service):
         call = to_call(request)
         with self._changed:  # a cancellation comes before this, or finds the call in the engine
             if self._errands.pop(request.id, None) is not None:
-                self._engine.submit(call, _RequestSink(self._channel, request.id, self._place))
+                self._engine.submit(call, _RequestSink(self._channel, request, self._place))
 
     def _infer(self, request: TensorRequest) -> None:
-        self._engine.submit(to_call(request), _RequestSink(self._channel, request.id, self._place))
+        self._engine.submit(to_call(request), _RequestSink(self._channel, request, self._place))
 
     def _look(self, errand: _Errand, request: MediaRequest) -> None:
         if self._pipeline is None:

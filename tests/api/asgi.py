@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message
 
 from edge_rt.api.app import build_app
 from edge_rt.api.callers import ApiKeys, Peer
+from edge_rt.api.context import Api
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.config import Catalog, Config, Limits, Server
@@ -222,9 +223,10 @@ def app_of(
     api_keys: ApiKeys | None = None,
     telemetry: Telemetry | None = None,
     max_body_bytes: int = 10_000,
+    api: Api | None = None,
 ) -> ASGIApp:
     config = Config(server=Server(max_body_bytes=max_body_bytes), catalog=Catalog(default_model="default"))
-    return build_app(runtime, config, telemetry or Telemetry(), api_keys=api_keys)
+    return build_app(runtime, config, telemetry or Telemetry(), api_keys=api_keys, api=api)
 
 
 @dataclass

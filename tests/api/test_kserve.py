@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edge_rt.api.client import Client
+from edge_rt.api.kserve_wire import RegionPart
+from edge_rt.api.shm_client import SharedMemory, SharedTensor
 from edge_rt.backends.base import ModelFile, TensorOptions
 from edge_rt.backends.null_tensor import NullTensorSession
-from edge_rt.types import ITEM_BYTES
+from edge_rt.errors import InvalidRequestError, ModelNotFoundError
+from edge_rt.types import ITEM_BYTES, Tensor
 from tests.api.daemon import CONFIG, Daemon
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: edge_rt[onnx]")
@@ -56,6 +61,7 @@ tcp_host = "127.0.0.1"
 tcp_port = 0
 api_keys_file = "{{directory}}/keys"
 grpc_socket_path = "{{directory}}/g"
+shm_socket_path = "{{directory}}/m"
 
 [models.counter]
 backend = "null"
@@ -271,3 +277,62 @@ def test_the_repository(client: Any, daemon: Daemon) -> None:
     entries = {e["name"]: e["state"] for e in (index if is_http else index["models"])}
     assert entries["echo"] == entries["counter"] == "READY"
     assert entries["silero-vad"] == "UNAVAILABLE"
+
+
+def test_shared_memory_over_both_protocols(daemon: Daemon) -> None:
+    directory = daemon.socket.parent
+    x = np.random.default_rng(1).normal(size=(1, 4)).astype(np.float32)
+    state = np.zeros((1, 8), np.float32)
+    session = NullTensorSession(ModelFile(model="counter", variant=COUNTER, path=Path(), quant="none"), TensorOptions())
+    made = session.run({"x": x, "s": state})
+    with (
+        SharedMemory(directory / "m") as shared,
+        shared.region(4096) as region,
+        Client(daemon.socket) as client,
+        closing(Grpc(daemon)) as grpc,
+        closing(Http(daemon)) as tcp,
+    ):
+        region.buffer[16:32] = x.tobytes()
+        answer = client.infer(
+            "counter",
+            {"x": region.tensor("FP32", (1, 4), offset=16), "s": state},
+            regions={"y": region.part(1024, 64), "t": region.part(2048, 32)},
+        )
+        assert answer.outputs["y"].data == b""
+        assert bytes(region.buffer[1024:1040]) == made["y"].tobytes()
+        assert bytes(region.buffer[2048:2080]) == made["t"].tobytes()
+
+        for asker in (grpc, tcp):
+            sent, wanted = asker.module.InferInput("x", [1, 4], "FP32"), asker.module.InferRequestedOutput("y")
+            sent.set_shared_memory(region.name, 16, offset=16)
+            wanted.set_shared_memory(region.name, 16, offset=3000)
+            if asker is tcp:
+                with pytest.raises(InferenceServerException, match="over TCP"):
+                    asker.infer("counter", [sent], outputs=[wanted])
+            else:
+                parameters = asker.infer("counter", [sent], outputs=[wanted]).get_output("y").parameters
+                assert parameters["shared_memory_byte_size"].int64_param == 16
+                assert bytes(region.buffer[3000:3016]) == made["y"].tobytes()
+
+        with pytest.raises(InvalidRequestError, match="has 8 bytes for output y, which takes 16"):
+            client.infer("counter", {"x": x}, regions={"y": region.part(0, 8)})
+        name = region.name
+    gone = SharedTensor(datatype="FP32", shape=(1, 4), part=RegionPart(name, 0, 16))
+    with Client(daemon.socket) as client, pytest.raises(InvalidRequestError, match="no region"):
+        client.infer("counter", {"x": gone})
+
+
+def test_the_client_takes_arrays_and_tensors(daemon: Daemon) -> None:
+    values = {d.lower(): sample(d) for d in ITEM_BYTES if d != "BYTES"}
+    words = Tensor(name="", datatype="BYTES", shape=(1, 2), data=b"\1\0\0\0a\0\0\0\0")
+    with Client(daemon.socket) as client:
+        answer = client.infer("echo", {**values, "bytes": words})
+        assert answer.outputs["bytes_out"].data == words.data
+        for name, array in values.items():
+            got = answer.outputs[f"{name}_out"]
+            np.testing.assert_array_equal(np.frombuffer(got.data, array.dtype).reshape(got.shape), array)
+        assert answer.parameters["place"].startswith("onnx_cpu")
+        with pytest.raises(ModelNotFoundError):
+            client.infer("nobody", values)
+        with pytest.raises(ValueError, match="no tensor has elements of <c8"):
+            client.infer("echo", {"x": np.zeros(2, np.complex64)})

@@ -1,0 +1,239 @@
+"""One inference over HTTP: body → TensorRequest → answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from msgspec import UNSET, Raw
+from starlette.types import Receive, Scope, Send
+
+from edge_rt import telemetry
+from edge_rt.api import kserve_models as models
+from edge_rt.api import kserve_wire as wire
+from edge_rt.api.callers import Peer
+from edge_rt.api.context import Api
+from edge_rt.api.schemas import decode_with, encode
+from edge_rt.api.sse import StopOnHangUp
+from edge_rt.api.tensor_json import MAX_JSON_BYTES, from_json, to_json
+from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+from edge_rt.guard.limits import check_shape, check_size
+from edge_rt.types import Tensor, TensorAnswer, TensorRegion, TensorRequest
+from edge_rt.worker.regions import put
+
+HEADER_LENGTH: Final = "inference-header-content-length"
+_JSON: Final = b"application/json"
+_BINARY: Final = b"application/octet-stream"
+_INLINE_BYTES: Final = 16 * 1024  # of JSON data that is converted on the event loop: less than a millisecond
+_JOINED_BYTES: Final = 64 * 1024  # answers up to here leave in one write
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """Runs conversions of long JSON data on a thread, one at a time: together they would hold much memory."""
+
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def __call__(self, n_bytes: int, convert: Callable[[], bytes]) -> bytes:
+        if n_bytes <= _INLINE_BYTES:
+            return convert()
+        async with self._turn:
+            return await asyncio.to_thread(convert)
+
+
+def split(header_length: str | None, body: bytes) -> tuple[bytes, memoryview]:
+    """Cut a body into its JSON and the binary tensors behind it."""
+    if header_length is None:
+        head, tensors = body, memoryview(b"")
+    else:
+        if not (header_length.isascii() and header_length.isdecimal() and int(header_length[:20]) <= len(body)):
+            raise InvalidRequestError(
+                param="Inference-Header-Content-Length",
+                problem=f"must be the length of the JSON, at most the body's {len(body)} bytes, "
+                f"got {header_length[:40]!r}",
+            )
+        n_bytes = int(header_length[:20])
+        head, tensors = body[:n_bytes], memoryview(body)[n_bytes:]
+    if len(head) > MAX_JSON_BYTES:
+        raise InvalidRequestError(
+            param="", problem=f"the JSON is {len(head)} bytes long, the limit is {MAX_JSON_BYTES}; send binary tensors"
+        )
+    return head, tensors
+
+
+async def _from_json(param: str, sent: wire.WireInput, datatype: Any, convert: Converter) -> bytes:
+    assert isinstance(sent.data, Raw)
+    data = bytes(sent.data)
+    return await convert(len(data), lambda: from_json(param, datatype, sent.shape, data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks; peer is None where the kernel does not tell."""
+
+    tenant: str
+    peer: Peer | None
+
+
+class Inference:
+    """One inference: an ASGI app that runs it and answers. Made by read, which raises what is wrong with the body."""
+
+    def __init__(self, api: Api, asked: wire.InferRequest, caller: Caller, convert: Converter) -> None:
+        self._api = api
+        self._asked = asked
+        self._caller = caller
+        self._convert = convert
+        self._version = ""
+        self._request: TensorRequest
+        self._leases = ExitStack()  # of the shared memory it uses, until it is answered
+        self._default = wire.flag("", asked.parameters, "binary_data_output", False)
+        self._is_binary = {
+            output.name: wire.flag(f"outputs[{i}]", output.parameters, "binary_data", self._default)
+            for i, output in enumerate(asked.outputs)
+        }
+
+    @classmethod
+    async def read(
+        cls,
+        api: Api,
+        body: bytes,
+        header_length: str | None,
+        caller: Caller,
+        convert: Converter,
+        *,
+        model: str,
+        version: str,
+    ) -> Inference:
+        version = models.find(api, model, version).variant
+        head, tensors = split(header_length, body)
+        made = cls(api, decode_with(head, wire.DECODERS[wire.InferRequest]), caller, convert)
+        made._version = version
+        with made._leases:
+            made._request = await made._tensor_request(model, tensors)
+            made._leases = made._leases.pop_all()
+        return made
+
+    async def _tensor_request(self, model: str, binary: memoryview) -> TensorRequest:
+        asked, start = self._asked, 0
+        options = wire.options(asked.parameters)
+        inputs = []
+        room_bytes = self._api.config.limits.max_tensor_bytes
+        for i, sent in enumerate(asked.inputs):
+            tensor, start = await self._input(f"inputs[{i}]", sent, binary, start, room_bytes)
+            room_bytes -= tensor.size_bytes
+            inputs.append(tensor)
+        if start != len(binary):
+            raise InvalidRequestError(
+                param="", problem=f"{len(binary) - start} bytes behind the JSON belong to no input's binary_data_size"
+            )
+        regions = {}
+        for i, output in enumerate(asked.outputs):
+            models.check_output_parameters(f"outputs[{i}]", output.parameters)
+            if (region := self._region(f"outputs[{i}]", output.parameters)) is not None:
+                regions[output.name] = region
+        return TensorRequest(
+            id=telemetry.request_id.get(),
+            model=model,
+            inputs=tuple(inputs),
+            outputs=tuple(output.name for output in asked.outputs),
+            regions=regions,
+            tenant=self._caller.tenant,
+            stream=options.stream,
+            is_first=options.is_first,
+            is_last=options.is_last,
+            deadline_s=options.deadline_s,
+        )
+
+    async def _input(
+        self, param: str, sent: wire.WireInput, binary: memoryview, start: int, room_bytes: int
+    ) -> tuple[Tensor, int]:
+        """Give a tensor, and where the next one begins among the binary ones."""
+        datatype = wire.datatype(param, sent.datatype)
+        check_shape(param, sent.shape)
+        check_size(param, datatype, sent.shape, room_bytes)
+        n_bytes = wire.number(param, sent.parameters, "binary_data_size")
+        region = self._region(param, sent.parameters)
+        if (n_bytes is not None) + (region is not None) + (sent.data is not UNSET) != 1:
+            problem = "give one of data, parameters.binary_data_size and parameters.shared_memory_region"
+            raise InvalidRequestError(param=param, problem=problem)
+        if n_bytes is not None and start + n_bytes > len(binary):
+            problem = f"is {n_bytes}, but {len(binary) - start} bytes are left of the binary tensors"
+            raise InvalidRequestError(param=f"{param}.parameters.binary_data_size", problem=problem)
+        if n_bytes is not None:
+            data = bytes(binary[start : start + n_bytes])
+            start += n_bytes
+        elif region is not None:
+            data = b""
+        else:
+            data = await _from_json(f"{param}.data", sent, datatype, self._convert)
+        tensor = Tensor(name=sent.name, datatype=datatype, shape=tuple(sent.shape), data=data, region=region)
+        return tensor, start
+
+    def _region(self, param: str, parameters: wire.Parameters) -> TensorRegion | None:
+        part = wire.region(param, parameters)
+        if part is None:
+            return None
+        if self._caller.peer is None:
+            raise UnsupportedFeatureError(feature="shared memory over TCP", remedy="ask on the Unix socket")
+        return self._leases.enter_context(self._api.lease(part, self._caller.peer.uid))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's signature
+        with self._leases:
+            async with StopOnHangUp(receive):
+                answer = await self._api.runtime.infer(self._request)
+                answer = await put_the_rest(answer, self._request)
+                head, tensors = await self._write(answer)
+        headers = [(b"content-type", _JSON)]
+        if tensors:
+            headers = [(b"content-type", _BINARY), (HEADER_LENGTH.encode(), b"%d" % len(head))]
+        parts = [head, *tensors]
+        size_bytes = sum(map(len, parts))
+        headers.append((b"content-length", b"%d" % size_bytes))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if size_bytes <= _JOINED_BYTES:
+            parts = [b"".join(parts)]
+        for i, part in enumerate(parts):
+            await send({"type": "http.response.body", "body": part, "more_body": i < len(parts) - 1})
+
+    async def _write(self, answer: TensorAnswer) -> tuple[bytes, list[bytes]]:
+        """Give the JSON and the binary tensors that follow it."""
+        outputs, tensors = [], []
+        for tensor in answer.outputs:
+            written = wire.AnswerTensor(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            if tensor.region is not None:
+                written.parameters = placed(tensor.region)
+            elif self._is_binary.get(tensor.name, self._default):
+                written.parameters = {"binary_data_size": len(tensor.data)}
+                tensors.append(tensor.data)
+            else:
+                written.data = Raw(await self._convert(len(tensor.data), partial(to_json, tensor)))
+            outputs.append(written)
+        head = wire.InferAnswer(
+            model_name=self._request.model,
+            model_version=self._version,
+            id=self._asked.id,
+            parameters=wire.answer_parameters(answer),
+            outputs=outputs,
+        )
+        return encode(head), tensors
+
+
+async def put_the_rest(answer: TensorAnswer, request: TensorRequest) -> TensorAnswer:
+    """Put outputs into their regions that the worker has not put there: those that were compared on the way.
+
+    Raises InvalidRequestError where one does not fit.
+    """
+    rest = [t for t in answer.outputs if t.region is None and t.name in request.regions]
+    if not rest:
+        return answer
+    done = {tensor.name: await asyncio.to_thread(put, tensor, request.regions[tensor.name]) for tensor in rest}
+    return replace(answer, outputs=tuple(done.get(tensor.name, tensor) for tensor in answer.outputs))
+
+
+def placed(region: TensorRegion) -> wire.Parameters:
+    """Say where an output was put."""
+    return wire.region_parameters(region.name, region.offset, region.size_bytes)
