@@ -85,13 +85,15 @@ def confidence(logits: NDArray[np.float64], temperature: float) -> NDArray[np.fl
 def choose_threshold(confidence: NDArray[np.float64], quality: Quality, max_loss: float) -> float:
     """Give the least confidence to stop at for which quality stays within max_loss of never stopping.
 
-    2 if there is none. Among several it is the one that stops most.
+    All thresholds above it do so too: one that is good again only below a bad one was lucky. 2 if there is none.
     """
     enough = quality(np.zeros(len(confidence), bool)) - max_loss - 1e-12
-    for threshold in np.unique(confidence):
-        if quality(confidence >= threshold) >= enough:
-            return float(threshold)
-    return _NEVER
+    chosen = _NEVER
+    for threshold in np.unique(confidence)[::-1]:
+        if quality(confidence >= threshold) < enough:
+            break
+        chosen = float(threshold)
+    return chosen
 
 
 def classified(answers: Answers) -> Quality:

@@ -37,12 +37,8 @@ def detector_graph(shape: Shape, weights: Weights, *, side: int = SIDE) -> onnx.
 
     weights: [out, in, k, k] and [out] of each layer of shape.named(). Raises ValueError for others.
     """
-    graph = _Graph(shape, weights)
-    graph.add("Concat", INPUTS, "pair", axis=1)
-    graph.constant("pixel.scale", np.array(1 / 255, np.float32))
-    graph.constant("pixel.zero", np.array(0, np.uint8))
-    graph.add("DequantizeLinear", ("pair", "pixel.scale", "pixel.zero"), "pixels")
-    fine = graph.convs("fine", shape.fine, "pixels")
+    graph = GraphWriter(shape.named(), weights)
+    fine = graph.convs("fine", shape.fine, graph.pixels())
     coarse = graph.convs("coarse", shape.coarse, fine)
     graph.constant("double", np.array([1, 1, 2, 2], np.float32))
     graph.add("Resize", (coarse, "", "double"), "coarse.wide", mode="nearest", nearest_mode="floor",
@@ -55,27 +51,21 @@ def detector_graph(shape: Shape, weights: Weights, *, side: int = SIDE) -> onnx.
         rows = _HEAD_ROWS[output]
         graph.conv(output, shape.head, neck, weight[rows], bias[rows] + np.float32(_HEAD_SHIFT[output]), output)
     cells = side // STRIDE
-    made = helper.make_graph(
-        graph.nodes,
+    return graph.model(
         "pcb-defect",
         [helper.make_tensor_value_info(name, onnx.TensorProto.UINT8, (1, 1, side, side)) for name in INPUTS],
         [
             helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, n, cells, cells))
             for name, n in zip(OUTPUTS, (len(KINDS), 2, 2), strict=True)
         ],
-        graph.constants,
     )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="edge_rt tools.pcb")
-    model.ir_version = IR_VERSION
-    onnx.checker.check_model(model, full_check=True)
-    return model
 
 
-class _Graph:
+class GraphWriter:
     """The nodes and constants of a model in the making."""
 
-    def __init__(self, shape: Shape, weights: Weights) -> None:
-        wanted = {name: (c.n_out, c.n_in, c.kernel, c.kernel) for name, c in shape.named().items()}
+    def __init__(self, convs: Mapping[str, Conv], weights: Weights) -> None:
+        wanted = {name: (c.n_out, c.n_in, c.kernel, c.kernel) for name, c in convs.items()}
         given = {name: weight.shape for name, (weight, _) in weights.items()}
         if wanted != given:
             raise ValueError(f"weights {given} for a detector with {wanted}")
@@ -88,6 +78,14 @@ class _Graph:
 
     def constant(self, name: str, value: NDArray[np.generic]) -> None:
         self.constants.append(numpy_helper.from_array(value, name))
+
+    def pixels(self) -> str:
+        """Lay the two pictures on one another, as 0..1."""
+        self.add("Concat", INPUTS, "pair", axis=1)
+        self.constant("pixel.scale", np.array(1 / 255, np.float32))
+        self.constant("pixel.zero", np.array(0, np.uint8))
+        self.add("DequantizeLinear", ("pair", "pixel.scale", "pixel.zero"), "pixels")
+        return "pixels"
 
     def convs(self, part: str, convs: Sequence[Conv], x: str) -> str:
         """Add a part's layers one after another; gives the last one's output."""
@@ -108,3 +106,13 @@ class _Graph:
         self.constant(f"{name}.bias", bias.astype(np.float32))
         self.add("Conv", (x, f"{name}.weight", f"{name}.bias"), output, kernel_shape=[conv.kernel] * 2,
                  strides=[conv.stride] * 2, pads=[conv.pad] * 4)  # fmt: skip
+
+    def model(
+        self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
+    ) -> onnx.ModelProto:
+        made = helper.make_graph(self.nodes, name, inputs, outputs, self.constants)
+        opsets = [helper.make_opsetid("", OPSET)]
+        model = helper.make_model(made, opset_imports=opsets, producer_name="edge_rt tools.pcb")
+        model.ir_version = IR_VERSION
+        onnx.checker.check_model(model, full_check=True)
+        return model
