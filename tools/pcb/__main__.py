@@ -1,4 +1,4 @@
-"""python -m tools.pcb train | evaluate | register."""
+"""python -m tools.pcb train | evaluate | register | cascade | early-exit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from edge_rt import config
 from edge_rt.errors import EdgeRtError
 from tools.pcb.average_precision import MIN_IOU, mean_average_precision
 from tools.pcb.boards import KINDS, Board, BoardDataError, read_boards, unpacked
+from tools.pcb.cascade import Side, cross_calibrated
 from tools.pcb.detect import detect
 from tools.pcb.drawn import draw_boards
 from tools.pcb.register import RESULTS, Origin, Result, register
+from tools.pcb.shape import SHAPES
 
-DETECTORS = {"pcb-defect": "teacher", "pcb-defect-small": "student"}
+DETECTORS = {"pcb-defect": "large", "pcb-defect-small": "small"}
 _DRAWN_TEST_SEED = 1_000_003  # a board that is trained on is never one of these
 _DRAWN = Origin(license_id="Apache-2.0", note="Trained on drawn boards alone, by tools.pcb of edge_rt")
 _DEEPPCB = Origin(
@@ -51,15 +53,34 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--data", type=Path, help="DeepPCB pairs: a folder with trainval.lst, or an archive of one")
     train.add_argument("--drawn", type=int, default=0, metavar="N", help="boards to draw and train on, beside data")
     train.add_argument("--out", type=Path, required=True, metavar="DIR")
-    train.add_argument("--steps", type=int, default=4000)
+    train.add_argument("--steps", type=int, default=3000)
     train.add_argument("--seed", type=int, default=0)
-    train.add_argument("--shape", default="", help="train this shape only, as a test of the chain: tiny")
+    train.add_argument("--only", choices=tuple(DETECTORS), help="train this one; both can be trained at once")
+    train.add_argument("--shape", choices=tuple(SHAPES), help="instead of the detector's own; tiny tests the chain")
     train.set_defaults(run=_train)
 
     evaluate = commands.add_parser("evaluate", help="measure mAP of exported files, through onnxruntime")
     evaluate.add_argument("--data", type=Path, help="as for train, with test.lst; without it boards are drawn")
+    evaluate.add_argument("--drawn", type=int, default=50, metavar="N", help="boards to draw where there is no data")
     evaluate.add_argument("folder", type=Path, metavar="DIR")
     evaluate.set_defaults(run=_evaluate)
+
+    cascade = commands.add_parser("cascade", help="calibrate pcb-defect-small first, pcb-defect for unsure boards")
+    cascade.add_argument("--data", type=Path, help="as for evaluate")
+    cascade.add_argument("--drawn", type=int, default=50, metavar="N", help="as for evaluate")
+    cascade.add_argument("--form", choices=("fp32", "int8", "int4"), default="fp32")
+    cascade.add_argument("--max-loss", type=float, default=0.005, help="mAP that may be lost; 0.005 is half a point")
+    cascade.add_argument("folder", type=Path, metavar="DIR")
+    cascade.set_defaults(run=_cascade)
+
+    early = commands.add_parser("early-exit", help="train and calibrate a classifier of flaws with an early exit")
+    early.add_argument("--data", type=Path, help="as for train; without it boards are drawn")
+    early.add_argument("--out", type=Path, required=True, metavar="DIR")
+    early.add_argument("--drawn", type=int, default=200, metavar="N", help="boards to draw where there is no data")
+    early.add_argument("--steps", type=int, default=1200)
+    early.add_argument("--seed", type=int, default=0)
+    early.add_argument("--max-loss", type=float, default=0.005, help="accuracy that may be lost; 0.005 is half a point")
+    early.set_defaults(run=_early_exit)
 
     into = commands.add_parser("register", help="take the files into edge_rt's store")
     into.add_argument("--drawn-only", action="store_true", help="they were trained on drawn boards alone")
@@ -83,24 +104,27 @@ def _train(options: argparse.Namespace) -> None:
     boards += draw_boards(options.drawn, options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / RESULTS).unlink(missing_ok=True)
-    teacher = None
     recipe = Recipe(n_steps=options.steps, seed=options.seed)
-    for name, shape in [("pcb-defect", options.shape)] if options.shape else DETECTORS.items():
+    for name in [options.only] if options.only else DETECTORS:
+        shape = options.shape or DETECTORS[name]
         plan = Plan(shape=shape, recipe=recipe, n_tuning_steps=max(1, options.steps // 8))
-        teacher = make(name, plan, boards, options.out, _say, teacher=teacher)
-    told = {"n_boards": len(boards), "n_drawn": options.drawn, "torch": torch.__version__, "recipe": asdict(recipe)}
-    (options.out / "training.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        make(name, plan, boards, options.out, _say)
+        told = {"n_boards": len(boards), "n_drawn": options.drawn, "torch": torch.__version__, "plan": asdict(plan)}
+        (options.out / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def _test_boards(data: Path | None, n_drawn: int) -> tuple[list[Board], str]:
+    if data is None:
+        return draw_boards(n_drawn, _DRAWN_TEST_SEED), "drawn boards"
+    with unpacked(data) as folder:
+        return read_boards(folder, "test"), "DeepPCB test subset"
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    if options.data:
-        with unpacked(options.data) as folder:
-            boards, data = read_boards(folder, "test"), "DeepPCB test subset"
-    else:
-        boards, data = draw_boards(50, _DRAWN_TEST_SEED), "drawn boards"
     paths = sorted(options.folder.glob("pcb-defect*.onnx"))
     if not paths:
         raise FileNotFoundError(f"{options.folder} has no pcb-defect*.onnx: train writes them")
+    boards, data = _test_boards(options.data, options.drawn)
     results = [measure(path, boards, data) for path in paths]
     (options.folder / RESULTS).write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
     print(f"mAP@{MIN_IOU} on {len(boards)} {data}, {sum(len(b.marks) for b in boards)} flaws; kB; CPU ms a board")
@@ -122,6 +146,34 @@ def measure(path: Path, boards: Sequence[Board], data: str) -> Result:
         size_bytes=path.stat().st_size,
         cpu_s=sorted(detections.cpu_s)[len(detections.cpu_s) // 2],
     )
+
+
+def _cascade(options: argparse.Namespace) -> None:
+    boards, data = _test_boards(options.data, options.drawn)
+    small, large = (detect(options.folder / f"{name}.{options.form}.onnx", boards) for name in reversed(DETECTORS))
+    side = Side(small=small.found, large=large.found, marks=[board.marks for board in boards])
+    result = cross_calibrated(side, options.max_loss, seed=0)
+    small_s, large_s = (sorted(d.cpu_s)[len(boards) // 2] for d in (small, large))
+    told = asdict(result) | {"data": data, "max_loss": options.max_loss, "small_cpu_s": small_s, "large_cpu_s": large_s}
+    print(json.dumps(told | {"cascade_cpu_s": small_s + (1 - result.stopped.value) * large_s}, indent=1))
+
+
+def _early_exit(options: argparse.Namespace) -> None:
+    from tools.pcb.early_exit import make_early_exit
+    from tools.pcb.train import Recipe
+
+    if options.data:
+        with unpacked(options.data) as folder:
+            boards = read_boards(folder, "trainval")
+    else:
+        boards = draw_boards(options.drawn, options.seed)
+    options.out.mkdir(parents=True, exist_ok=True)
+    recipe = Recipe(n_steps=options.steps, batch=64, max_rate=6e-3, seed=options.seed)
+    test, _ = _test_boards(options.data, max(1, options.drawn // 2))
+    told = make_early_exit(boards, test, recipe, options.max_loss, options.out, _say)
+    text = json.dumps(told, indent=1)
+    (options.out / "pcb-kind.json").write_text(text + "\n", encoding="utf-8")
+    print(text)
 
 
 def _register(options: argparse.Namespace) -> None:

@@ -77,6 +77,36 @@ def rest_graph(weights: Weights) -> onnx.ModelProto:
     return graph.model("pcb-kind-rest", [_features()], [_logits()])
 
 
+def whole_graph(weights: Weights, temperature: float, threshold: float) -> onnx.ModelProto:
+    """image and golden to logits, and whether the first part's were sure enough: only else the rest is computed.
+
+    `stopped` is true where every row's likeliest class has at least threshold of the softmax of logits / temperature;
+    rows that are to stop one by one are run one by one.
+    """
+    graph = GraphWriter(named(), weights)
+    last = graph.convs("first", FIRST, graph.pixels())
+    graph.add("Identity", (last,), FEATURES)
+    _answer(graph, "first", last, FIRST[-1].n_out, weights, "logits.first")
+    graph.constant("temperature", np.array(temperature, np.float32))
+    graph.constant("threshold", np.array(threshold, np.float32))
+    graph.add("Div", ("logits.first", "temperature"), "logits.tempered")
+    graph.add("Softmax", ("logits.tempered",), "likely", axis=1)
+    graph.add("ReduceMax", ("likely",), "likeliest", axes=[1], keepdims=0)
+    graph.add("ReduceMin", ("likeliest",), "least.sure", keepdims=0)
+    graph.add("GreaterOrEqual", ("least.sure", "threshold"), "stopped")
+    stop, go_on = (GraphWriter(_named("rest", REST), part_of(weights, "rest")) for _ in range(2))
+    stop.add("Identity", ("logits.first",), "logits.stop")
+    _answer(go_on, "rest", go_on.convs("rest", REST, FEATURES), REST[-1].n_out, weights, "logits.rest")
+    branches = {
+        "then_branch": helper.make_graph(stop.nodes, "stop", [], [_logits("logits.stop")]),
+        "else_branch": helper.make_graph(go_on.nodes, "rest", [], [_logits("logits.rest")], go_on.constants),
+    }
+    graph.add("If", ("stopped",), LOGITS, **branches)
+    pictures = [_value(name, onnx.TensorProto.UINT8, (1, CROP, CROP)) for name in INPUTS]
+    stopped = helper.make_tensor_value_info("stopped", onnx.TensorProto.BOOL, ())
+    return graph.model("pcb-kind", pictures, [_logits(), stopped])
+
+
 def named() -> dict[str, Conv]:
     """All convolutions by name."""
     return _named("first", FIRST) | _named("rest", REST)
@@ -87,20 +117,20 @@ def _named(part: str, convs: Sequence[Conv]) -> dict[str, Conv]:
     return {f"{part}.{i}": conv for i, conv in enumerate(convs)} | {f"{part}.head": head}
 
 
-def _answer(graph: GraphWriter, part: str, x: str, n_channels: int, weights: Weights) -> None:
+def _answer(graph: GraphWriter, part: str, x: str, n_channels: int, weights: Weights, output: str = LOGITS) -> None:
     """The mean over all places through a 1 × 1 convolution."""
-    graph.add("GlobalAveragePool", (x,), "mean")
+    graph.add("GlobalAveragePool", (x,), f"{part}.mean")
     head = Conv(n_in=n_channels, n_out=len(CLASSES), kernel=1, has_relu=False)
-    graph.conv(f"{part}.head", head, "mean", *weights[f"{part}.head"], "logits.place")
-    graph.add("Flatten", ("logits.place",), LOGITS, axis=1)
+    graph.conv(f"{part}.head", head, f"{part}.mean", *weights[f"{part}.head"], f"{part}.place")
+    graph.add("Flatten", (f"{part}.place",), output, axis=1)
 
 
 def _value(name: str, kind: int, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, ("n", *shape))
 
 
-def _logits() -> onnx.ValueInfoProto:
-    return _value(LOGITS, onnx.TensorProto.FLOAT, (len(CLASSES),))
+def _logits(name: str = LOGITS) -> onnx.ValueInfoProto:
+    return _value(name, onnx.TensorProto.FLOAT, (len(CLASSES),))
 
 
 def _features() -> onnx.ValueInfoProto:
@@ -127,7 +157,7 @@ def _fitted(picture: Picture, box: tuple[float, float, float, float]) -> Picture
     image = Image.fromarray(picture)
     transform = Image.Transform.EXTENT
     if box[2] - box[0] > CROP:  # shrinks well, which the transformation does not
-        whole = tuple(round(v) for v in box)
+        whole = (round(box[0]), round(box[1]), round(box[2]), round(box[3]))
         return np.asarray(image.crop(whole).resize((CROP, CROP), Image.Resampling.BILINEAR))
     return np.asarray(image.transform((CROP, CROP), transform, box, Image.Resampling.NEAREST))
 

@@ -29,15 +29,13 @@ class Plan:
     n_tuning_steps: int
 
 
-def make(
-    name: str, plan: Plan, boards: Sequence[Board], folder: Path, report: Report, *, teacher: Detector | None = None
-) -> Detector:
+def make(name: str, plan: Plan, boards: Sequence[Board], folder: Path, report: Report) -> None:
     """Train one detector and write its three forms into folder. The same plan and boards write the same files."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.recipe.seed)
     model = Detector(SHAPES[plan.shape])
     report(f"{name}: {model.shape.n_params} parameters")
-    train(model, boards, plan.recipe, report, teacher=teacher)
+    train(model, boards, plan.recipe, report)
     fp32, int8, int4 = (folder / f"{name}.{form}.onnx" for form in ("fp32", "int8", "int4"))
     onnx.save(detector_graph(model.shape, model.weights()), fp32)
     to_int8(fp32, int8, boards[:N_CALIBRATION])
@@ -56,4 +54,3 @@ def make(
     finally:
         on_grid.unlink(missing_ok=True)
         on_grid_int8.unlink(missing_ok=True)
-    return model

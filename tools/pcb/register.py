@@ -106,7 +106,7 @@ def register(folder: Path, name: str, origin: Origin, catalog: config.Catalog) -
     new.write_text(manifest_text(name, files, folder, origin, read_results(folder)), encoding="utf-8")
     new.replace(path)
     store = Store.open(catalog)
-    return [store.pull(name, form, progress=_quiet, offline=True, derive=_no_derivation) for form in forms]
+    return [store.pull(name, form, progress=_quiet, offline=False, derive=_no_derivation) for form in forms]
 
 
 def _quiet(_: PullProgress) -> None:

@@ -68,18 +68,8 @@ def _shape(stem: tuple[Conv, ...], fine: int, n_fine: int, coarse: int, n_coarse
 
 
 SHAPES = {
-    # the strided first layers make the speed: most pixels are looked at once, by few channels
-    "teacher": _shape(
-        (Conv(n_in=2, n_out=8, kernel=4, stride=2), Conv(n_in=8, n_out=16, stride=2), Conv(n_in=16, n_out=16)),
-        fine=32, n_fine=3, coarse=48, n_coarse=3, n_neck=2,
-    ),
-    "mid": _shape(
-        (Conv(n_in=2, n_out=8, kernel=4, stride=2), Conv(n_in=8, n_out=16, stride=2)),
-        fine=32, n_fine=2, coarse=48, n_coarse=2, n_neck=1,
-    ),
-    "student": _shape(
-        (Conv(n_in=2, n_out=16, kernel=6, stride=4),),
-        fine=24, n_fine=1, coarse=32, n_coarse=2, n_neck=1,
-    ),
-    "tiny": _shape((Conv(n_in=2, n_out=8, kernel=4, stride=4),), fine=12, n_fine=1, coarse=16, n_coarse=1, n_neck=1),
-}  # fmt: skip
+    # most pixels are looked at once, by few channels in large strides: that makes the speed
+    "large": _shape((Conv(n_in=2, n_out=16, kernel=6, stride=4),), fine=32, n_fine=1, coarse=48, n_coarse=2, n_neck=1),
+    "small": _shape((Conv(n_in=2, n_out=8, kernel=4, stride=4),), fine=16, n_fine=0, coarse=32, n_coarse=1, n_neck=1),
+    "tiny": _shape((Conv(n_in=2, n_out=8, kernel=4, stride=4),), fine=8, n_fine=1, coarse=8, n_coarse=1, n_neck=1),
+}

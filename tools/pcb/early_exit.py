@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from tools.calibrate_cascade import Answers, choose_threshold, classified, confidence, outcome, temperature
 from tools.pcb.boards import Board
-from tools.pcb.exit_graph import crops_of, first_graph, named, part_of, rest_graph
+from tools.pcb.exit_graph import FEATURES, LOGITS, crops_of, first_graph, named, part_of, rest_graph, whole_graph
 from tools.pcb.net import Layer, Weights
 from tools.pcb.samples import INVERTED
 from tools.pcb.train import Recipe, Report
-
-FILES = {"first": "pcb-kind-first.fp32.onnx", "rest": "pcb-kind-rest.fp32.onnx"}
 
 
 class Classifier(nn.Module):
@@ -46,8 +47,27 @@ class Classifier(nn.Module):
         return {name.replace("_", "."): layer.folded() for name, layer in self.layers.items()}
 
 
-def make_classifier(boards: Sequence[Board], recipe: Recipe, folder: Path, report: Report) -> None:
-    """Train both exits together and write the two files. recipe.side is not used: crops have the classifier's size."""
+def make_early_exit(
+    boards: Sequence[Board], test: Sequence[Board], recipe: Recipe, max_loss: float, folder: Path, report: Report
+) -> dict[str, object]:
+    """Train on three quarters of boards, calibrate on the fourth, write the files and tell what they do on test."""
+    n_known = len(boards) * 3 // 4
+    weights = _trained(boards[:n_known], recipe, report)
+    models = {"first": first_graph(part_of(weights, "first")), "rest": rest_graph(part_of(weights, "rest"))}
+    for part, model in models.items():
+        onnx.save(model, folder / f"pcb-kind-{part}.fp32.onnx")
+    held_out, tested = (_answers(models, some, recipe.seed) for some in (boards[n_known:], test))
+    by = temperature(held_out.first, held_out.label)
+    threshold = choose_threshold(confidence(held_out.first, by), classified(held_out), max_loss)
+    onnx.save(whole_graph(weights, by, threshold), folder / "pcb-kind.fp32.onnx")
+    told: dict[str, object] = {"temperature": by, "threshold": threshold, "max_loss": max_loss}
+    for name, answers in (("held_out", held_out), ("test", tested)):
+        told[name] = asdict(outcome(answers, confidence(answers.first, by) >= threshold))
+    return told
+
+
+def _trained(boards: Sequence[Board], recipe: Recipe, report: Report) -> Weights:
+    """Train both exits together. recipe.side is not used: crops have the classifier's size."""
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
     torch.use_deterministic_algorithms(True)
@@ -73,9 +93,20 @@ def make_classifier(boards: Sequence[Board], recipe: Recipe, folder: Path, repor
         if step % max(1, recipe.n_steps // 5) == 0:
             report(f"early exit, step {step}/{recipe.n_steps}: loss {lately:.3f}")
     model.eval()
-    weights = model.weights()
-    onnx.save(first_graph(part_of(weights, "first")), folder / FILES["first"])
-    onnx.save(rest_graph(part_of(weights, "rest")), folder / FILES["rest"])
+    weights: Weights = model.weights()
+    return weights
+
+
+def _answers(models: Mapping[str, onnx.ModelProto], boards: Sequence[Board], seed: int) -> Answers:
+    """Give both exits' logits for the crops of boards, from the files as they are written."""
+    crops, label = crops_of(boards, seed)
+    first, rest = (
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        for model in (models["first"], models["rest"])
+    )
+    early, features = first.run([LOGITS, FEATURES], {"image": crops[:, :1], "golden": crops[:, 1:]})
+    (last,) = rest.run([LOGITS], {FEATURES: features})
+    return Answers(first=early.astype(np.float64), last=last.astype(np.float64), label=label)
 
 
 def _turned(
