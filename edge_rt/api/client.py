@@ -19,10 +19,29 @@ from edge_rt.api.kserve_wire import RegionPart
 from edge_rt.api.shm_client import SharedTensor
 from edge_rt.api.status import rebuild
 from edge_rt.errors import DaemonLostError, DaemonUnreachableError
-from edge_rt.types import FinishReason, Message, Tensor, Usage
+from edge_rt.types import (
+    Box,
+    FinishReason,
+    Label,
+    MediaAnswer,
+    MediaRequest,
+    Message,
+    Span,
+    Tensor,
+    TensorTimings,
+    Usage,
+)
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 _DATA: Final = "data: "
+_LOOK_PATHS: Final = {
+    "classify": "/v1/vision/classify",
+    "detect": "/v1/vision/detect",
+    "detect-text": "/v1/vision/read",
+    "read-text": "/v1/vision/read",
+    "ocr": "/v1/vision/read",
+    "vad": "/v1/audio/vad",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +135,32 @@ class Client:
         text: str = self._json("POST", "/detokenize", {"tokens": list(token_ids), "model": model})["content"]
         return text
 
+    def look(self, task: str, request: MediaRequest) -> MediaAnswer:
+        """Let a model whose task this is look at a file. The request's id, tenant and deadline are the daemon's."""
+        if task == "embed":
+            answer = self._json("POST", "/v1/embeddings", {"model": request.model, "input": request.data.decode()})
+            (one,), n_tokens = answer["data"], answer["usage"]["prompt_tokens"]
+            return MediaAnswer(task=task, embedding=tuple(one["embedding"]), n_tokens=n_tokens)
+        files = {"file": ("file", request.data)}
+        if request.reference:
+            files["reference"] = ("reference", request.reference)
+        fields = {"model": request.model, "top_k": request.top_k, "min_score": request.min_score}
+        form = {name: str(value) for name, value in fields.items() if value is not None}
+        if request.regions:
+            sides = ("x", "y", "width", "height", "turn_deg")
+            regions = [{side: getattr(region, side) for side in sides} for region in request.regions]
+            form["regions"] = msgspec.json.encode(regions).decode()
+        with self._reached():
+            response = self._http.post(_LOOK_PATHS[task], data=form, files=files)
+        if response.is_error:
+            raise rebuild(response.status_code, response.content)
+        return msgspec.json.decode(response.content, type=_Found).answer(task)
+
+    def embed(self, texts: Sequence[str], *, model: str) -> list[list[float]]:
+        """Embed texts with one request."""
+        answer = self._json("POST", "/v1/embeddings", {"model": model, "input": list(texts)})
+        return [item["embedding"] for item in answer["data"]]
+
     def is_ready(self) -> bool:
         """Ask whether requests are taken now."""
         with self._reached():
@@ -181,6 +226,33 @@ def unreachable(address: str, exc: httpx2.HTTPError) -> DaemonUnreachableError:
         return DaemonUnreachableError(address=address, reason="no right to use it", remedy=remedy)
     reason = (cause.strerror if isinstance(cause, OSError) else None) or str(exc) or type(exc).__name__
     return DaemonUnreachableError(address=address, reason=reason)
+
+
+class _Line(msgspec.Struct):
+    index: int
+    text: str
+    score: float
+
+
+class _Found(msgspec.Struct):
+    """What the endpoints of media answer; each has some of it."""
+
+    labels: tuple[Label, ...] = ()
+    boxes: tuple[Box, ...] = ()
+    lines: tuple[_Line, ...] = ()
+    spans: tuple[Span, ...] = ()
+    width: int = 0
+    height: int = 0
+    duration_s: float = 0.0
+    stage: str = ""
+    place: str = ""
+    timings: TensorTimings | None = None
+
+    def answer(self, task: str) -> MediaAnswer:
+        fields = msgspec.structs.asdict(self)
+        lines: tuple[_Line, ...] = fields.pop("lines")
+        texts = tuple(Label(index=line.index, label=line.text, score=line.score) for line in lines)
+        return MediaAnswer(task=task, texts=texts, **fields)
 
 
 class _Details(msgspec.Struct):

@@ -15,7 +15,7 @@ from edge_rt.errors import ConfigError, EdgeRtError
 # name → one line for the overview, so that --help imports no command
 _COMMANDS: Final = {
     "serve": "Serve models over a Unix socket.",
-    "run": "Answer one prompt.",
+    "run": "Answer one prompt, or look at one file.",
     "chat": "Talk with a model.",
     "models": "List, pull, import, show, verify and remove models.",
     "top": "Watch what a running daemon does.",

@@ -13,8 +13,10 @@ import msgspec
 from tabulate import tabulate
 
 from edge_rt import config
+from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.manifest import UNKNOWN_LICENSE, Asset, Manifest, Variant, as_variant
+from edge_rt.catalog.pipelines import task
 from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.cli.progress import pull_progress, size_text
 from edge_rt.devices import cpu
@@ -37,6 +39,14 @@ class _Catalog:
         model_id, _, variant_id = name.partition(":")
         manifest = self.store.get(model_id)
         return manifest, pick_variant(manifest, frozenset(), variant_id) if variant_id else None
+
+    def chain(self, name: str) -> Chain | None:
+        return next((chain for chain in self.store.chains() if chain.id == name), None)
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """Give the models that a chain asks; any other name is its own."""
+        chain = self.chain(name)
+        return chain.parts if chain is not None else (name,)
 
     def picked(self, manifest: Manifest) -> Variant:
         """Give the variant that runs unless a request names another: the configured one, else this CPU's best."""
@@ -70,6 +80,7 @@ def list_models(catalog: _Catalog, as_json: bool) -> None:
     STATE is pulled, partial (a pull was cut short and goes on where it stopped) or absent.
     """
     rows = [_row(catalog, manifest, variant) for manifest in catalog.store.manifests() for variant in manifest.variants]
+    rows += [_chain_row(catalog, chain) for chain in catalog.store.chains()]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
@@ -79,7 +90,7 @@ def list_models(catalog: _Catalog, as_json: bool) -> None:
             row["kind"],
             row["variant"] + ("*" if row["picked"] else ""),
             row["quant"],
-            size_text(row["size_bytes"]) if row["size_bytes"] else "?",
+            size_text(row["size_bytes"]) if row["size_bytes"] else "" if "+" in row["variant"] else "?",
             row["state"],
             row["license"],
         )
@@ -109,6 +120,26 @@ def _row(catalog: _Catalog, manifest: Manifest, variant: Variant) -> dict[str, A
     }
 
 
+def _chain_row(catalog: _Catalog, chain: Chain) -> dict[str, Any]:
+    """Describe a chain as a row: it is pulled when the forms of its models that run here are."""
+    known = {manifest.id: manifest for manifest in catalog.store.manifests()}
+    parts = [known.get(part) for part in chain.parts]
+    states = {catalog.store.state(m, catalog.picked(m))[0] if m is not None else "absent" for m in parts}
+    return {
+        "model": chain.id,
+        "kind": str(type(chain).__struct_config__.tag),
+        "variant": " + ".join(chain.parts),
+        "quant": "",
+        "size_bytes": None,
+        "state": "pulled" if states == {"pulled"} else "absent",
+        "have_bytes": 0,
+        "license": " + ".join(sorted({m.license for m in parts if m is not None})),
+        "picked": False,
+        "default": False,
+        "path": None,
+    }
+
+
 @command.command("pull")
 @click.argument("names", metavar="[MODEL]...", nargs=-1)
 @click.option("--offline", is_flag=True, help="Never use the network; fail if something would have to be fetched.")
@@ -124,7 +155,8 @@ def pull(catalog: _Catalog, names: tuple[str, ...], offline: bool, as_json: bool
     """
     done = []
     with pull_progress() as progress:
-        for name in names or (catalog.config.catalog.default_model,):
+        asked = names or (catalog.config.catalog.default_model,)
+        for name in [part for named in asked for part in catalog.parts(named)]:
             manifest, variant = catalog.find(name)
             variant = variant or catalog.picked(manifest)
             catalog.store.pull(
@@ -172,6 +204,10 @@ def import_model(catalog: _Catalog, path: Path, model_id: str, license_id: str, 
 @_pass_catalog
 def show(catalog: _Catalog, name: str, as_json: bool) -> None:
     """Show what a model is, where its files come from, and what is inside those that are here."""
+    if (chain := catalog.chain(name)) is not None:
+        told = {name: value for name, value in msgspec.to_builtins(chain).items() if value not in (None, "", 0)}
+        click.echo(json.dumps(told, indent=2) if as_json else tabulate(told.items(), tablefmt="plain"))
+        return
     manifest, wanted = catalog.find(name)
     facts: dict[str, Any] = {
         "model": manifest.id,
@@ -179,6 +215,7 @@ def show(catalog: _Catalog, name: str, as_json: bool) -> None:
         "license": manifest.license,
         "source_note": manifest.source_note,
         "kind": manifest.kind,
+        "task": task(manifest.pipeline) if manifest.pipeline is not None else None,
         "arch": manifest.arch,
         "n_params": manifest.n_params,
         "n_ctx": manifest.n_ctx or None,

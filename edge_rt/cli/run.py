@@ -1,4 +1,4 @@
-"""`edge_rt run`: one prompt, one answer."""
+"""`edge_rt run`: one prompt, one answer; or one file, and what is in it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,27 @@ from typing import Any
 import click
 
 from edge_rt import config
+from edge_rt.cli.look import TAKES, Job, media_task
+from edge_rt.cli.look import run as look
 from edge_rt.cli.talk import Talk, answer_options, given, open_talk
 from edge_rt.types import Message
 
 
-@click.command("run", short_help="Answer one prompt.")
+@click.command("run", short_help="Answer one prompt, or look at one file.")
 @click.argument("model")
-@click.argument("prompt", required=False)
+@click.argument("prompt", metavar="[PROMPT|FILE]", required=False)
 @click.option("--system", metavar="TEXT", help="What the model is told before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the text as it stands, without the chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the answer and what it took.")
+@click.option(
+    "--reference",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A picture of how it should be, to compare with.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the picture with its boxes."
+)
+@click.option("--min-score", type=click.FloatRange(0, 1), help="Leave out what is less sure than this.")
 @answer_options
 @click.pass_context
 def command(
@@ -30,16 +41,23 @@ def command(
     system: str | None,
     raw: bool,
     as_json: bool,
+    reference: Path | None,
+    output: Path | None,
+    min_score: float | None,
     socket: Path | None,
     local: bool,
     force: bool,
     verbose: bool,
     **options: Any,
 ) -> None:
-    """Answer PROMPT with MODEL and stream the answer to stdout.
+    """Answer PROMPT with MODEL and stream the answer to stdout, or look at FILE and print what is in it.
 
-    MODEL is an id of `edge_rt models list`, optionally with :VARIANT, or the path of a GGUF file. Without PROMPT, or
-    with -, the prompt is read from stdin.
+    MODEL is an id of `edge_rt models list`, optionally with :VARIANT, or the path of a GGUF file. Without PROMPT or
+    FILE, or with -, it is read from stdin.
+
+    Models of pictures take JPEG and PNG, and print labels, boxes or text; those that find boxes also write FILE's name
+    with .found.png, the picture with its boxes, into the current directory. Models of sound take WAV and print from
+    when to when somebody speaks. Models that embed take a text and print its embedding as JSON.
 
     A running daemon is asked if there is one, because it has the model in memory. Otherwise, and for a VARIANT or a
     file, the model is loaded into this process, and pulled first if it is not here.
@@ -47,13 +65,36 @@ def command(
     \b
       edge_rt run smollm2-135m-instruct "What is gravity?"
       dmesg | tail | edge_rt run smollm2-135m-instruct --system "Summarise this log." -
+      edge_rt run efficientnet-lite0 part.jpg
+      edge_rt run pp-ocrv4 label.jpg -o label.found.png
     """
+    loaded = ctx.obj if isinstance(ctx.obj, config.Loaded) else config.load()
+    if task := media_task(loaded, model):
+        top_k = options.pop("top_k") or None  # 0 leaves none out, as for language models
+        if system or raw or given(options):
+            raise click.UsageError(
+                f"{model} takes {TAKES[task]}; --system, --raw and the sampling options are for text."
+            )
+        job = Job(
+            model=model,
+            task=task,
+            file=prompt,
+            reference=reference,
+            output=output,
+            top_k=top_k,
+            min_score=min_score,
+            as_json=as_json,
+            verbose=verbose,
+        )
+        look(job, loaded, socket=socket, local=local, force=force)
+        return
+    if reference is not None or output is not None or min_score is not None:
+        raise click.UsageError(f"--reference, --output and --min-score are for files; {model} is a language model.")
     if raw and system:
         raise click.UsageError("--system belongs to the chat template, which --raw leaves out.")
     text = _read(prompt)
     turns = [Message(role="system", content=system)] if system else []
     question: str | list[Message] = text if raw else [*turns, Message(role="user", content=text)]
-    loaded = ctx.obj if isinstance(ctx.obj, config.Loaded) else config.load()
     with open_talk(loaded, model, socket=socket, local=local, force=force) as talk:
         answer: list[str] = []
         for piece in talk.ask(question, given(options)):

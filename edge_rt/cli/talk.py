@@ -165,12 +165,12 @@ def daemon_path(server: config.Server, environ: Mapping[str, str], *, uid: int |
 
 
 @contextmanager
-def open_talk(loaded: config.Loaded, model: str, *, socket: Path | None, local: bool, force: bool) -> Iterator[Talk]:
-    """Connect to a running daemon, else load the model here.
+def running_daemon(loaded: config.Loaded, model: str, *, socket: Path | None, local: bool) -> Iterator[Client | None]:
+    """Connect to the daemon that shall be asked, None if the model is to be loaded here.
 
     A daemon that answers on the configured socket is used, because it has the model in memory already, unless local
     is set; a named socket must answer. A daemon serves models of the catalog, each in one form: a file or a variant
-    that is named runs here. A model that runs here is pulled if need be.
+    that is named runs here.
     """
     if socket is not None and local:
         raise click.UsageError("--socket asks a daemon and --local asks none: give one of them.")
@@ -190,8 +190,18 @@ def open_talk(loaded: config.Loaded, model: str, *, socket: Path | None, local: 
                 if os.path.lexists(path):  # there was one, and the user may believe there is
                     click.echo(f"edge_rt: {path}: {exc.reason}; loading the model into this process", err=True)
             else:
-                yield DaemonTalk(client, model)
+                yield client
                 return
+    yield None
+
+
+@contextmanager
+def open_talk(loaded: config.Loaded, model: str, *, socket: Path | None, local: bool, force: bool) -> Iterator[Talk]:
+    """Connect to a running daemon, else load the model here, and pull it if need be."""
+    with running_daemon(loaded, model, socket=socket, local=local) as client:
+        if client is not None:
+            yield DaemonTalk(client, model)
+            return
     from edge_rt.library import load_text  # numpy and llama.cpp, which a call to the daemon does not need
 
     with pull_progress() as progress:
