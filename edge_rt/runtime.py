@@ -40,7 +40,7 @@ from edge_rt.scheduler.forms import Placement, load_message, place
 from edge_rt.scheduler.probes import Probes
 from edge_rt.scheduler.profile import Profile
 from edge_rt.scheduler.queue import Admission, Queue
-from edge_rt.scheduler.residency import ModelWorker, Residency, ResidencyEvents
+from edge_rt.scheduler.residency import ModelWorker, Residency, ResidencyEvents, Slot
 from edge_rt.scheduler.status import ModelStatus, describe
 from edge_rt.scheduler.subjects import make_subject
 from edge_rt.types import (
@@ -114,7 +114,7 @@ class Runtime:
         self._store = store
         self._telemetry = telemetry
         self._make_worker = make_worker
-        self._features = features
+        self._features = features()  # read once: they do not change, and every request asks
         self._residency = Residency(max_loaded=self._config.worker.max_loaded, events=telemetry)
         self._profile, self._probes = profile or Profile(None), probes or Probes()
         self._dispatcher = Dispatcher(
@@ -230,9 +230,7 @@ class Runtime:
 
     def model(self, model: str) -> ModelStatus:
         """Describe one model. Raises ModelNotFoundError."""
-        entry, placement = self._entry(model), self._placement(model)
-        text = [] if _is_tensor(entry.manifest) else [self._residency.slot(model)]
-        slots = [*text, *map(self._residency.slot, self._dispatcher.slots(model) if entry.runs_tensors else ())]
+        entry, placement, slots = self._entry(model), self._placement(model), self._slots(model)
         now_s = asyncio.get_running_loop().time()
         return describe(model, entry.manifest, placement, slots, entry.queue, now_s)
 
@@ -331,10 +329,15 @@ class Runtime:
             raise ModelNotFoundError(model=model, known=tuple(self._entries))
         return entry
 
+    def _slots(self, model: str) -> list[Slot]:
+        """Give a model's places in memory: one as a language model, one on each device as a tensor model."""
+        entry = self._entry(model)
+        text = [] if _is_tensor(entry.manifest) else [self._residency.slot(model)]
+        return [*text, *map(self._residency.slot, self._dispatcher.slots(model) if entry.runs_tensors else ())]
+
     def _check_pulled(self, model: str) -> None:
         """Raise ModelNotFoundError or ModelNotPulledError before any other model makes room for this one."""
-        self._entry(model)
-        if self._placement(model).path is None and self.model(model).state == "unloaded":
+        if all(slot.state == "unloaded" for slot in self._slots(model)) and self._placement(model).path is None:
             raise ModelNotPulledError(model=model)
 
     def _check_kind(self, model: str, kind: str) -> None:
@@ -354,7 +357,7 @@ class Runtime:
             entry.manifest,
             entry.settings,
             self._config,
-            features=self._features(),
+            features=self._features,
             find=self._store.path,
             find_asset=self._store.asset_path,
         )

@@ -337,7 +337,7 @@ class TensorTimings:
 class TensorAnswer:
     """The outputs, and what they took.
 
-    place           the back end and device that computed them
+    place           the back end and device that computed them, from the model's form variant
     n_stream_calls  of the request's stream since its state was zeros, with this one; 1 in the middle of a stream means
                     that its state was lost, to a worker's restart or to other streams. 0 without a stream
     """
@@ -345,6 +345,7 @@ class TensorAnswer:
     outputs: tuple[Tensor, ...]
     timings: TensorTimings
     place: str = ""
+    variant: str = ""
     n_stream_calls: int = 0
 
 

@@ -40,13 +40,13 @@ def build_app(
     api = api or Api(runtime=runtime, config=config, telemetry=metrics)
     router = Router(
         [
+            *openai.routes(api),  # first what is asked most: routes are tried one after the other
+            *kserve.routes(api),
             *_health_routes(api),
-            *openai.routes(api),
             *embeddings.routes(api),
             *media.routes(api),
             *_model_routes(api),
             *_token_routes(api),
-            *kserve.routes(api),
         ],
         redirect_slashes=False,
     )

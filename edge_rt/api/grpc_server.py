@@ -202,13 +202,14 @@ class GrpcServer:
         return {}
 
     async def _model_infer(self, asked: Any, context: Context) -> dict[str, Any]:
-        status = models.find(self._api, asked.model_name, asked.model_version)
+        if asked.model_version:
+            models.find(self._api, asked.model_name, asked.model_version)
         with ExitStack() as leases:
             request = await self._tensor_request(asked, context, leases)
             answer = await put_the_rest(await self._api.runtime.infer(request), request)
         return {
             "model_name": asked.model_name,
-            "model_version": status.variant,
+            "model_version": answer.variant,
             "id": asked.id,
             "parameters": _sent(wire.answer_parameters(answer)),
             "outputs": [

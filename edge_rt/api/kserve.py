@@ -72,13 +72,13 @@ def routes(api: Api) -> list[Route]:
     of_models = [
         route(f"/v2/models/{{model}}{version}{path}", handler, method)
         for version in ("", "/versions/{version}")
-        for path, handler, method in (("", metadata, "GET"), ("/ready", model_ready, "GET"), ("/infer", infer, "POST"))
+        for path, handler, method in (("/infer", infer, "POST"), ("/ready", model_ready, "GET"), ("", metadata, "GET"))
     ]
     return [
+        *of_models,
         route("/v2", server, "GET"),
         route("/v2/health/live", live, "GET"),
         route("/v2/health/ready", ready, "GET"),
-        *of_models,
         route("/v2/repository/index", index, "POST"),
         route("/v2/repository/models/{model}/load", load, "POST"),
         route("/v2/repository/models/{model}/unload", unload, "POST"),

@@ -87,7 +87,6 @@ class Inference:
         self._asked = asked
         self._caller = caller
         self._convert = convert
-        self._version = ""
         self._request: TensorRequest
         self._leases = ExitStack()  # of the shared memory it uses, until it is answered
         self._default = wire.flag("", asked.parameters, "binary_data_output", False)
@@ -108,10 +107,10 @@ class Inference:
         model: str,
         version: str,
     ) -> Inference:
-        version = models.find(api, model, version).variant
+        if version:
+            models.find(api, model, version)
         head, tensors = split(header_length, body)
         made = cls(api, decode_with(head, wire.DECODERS[wire.InferRequest]), caller, convert)
-        made._version = version
         with made._leases:
             made._request = await made._tensor_request(model, tensors)
             made._leases = made._leases.pop_all()
@@ -214,7 +213,7 @@ class Inference:
             outputs.append(written)
         head = wire.InferAnswer(
             model_name=self._request.model,
-            model_version=self._version,
+            model_version=answer.variant,
             id=self._asked.id,
             parameters=wire.answer_parameters(answer),
             outputs=outputs,

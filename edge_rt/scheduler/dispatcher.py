@@ -48,6 +48,7 @@ _LOAD_ERRORS = (BackendLoadError, BackendUnavailableError, ModelTooLargeError, M
 
 Request = TensorRequest | MediaRequest
 Answer = TensorAnswer | MediaAnswer
+_StreamKey = tuple[str, str]  # tenant, stream: another's stream of the same name is another stream
 
 
 class Subject(Protocol):
@@ -93,7 +94,7 @@ class _Model:
     ranked_at_s: float = 0.0
     order: list[Place] = field(default_factory=list)
     known: dict[str, Place] = field(default_factory=dict)  # by candidate, those that left the ranking too
-    streams: OrderedDict[str, Place] = field(default_factory=OrderedDict)
+    streams: OrderedDict[_StreamKey, Place] = field(default_factory=OrderedDict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +184,8 @@ class Dispatcher:
 
     async def _run(self, request: Request, due_at_s: float) -> Answer:
         model = await self._ranked(self._models[request.model])
-        stream = request.stream if isinstance(request, TensorRequest) else ""
-        if stream and (home := model.streams.get(stream)) is not None:
+        stream = _stream_key(request)
+        if stream is not None and not _starts_anew(request) and (home := model.streams.get(stream)) is not None:
             return await self._follow(model, home, request, due_at_s)
         failures: list[_Failure] = []
         is_answered = False
@@ -192,7 +193,7 @@ class Dispatcher:
             while (picked := self._pick(model, [failure.place for failure in failures])) is not None:
                 place, spilled = picked
                 self._prepare(model, place)
-                if stream:
+                if stream is not None:
                     self._remember(model, stream, place)
                 if (answer := await self._attempt(model, place, request, due_at_s, failures, spilled)) is not None:
                     is_answered = True
@@ -201,7 +202,7 @@ class Dispatcher:
                 n_lost = sum(isinstance(failure.error, WorkerLostError) for failure in failures)
                 if failures and (n_lost >= _MAX_WORKERS_LOST or asyncio.get_running_loop().time() >= due_at_s):
                     break
-            if not is_answered:
+            if not is_answered and stream is not None:
                 model.streams.pop(stream, None)
             raise failures[-1].error if failures else self._nowhere(model)
         finally:
@@ -254,7 +255,7 @@ class Dispatcher:
                 )
             answer = await self._ask(home, request, due_at_s)
         except _DEVICE_ERRORS as exc:
-            model.streams.pop(request.stream, None)
+            model.streams.pop((request.tenant, request.stream), None)
             self._events.place_failed(model.name, home.name)
             self._settle(model, [_Failure(home, ticket, exc)], is_answered=True)
             raise
@@ -286,7 +287,10 @@ class Dispatcher:
             else:
                 answer = await worker.look(request)
         place.answered(answer.timings, loop.time() - begun_at_s, loop.time())
-        return replace(answer, place=place.row.candidate.place)
+        candidate = place.row.candidate
+        if isinstance(answer, TensorAnswer):
+            return replace(answer, place=candidate.place, variant=candidate.variant)
+        return replace(answer, place=candidate.place)
 
     # Answers of new devices are compared with the CPU's.
 
@@ -417,7 +421,7 @@ class Dispatcher:
     def _tell(self, model: _Model, place: Place) -> None:
         self._events.place_state(model.name, place.name, place.state(asyncio.get_running_loop().time()))
 
-    def _remember(self, model: _Model, stream: str, place: Place) -> None:
+    def _remember(self, model: _Model, stream: _StreamKey, place: Place) -> None:
         model.streams[stream] = place
         model.streams.move_to_end(stream)
         while len(model.streams) > self._max_streams:
@@ -425,13 +429,21 @@ class Dispatcher:
 
     def _forget_if_last(self, model: _Model, request: Request) -> None:
         if isinstance(request, TensorRequest) and request.is_last:
-            model.streams.pop(request.stream, None)
+            model.streams.pop((request.tenant, request.stream), None)
 
     def _nowhere(self, model: _Model) -> BackendLoadError:
         assert model.ranking is not None
         reasons = [f"{refused.what}: {refused.reason}" for refused in model.ranking.refused]
         reasons += [f"{place.name}: {place.wrong}" for place in model.order if place.wrong]
         return BackendLoadError(model=model.name, reason="; ".join(reasons) or "no device runs it")
+
+
+def _stream_key(request: Request) -> _StreamKey | None:
+    return (request.tenant, request.stream) if isinstance(request, TensorRequest) and request.stream else None
+
+
+def _starts_anew(request: Request) -> bool:
+    return isinstance(request, TensorRequest) and request.is_first
 
 
 async def _difference(answer: Answer, expected: Answer, tolerance: float) -> str:

@@ -16,7 +16,7 @@ from edge_rt.api.context import Api
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.config import Catalog, Config, Limits, Server
-from edge_rt.errors import InvalidRequestError, ModelNotFoundError
+from edge_rt.errors import InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_media, check_request, check_tensors
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import (
@@ -135,7 +135,9 @@ class FakeRuntime:
 
     async def infer(self, request: TensorRequest) -> TensorAnswer:
         check_tensors(request, Limits())
-        self.model(request.model)
+        status = self.model(request.model)
+        if status.manifest is not None and status.manifest.kind == "text":
+            raise UnsupportedFeatureError(feature="tensors", remedy=f"{status.id} is a language model")
         self.inferences.append(request)
         self.arrived.set()
         try:
@@ -146,7 +148,8 @@ class FakeRuntime:
         if isinstance(self.outputs, BaseException):
             raise self.outputs
         outputs = tuple(t for t in self.outputs or request.inputs if not request.outputs or t.name in request.outputs)
-        return TensorAnswer(outputs=outputs, timings=TensorTimings(queue_s=0.0, compute_s=0.001, batch_size=1))
+        timings = TensorTimings(queue_s=0.0, compute_s=0.001, batch_size=1)
+        return TensorAnswer(outputs=outputs, timings=timings, variant=status.variant)
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         check_media(request)

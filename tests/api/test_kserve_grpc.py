@@ -203,6 +203,7 @@ def test_a_call_that_is_cancelled_ends_its_inference(tmp_path: Path) -> None:
 
 
 ONE = {"name": "x", "datatype": "UINT8", "shape": [1]}
+WHOLE = {"inputs": [ONE], "raw_input_contents": [b"1"]}
 
 
 @pytest.mark.parametrize(
@@ -233,9 +234,9 @@ ONE = {"name": "x", "datatype": "UINT8", "shape": [1]}
             "UNIMPLEMENTED",
             "classif",
         ),
-        ({"model_name": "nobody"}, "NOT_FOUND", "nobody"),
+        ({"model_name": "nobody", **WHOLE}, "NOT_FOUND", "nobody"),
         ({"model_version": "x"}, "NOT_FOUND", "versions"),
-        ({"model_name": "text"}, "UNIMPLEMENTED", "language model"),
+        ({"model_name": "text", **WHOLE}, "UNIMPLEMENTED", "language model"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], status: str, word: str, tmp_path: Path) -> None:

@@ -11,7 +11,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # The front process answers /health in a small memory and must survive a bad model: no native inference code in it.
-HEAVY = ("numpy", "llama_cpp", "jinja2", "edge_rt.engine", "edge_rt.backends", "edge_rt.convert", "onnx", "gguf")
+HEAVY = (
+    "numpy",
+    "llama_cpp",
+    "jinja2",
+    "edge_rt.engine",
+    "edge_rt.backends",
+    "edge_rt.convert",
+    "onnx",
+    "gguf",
+    "grpc",
+    "google",
+)
 
 
 def loaded_by(module: str) -> set[str]:

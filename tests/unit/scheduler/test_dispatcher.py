@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edge_rt.errors import BackendLoadError, BackendStepError, DeadlineError, WorkerLostError
 from edge_rt.scheduler.dispatcher import REPLAN_S, Dispatcher
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import TensorAnswer
+from edge_rt.types import TensorAnswer, TensorRegion
 from tests import virtual_time
 from tests.null_devices import Device, World, lost, request
 
@@ -278,6 +278,43 @@ def test_a_streams_first_request_finds_its_place_as_any_other() -> None:
             assert (answer.place, answer.outputs[0].data[4]) == ("sim:cpu", turn)
         broken = World((cpu(), npu(faults=ALWAYS))).dispatcher(n_checked=0)
         assert (await ask(broken, 1, stream="s")).place == "sim:cpu"
+
+    virtual_time.run(main())
+
+
+def test_streams_of_one_name_are_their_tenants_own() -> None:
+    async def main() -> None:
+        dispatcher = World((cpu(), npu())).dispatcher(n_checked=0)
+        for tenant, is_last in (("a", False), ("b", False), ("a", True)):
+            asked = replace(request(1, stream="s", is_last=is_last), tenant=tenant)
+            await dispatcher.infer(asked, asyncio.get_running_loop().time() + 60.0)
+        assert list(dispatcher._models["m"].streams) == [("b", "s")]
+
+    virtual_time.run(main())
+
+
+def test_a_stream_that_starts_anew_is_free_to_go_elsewhere() -> None:
+    async def main() -> None:
+        dispatcher = World((cpu(), npu(faults=((5.0, 1e9),)))).dispatcher(n_checked=0)
+        assert (await ask(dispatcher, 1, stream="s")).place == "sim:npu"
+        await asyncio.sleep(5.0)
+        asked = replace(request(1, stream="s"), is_first=True)
+        assert (await dispatcher.infer(asked, asyncio.get_running_loop().time() + 60.0)).place == "sim:cpu"
+
+    virtual_time.run(main())
+
+
+def test_answers_that_go_into_shared_memory_are_compared_all_the_same() -> None:
+    region = TensorRegion(name="r", path="", device=0, inode=0, offset=0, size_bytes=64)
+
+    async def main() -> None:
+        dispatcher = World((cpu(), npu(is_wrong=True))).dispatcher(n_checked=1)
+        asked = replace(request(1), regions={"y": region})
+        answer = await dispatcher.infer(asked, asyncio.get_running_loop().time() + 60.0)
+        assert (answer.place, answer.outputs[0].region) == ("sim:cpu", None)
+        trusted = World((npu(),)).dispatcher(n_checked=0)
+        answer = await trusted.infer(asked, asyncio.get_running_loop().time() + 60.0)
+        assert answer.outputs[0].region == region
 
     virtual_time.run(main())
 
