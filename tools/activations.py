@@ -6,7 +6,7 @@ place: statistics of two sets of inputs added up are the statistics of both sets
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,9 +103,8 @@ class Statistics:
         """Run the float model over feeds and count. Raises ValueError for an activation that is not finite."""
         found = cls()
         session = session_with_activations(model)
-        names = [output.name for output in session.get_outputs()]
         for feed in feeds:
-            for name, values in zip(names, session.run(names, dict(feed)), strict=True):
+            for name, values in activations(session, feed):
                 found.counts.setdefault(name, Counts()).add(values)
             found.n_inputs += 1
         return found
@@ -118,7 +117,7 @@ class Statistics:
     def fade(self, half_life: float, n_new: float) -> Statistics:
         """Give the statistics with each count worth less, as n_new newer inputs come; half after half_life of them.
 
-        The exact ends are forgotten: a range of the least error follows what counts now.
+        The least and the greatest value ever stay, but a range of the least error follows what counts now.
         """
         weight = 0.5 ** (n_new / half_life)
         return Statistics({name: c.scaled(weight) for name, c in self.counts.items()}, self.n_inputs * weight)
@@ -172,3 +171,14 @@ def session_with_activations(model: ModelProto) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(inferred.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def activations(session: Any, feed: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Run once and give each float activation with its name, the float inputs first."""
+    for name, values in feed.items():
+        if values.dtype == np.float32:
+            yield name, values
+    names = [output.name for output in session.get_outputs()]
+    for name, values in zip(names, session.run(names, dict(feed)), strict=True):
+        if values.dtype == np.float32:
+            yield name, values
