@@ -195,7 +195,10 @@ class Runtime:
     async def _look(self, request: MediaRequest) -> MediaAnswer:
         self._check_kind(request.model, "tensor")
         async with self._queued(request) as due_at_s:
-            return await self._dispatcher.look(request, due_at_s)
+            answer = await self._dispatcher.look(request, due_at_s)
+        if answer.stage:  # a model that may stop early
+            self._telemetry.chain_answered(request.model, answer.stage)
+        return answer
 
     async def placement(self, model: str) -> DispatchStatus:
         """Tell where a tensor model's requests go, and why. Raises as infer does."""

@@ -64,7 +64,7 @@ METRICS: Final = (
     Metric(
         "edge_rt_chain_answers",
         "counter",
-        "Answers of a cascade by the model that gave them; stage is empty for chains that ask all their models.",
+        "Answers of a cascade by the model that gave them, or of a model with an early exit: early or full.",
         ("chain", "stage"),
     ),
     Metric("edge_rt_worker_restarts", "counter", "Worker processes started again after a crash.", ("model",)),

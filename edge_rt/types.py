@@ -413,7 +413,7 @@ class MediaAnswer:
     texts      lines read, one for each region
     embedding  of a text, which had n_tokens
     width, height  of the picture; duration_s of the recording
-    stage      which model of a cascade answered, "" outside one
+    stage      which model of a cascade answered; early or full of a model with an early exit; "" of others
     """
 
     task: str

@@ -44,12 +44,20 @@ class ImageInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Classify(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="task", tag="classify"):
-    """One label for a picture. softmax: the output holds logits."""
+    """One label for a picture.
+
+    softmax      the output holds logits
+    reference    as in Detect
+    exit_output  a BOOL of a model that may stop early: whether it did; the answer's stage is "early" or "full" then
+    """
 
     image: ImageInput
     labels: _Labels
     output: _Name = ""
     softmax: bool = True
+    reference: Literal["", "channels", "input"] = ""
+    reference_input: _Name = ""
+    exit_output: _Name = ""
     top_k: Annotated[int, Meta(ge=1, le=1000)] = 5
 
 

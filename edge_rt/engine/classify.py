@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.catalog.pipelines import Classify
-from edge_rt.engine.facts import ModelFacts, check_image_input, misfit, read_labels
-from edge_rt.engine.images import decode_request, prepare
+from edge_rt.engine.facts import ModelFacts, misfit, read_labels
+from edge_rt.engine.feeds import PictureFeeds
 from edge_rt.engine.infer import Infer, Inferred, sum_timings
 from edge_rt.errors import BackendStepError
 from edge_rt.types import Label, MediaAnswer, MediaRequest, TensorTimings
@@ -26,20 +26,23 @@ class ClassifyPipeline:
         self._spec = spec
         self._max_pixels = max_pixels
         self._labels = read_labels(spec.labels, assets)
-        self._input = check_image_input(model, spec.image)
+        self._feeds = PictureFeeds(spec.image, model, spec.reference, spec.reference_input)
         self._output = model.output(spec.output)
+        if spec.exit_output and model.output(spec.exit_output, "exit_output").datatype != "BOOL":
+            raise misfit("exit_output", f"{spec.exit_output} must be BOOL")
         n_classes = [size for size in self._output.shape[1:] if size != 1]
         if len(n_classes) > 1 or any(size not in {-1, len(self._labels)} for size in n_classes):
             shape = " x ".join(map(str, self._output.shape))
             raise misfit("labels", f"has {len(self._labels)} labels, the model's {self._output.name} is {shape}")
 
     def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
-        picture = decode_request(request, max_pixels=self._max_pixels, with_turns=True)
+        picture, reference = self._feeds.pictures(request, max_pixels=self._max_pixels, with_turns=True)
+        is_early = bool(self._spec.exit_output)
         found: list[tuple[Label, ...]] = []
         timings: list[TensorTimings] = []
         for part in request.regions or (None,):
-            pixels, _ = prepare(picture, self._spec.image, part)
-            answer = infer({self._input.name: pixels[np.newaxis]})
+            answer = infer(self._feeds.make(picture, reference, part)[0])
+            is_early = is_early and bool(answer.outputs[self._spec.exit_output].all())
             timings.append(answer.timings)
             scores = self._scores(answer)
             found.append(best_labels(scores, self._labels, request.top_k or self._spec.top_k, request.min_score or 0.0))
@@ -53,6 +56,7 @@ class ClassifyPipeline:
             ),
             width=picture.width,
             height=picture.height,
+            stage=("early" if is_early else "full") if self._spec.exit_output else "",
             timings=sum_timings(timings),
         )
 

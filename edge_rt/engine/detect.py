@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from edge_rt.catalog.pipelines import Centers, Detect, Rows
-from edge_rt.engine.facts import ModelFacts, check_image_input, check_tensor, misfit, read_labels
-from edge_rt.engine.images import decode, decode_request, prepare
+from edge_rt.engine.facts import ModelFacts, check_tensor, read_labels
+from edge_rt.engine.feeds import PictureFeeds
 from edge_rt.engine.infer import Infer, sum_timings
-from edge_rt.errors import BackendStepError, InvalidRequestError
+from edge_rt.errors import BackendStepError
 from edge_rt.types import Box, MediaAnswer, MediaRequest
 
 _MAX_CANDIDATES = 3000  # that overlaps are looked for among, best first
@@ -43,30 +42,14 @@ class DetectPipeline:
         self._spec = spec
         self._max_pixels = max_pixels
         self._labels = read_labels(spec.labels, assets)
-        n_together = 2 if spec.reference == "channels" else 1
-        self._input = check_image_input(model, spec.image, n_pictures=n_together)
-        self._reference_input = self._input
-        if (spec.reference == "input") != bool(spec.reference_input):
-            raise misfit("reference_input", 'belongs to reference = "input"')
-        if spec.reference == "input":
-            self._reference_input = model.input(spec.reference_input, "reference_input")
-            check_tensor("reference_input", self._reference_input, self._input.shape, self._input.datatype)
+        self._feeds = PictureFeeds(spec.image, model, spec.reference, spec.reference_input)
         self._outputs = _check_outputs(spec.decode, model, len(self._labels))
 
     def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
-        picture = decode_request(request, max_pixels=self._max_pixels, with_reference=bool(self._spec.reference))
-        reference = self._reference(request, picture) if self._spec.reference else None
+        picture, reference = self._feeds.pictures(request, max_pixels=self._max_pixels)
         boxes, timings = [], []
         for part in request.regions or (None,):
-            pixels, fit = prepare(picture, self._spec.image, part)
-            feeds = {self._input.name: pixels[np.newaxis]}
-            if reference is not None:
-                other = prepare(reference, self._spec.image, part)[0][np.newaxis]
-                if self._spec.reference == "input":
-                    feeds[self._reference_input.name] = other
-                else:
-                    axis = 1 if self._spec.image.layout == "nchw" else 3
-                    feeds[self._input.name] = np.concatenate((feeds[self._input.name], other), axis=axis)
+            feeds, fit = self._feeds.make(picture, reference, part)
             answer = infer(feeds)
             timings.append(answer.timings)
             found = self._decode(answer.outputs, request.min_score)
@@ -79,17 +62,6 @@ class DetectPipeline:
             height=picture.height,
             timings=sum_timings(timings),
         )
-
-    def _reference(self, request: MediaRequest, picture: Image.Image) -> Image.Image:
-        if not request.reference:
-            problem = "is missing: this model compares the picture with one of a part that is as it should be"
-            raise InvalidRequestError(param="reference", problem=problem)
-        reference = decode(request.reference, max_pixels=self._max_pixels, param="reference")
-        if reference.size != picture.size:
-            have, want = (f"{size[0]} x {size[1]}" for size in (reference.size, picture.size))
-            problem = f"has {have} pixels, the picture has {want}; the two must show the same view"
-            raise InvalidRequestError(param="reference", problem=problem)
-        return reference
 
     def _decode(self, outputs: Mapping[str, NDArray[Any]], min_score: float | None) -> Found:
         spec, image = self._spec, self._spec.image

@@ -118,3 +118,35 @@ def test_picture_over_the_limit_is_refused() -> None:
 
 def test_no_pipeline_is_none() -> None:
     assert make_pipeline(TensorLoad(), (INPUT,), (OUTPUT,)) is None
+
+
+@pytest.mark.parametrize(("stopped", "stage"), [(True, "early"), (False, "full")])
+def test_model_with_an_early_exit_says_whether_it_stopped(stopped: bool, stage: str) -> None:
+    spec = Classify(image=SPEC.image, labels=LABELS, output="y", exit_output="stopped")
+    exit_ = TensorSpec(name="stopped", datatype="BOOL", shape=())
+    made = make_pipeline(TensorLoad(pipeline=spec), (INPUT,), (OUTPUT, exit_))
+    assert made is not None
+    infer = FakeInfer(lambda _: {"y": np.array([[0, 9, 0]], np.float32), "stopped": np.array(stopped)})
+    answer = made.run(request(encoded(noise(8, 8))), infer)
+    assert (answer.stage, answer.labels[0].label) == (stage, "dog")
+    with pytest.raises(ModelFormatError, match="stopped must be BOOL"):
+        make_pipeline(
+            TensorLoad(pipeline=spec), (INPUT,), (OUTPUT, TensorSpec(name="stopped", datatype="FP32", shape=()))
+        )
+
+
+def test_two_pictures_are_classified_together() -> None:
+    spec = Classify(
+        image=ImageInput(width=8, height=8, input="x"), labels=LABELS, reference="input", reference_input="z"
+    )
+    made = make_pipeline(
+        TensorLoad(pipeline=spec), (INPUT, TensorSpec(name="z", datatype="FP32", shape=(-1, 3, 8, 8))), (OUTPUT,)
+    )
+    assert made is not None
+    infer, seen, golden = scores(0, 9, 0), noise(8, 8, seed=1), noise(8, 8, seed=2)
+    made.run(request(encoded(seen), reference=encoded(golden)), infer)
+    feeds = infer.calls[0][0]
+    assert [np.array_equal(feeds[name][0], p.transpose(2, 0, 1)) for name, p in (("x", seen), ("z", golden))] == [
+        True,
+        True,
+    ]
