@@ -18,11 +18,11 @@ from tools.pcb.boards import KINDS, Board, BoardDataError, read_boards, unpacked
 from tools.pcb.cascade import Side, cross_calibrated
 from tools.pcb.detect import detect
 from tools.pcb.drawn import draw_boards
-from tools.pcb.register import RESULTS, Origin, Result, register
+from tools.pcb.register import CASCADE, RESULTS, Origin, Result, cascade_text, register, register_cascade
 from tools.pcb.shape import SHAPES
 
 DETECTORS = {"pcb-defect": "large", "pcb-defect-small": "small"}
-_DRAWN_TEST_SEED = 1_000_003  # a board that is trained on is never one of these
+DRAWN_TEST_SEED = 1_000_003  # a board that is trained on is never one of these
 _DRAWN = Origin(license_id="Apache-2.0", note="Trained on drawn boards alone, by tools.pcb of edge_rt")
 _DEEPPCB = Origin(
     license_id="LicenseRef-DeepPCB-research",
@@ -115,7 +115,7 @@ def _train(options: argparse.Namespace) -> None:
 
 def _test_boards(data: Path | None, n_drawn: int) -> tuple[list[Board], str]:
     if data is None:
-        return draw_boards(n_drawn, _DRAWN_TEST_SEED), "drawn boards"
+        return draw_boards(n_drawn, DRAWN_TEST_SEED), "drawn boards"
     with unpacked(data) as folder:
         return read_boards(folder, "test"), "DeepPCB test subset"
 
@@ -150,12 +150,17 @@ def measure(path: Path, boards: Sequence[Board], data: str) -> Result:
 
 def _cascade(options: argparse.Namespace) -> None:
     boards, data = _test_boards(options.data, options.drawn)
-    small, large = (detect(options.folder / f"{name}.{options.form}.onnx", boards) for name in reversed(DETECTORS))
+    large_name, small_name = DETECTORS
+    small, large = (detect(options.folder / f"{n}.{options.form}.onnx", boards) for n in (small_name, large_name))
     side = Side(small=small.found, large=large.found, marks=[board.marks for board in boards])
     result = cross_calibrated(side, options.max_loss, seed=0)
     small_s, large_s = (sorted(d.cpu_s)[len(boards) // 2] for d in (small, large))
     told = asdict(result) | {"data": data, "max_loss": options.max_loss, "small_cpu_s": small_s, "large_cpu_s": large_s}
     print(json.dumps(told | {"cascade_cpu_s": small_s + (1 - result.stopped.value) * large_s}, indent=1))
+    path = options.folder / CASCADE
+    path.unlink(missing_ok=True)
+    if max(result.thresholds) <= 1:
+        path.write_text(cascade_text(small_name, large_name, result, data), encoding="utf-8")
 
 
 def _early_exit(options: argparse.Namespace) -> None:
@@ -184,6 +189,8 @@ def _register(options: argparse.Namespace) -> None:
     for name in names:
         for path in register(options.folder, name, _DRAWN if options.drawn_only else _DEEPPCB, catalog):
             print(path)
+    if chain := register_cascade(options.folder, catalog):
+        print(chain)
 
 
 def _say(line: str) -> None:

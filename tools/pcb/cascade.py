@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from tools.calibrate_cascade import Share, choose_threshold, wilson
 from tools.pcb.average_precision import FoundBoxes, mean_average_precision
 from tools.pcb.boards import Marks
-
-MIN_SHOWN = 0.3  # the manifests' min_score
+from tools.pcb.detect import MIN_SHOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

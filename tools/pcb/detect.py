@@ -19,6 +19,7 @@ from tools.pcb.samples import STRIDE
 
 MAX_BOXES = 100
 MAX_IOU = 0.45  # two boxes of one kind that overlap more are one flaw
+MIN_SHOWN = 0.4  # in the manifests: what a user is shown
 MIN_SCORE = 0.01  # low: average precision ranks all boxes; whoever only wants sure ones asks for more
 
 

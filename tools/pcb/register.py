@@ -12,13 +12,17 @@ import msgspec
 import onnx
 
 from edge_rt import config
+from edge_rt.catalog.chains import DIRECTORY, load_chain
 from edge_rt.catalog.part import Derivation, PullProgress
 from edge_rt.catalog.place import manifest_file
 from edge_rt.catalog.store import Store
 from tools.pcb.boards import KINDS, SIDE
+from tools.pcb.cascade import BoardsOutcome
+from tools.pcb.detect import MIN_SHOWN
 from tools.pcb.graph import INPUTS, OUTPUTS
 
 RESULTS = "accuracy.json"  # what `evaluate` leaves beside the files
+CASCADE = "cascade.toml"  # and `cascade`
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,13 +81,47 @@ def manifest_text(name: str, files: dict[str, str], folder: Path, origin: Origin
         f"labels = {json.dumps(KINDS)}",
         'reference = "input"',
         f'reference_input = "{INPUTS[1]}"',
-        "min_score = 0.3",
+        f"min_score = {MIN_SHOWN}",
         f'image = {{ input = "{INPUTS[0]}", width = {SIDE}, height = {SIDE}, resize = "letterbox", color = "gray", '
         'datatype = "UINT8", pad = 255 }',
         f'decode = {{ kind = "centers", heatmap = "{OUTPUTS[0]}", sizes = "{OUTPUTS[2]}", offsets = "{OUTPUTS[1]}", '
         "sigmoid = true, log_sizes = true }",
     ]
     return "\n".join(lines) + "\n"
+
+
+def cascade_text(small: str, large: str, outcome: BoardsOutcome, data: str) -> str:
+    """Describe the chain of both detectors; the higher of the halves' thresholds is the one to be sure with."""
+    lines = [
+        "# Written by tools.pcb: the small detector answers for boards that it is sure of.",
+        'kind = "cascade"',
+        f'id = "{large}-cascade"',
+        'name = "PCB defect detector, small one first"',
+        f'first = "{small}"',
+        f'then = "{large}"',
+        'confidence = "least"',
+        f"min_score = {max(outcome.thresholds):.6f}",
+        f"n = {outcome.n_boards}",
+        f"stops_early = {outcome.stopped.value:.4f}",
+        f"cost = {outcome.cost.value:.4f}",
+        f'note = "cost: of mAP@0.33, {data}, 95 % interval {outcome.cost.low:.4f} to {outcome.cost.high:.4f}"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def register_cascade(folder: Path, catalog: config.Catalog) -> Path | None:
+    """Copy what `cascade` wrote into the store; None if it has not."""
+    source = folder / CASCADE
+    if not source.exists():
+        return None
+    load_chain(source)
+    path = manifest_file(Store.open(catalog).root, "pcb-defect-cascade")
+    path = path.parent / DIRECTORY / path.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    new.write_bytes(source.read_bytes())
+    new.replace(path)
+    return path
 
 
 def read_results(folder: Path) -> dict[str, Result]:
