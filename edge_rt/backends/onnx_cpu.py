@@ -5,37 +5,21 @@ The file has been checked by onnx_model.py before onnxruntime sees it. Answers a
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.backends.base import (
-    Absent,
-    Device,
-    LoadOptions,
-    MemoryNeed,
-    ModelFile,
-    TensorOptions,
-    TokenSession,
-)
+from edge_rt.backends.base import Absent, Device, LoadOptions, MemoryNeed, ModelFile, TensorOptions, TokenSession
+from edge_rt.backends.onnx_shapes import RecentShapes
 from edge_rt.backends.tensor_feeds import check_feeds, check_outputs, raw, texts
 from edge_rt.devices import cpu
-from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError
+from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, EdgeRtError
 from edge_rt.types import NodePlacement, TensorModelInfo
 
-if TYPE_CHECKING:
-    from edge_rt.backends.onnx_model import OnnxModel
-
-_log = logging.getLogger(__name__)
-
-_PROVIDER = "CPUExecutionProvider"
 _RUNTIME_BYTES = 40 * 2**20  # onnxruntime's and onnx's own
-_EXTRA = "onnx"
 
 
 def load_runtime() -> Any:
@@ -44,8 +28,8 @@ def load_runtime() -> Any:
         import_module("onnx")
         return import_module("onnxruntime")
     except ImportError as exc:
-        reason = f"{exc.name or 'onnxruntime'} is not installed"
-        raise BackendUnavailableError(backend=OnnxCpuBackend.name, reason=reason, extra=_EXTRA) from exc
+        reason = f"{exc.name or 'onnxruntime'} cannot be imported"
+        raise BackendUnavailableError(backend=OnnxCpuBackend.name, reason=reason, extra="onnx") from exc
 
 
 class OnnxCpuBackend:
@@ -76,14 +60,16 @@ class OnnxCpuBackend:
         raise BackendLoadError(model=file.model, reason=self.supports(file, options) or "")
 
     def supports_tensor(self, file: ModelFile, options: TensorOptions) -> str | None:
+        self._runtime()  # its extra brings what reads the file
         if (domains := file.onnx.custom_domains) and not options.custom_op_libraries:
             return (
-                f"it uses operators of {', '.join(domains)}, which onnxruntime does not have; "
+                f"it uses operators of {', '.join(domains)[:200]}, which onnxruntime does not have; "
                 "tensor.custom_op_libraries may name a library that does"
             )
         return None
 
     def estimate_tensor(self, file: ModelFile, options: TensorOptions) -> MemoryNeed:
+        """Estimate from the file: its weights, once more while they are read and packed, and what its values take."""
         model = file.onnx
         return MemoryNeed(
             weights_bytes=model.file_bytes + model.external_bytes,
@@ -95,20 +81,26 @@ class OnnxCpuBackend:
         if (reason := self.supports_tensor(file, options)) is not None:
             raise BackendLoadError(model=file.model, reason=reason)
         n_threads = options.n_threads or len(self._usable().compute_cpus)
-        return OnnxCpuSession(self._runtime(), file, file.onnx, options, n_threads)
+        return OnnxCpuSession(self._runtime(), file, options, n_threads)
 
 
 class OnnxCpuSession:
     """A model in onnxruntime."""
 
-    def __init__(self, runtime: Any, file: ModelFile, model: OnnxModel, options: TensorOptions, n_threads: int) -> None:
-        self._session: Any = None
+    def __init__(self, runtime: Any, file: ModelFile, options: TensorOptions, n_threads: int) -> None:
+        from edge_rt.backends.onnx_open import open_session  # onnx, which is here if onnxruntime is
+
+        model = file.onnx
         self.inputs, self.outputs = model.inputs, model.outputs
-        settings = _settings(runtime, model, options, n_threads)
+        self._is_text = {spec.name: spec.datatype == "BYTES" for spec in (*model.inputs, *model.outputs)}
+        self._recent = RecentShapes(options.max_shapes) if model.is_dynamic else None
+        self._shrink = runtime.RunOptions()
+        self._shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         try:
-            self._session = runtime.InferenceSession(str(model.path), sess_options=settings, providers=[_PROVIDER])
-            self._session.disable_fallback()
+            self._session: Any = open_session(runtime, model, options, n_threads)
             placement = _placement(self._session)
+        except EdgeRtError:
+            raise
         except Exception as exc:
             raise BackendLoadError(model=file.model, reason=_first_line(exc)) from exc
         self.info = TensorModelInfo(
@@ -130,41 +122,22 @@ class OnnxCpuSession:
             raise BackendStepError(reason="the session is closed")
         check_feeds(self.inputs, feeds)
         wanted = check_outputs(self.outputs, outputs)
-        given = {
-            spec.name: texts(feeds[spec.name], spec.name)
-            if spec.datatype == "BYTES"
-            else np.ascontiguousarray(feeds[spec.name])
-            for spec in self.inputs
-        }
+        given = {name: texts(array, name) if self._is_text[name] else array for name, array in feeds.items()}
+        shrink = self._recent is not None and self._recent.note(feeds)
         try:
-            answers = self._session.run(list(wanted), given)
+            answers = self._session.run(wanted, given, self._shrink if shrink else None)
         except Exception as exc:
             raise BackendStepError(reason=_first_line(exc)) from exc
         return {
-            name: raw(answer) if answer.dtype == object else answer
-            for name, answer in zip(wanted, answers, strict=True)
+            name: raw(answer) if self._is_text[name] else answer for name, answer in zip(wanted, answers, strict=True)
         }
 
     def close(self) -> None:
         self._session = None
 
 
-def _settings(runtime: Any, model: OnnxModel, options: TensorOptions, n_threads: int) -> Any:
-    settings = runtime.SessionOptions()
-    settings.log_severity_level = 4  # fatal: what it says of errors is in the exception
-    settings.intra_op_num_threads = n_threads
-    settings.inter_op_num_threads = 1
-    settings.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
-    settings.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    settings.enable_cpu_mem_arena = settings.enable_mem_pattern = not model.is_dynamic
-    settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    for library in options.custom_op_libraries:
-        settings.register_custom_ops_library(str(library))
-    return settings
-
-
 def _placement(session: Any) -> tuple[NodePlacement, ...]:
-    """Ask the session which provider runs which nodes of the optimised graph."""
+    """Ask the session which provider runs which nodes of the graph."""
     kinds: dict[str, Counter[str]] = {}
     for part in session.get_provider_graph_assignment_info():
         kinds.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())

@@ -65,7 +65,7 @@ class OnnxModel:
     activation_bytes of the values between its nodes as far as the file tells their shapes, any size counted as 1
     custom_domains   of operators that neither onnxruntime nor the file's own functions bring
     kinds            operators by number, those of subgraphs and functions too
-    n_inexact        MatMulNBits nodes that do not ask for 8-bit arithmetic (accuracy_level 4)
+    n_slow           MatMulNBits nodes that ask for other than 8-bit arithmetic (accuracy_level 4)
     """
 
     path: Path
@@ -76,7 +76,7 @@ class OnnxModel:
     activation_bytes: int
     custom_domains: tuple[str, ...]
     kinds: tuple[tuple[str, int], ...]
-    n_inexact: int
+    n_slow: int
 
     @property
     def is_dynamic(self) -> bool:
@@ -95,13 +95,28 @@ def read_proto(path: Path) -> tuple[onnx.ModelProto, int]:
             if (size := os.fstat(file.fileno()).st_size) > MAX_FILE_BYTES:
                 problem = f"{size} bytes, the limit is {MAX_FILE_BYTES}: export it with external data"
                 raise ModelFormatError(path=str(path), field="file", problem=problem)
-            data = file.read(MAX_FILE_BYTES)
+            data = file.read(size)  # read allocates what it is told, however short the file
     except OSError as exc:
         raise ModelFormatError(path=str(path), field="file", problem=f"cannot be read: {exc.strerror}") from exc
     try:
         return onnx.ModelProto.FromString(data), len(data)
     except DecodeError as exc:
         raise ModelFormatError(path=str(path), field="protobuf", problem="it is no ONNX model, or it is cut") from exc
+
+
+def fast_graph(model: OnnxModel, accuracy_level: int) -> bytes:
+    """Give the model's file with accuracy_level in each of its MatMulNBits. Raises ModelFormatError."""
+    proto, _ = read_proto(model.path)
+    stack: list[GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
+    while stack:
+        for node in stack.pop().node:
+            for attribute in node.attribute:
+                stack += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+            if node.op_type == "MatMulNBits":
+                kept = [a for a in node.attribute if a.name != "accuracy_level"]
+                del node.attribute[:]
+                node.attribute.extend([*kept, onnx.helper.make_attribute("accuracy_level", accuracy_level)])
+    return bytes(proto.SerializeToString())
 
 
 class _Reader:
@@ -113,7 +128,7 @@ class _Reader:
         self._n_nodes = 0
         self._kinds: Counter[str] = Counter()
         self._domains: set[str] = set()
-        self._n_inexact = 0
+        self._n_slow = 0
 
     def read(self) -> OnnxModel:
         model, file_bytes = read_proto(self._path)
@@ -139,7 +154,7 @@ class _Reader:
             activation_bytes=sum(map(_static_bytes, model.graph.value_info)),
             custom_domains=tuple(sorted(self._domains - KNOWN_DOMAINS - own)),
             kinds=tuple(sorted(self._kinds.items())),
-            n_inexact=self._n_inexact,
+            n_slow=self._n_slow,
         )
 
     def _check_head(self, model: onnx.ModelProto) -> None:
@@ -195,7 +210,7 @@ class _Reader:
             if attribute.name == "shape" and node.op_type in ("RandomNormal", "RandomUniform"):
                 self._check_size(attribute.ints, field)
         if node.op_type == "MatMulNBits" and next((a.i for a in node.attribute if a.name == "accuracy_level"), 0) != 4:
-            self._n_inexact += 1
+            self._n_slow += 1
         at = _SHAPE_INPUT.get(node.op_type)
         if at is not None and at < len(node.input) and (tensor := constants.get(node.input[at])) is not None:
             self._check_size(self._integers(tensor), field)

@@ -61,19 +61,14 @@ class Folder:
             parts = location.split("/")
             if not location or len(location) > 1024 or {"\0", "\\"} & set(location) or {"", ".", ".."} & set(parts):
                 return f"external data {location[:200]!r} is no plain path inside the model's folder"
-            path = self._root
-            for part in parts:  # each step, for a directory may be a link as well
-                path /= part
-                try:
-                    found = path.lstat()
-                except OSError as exc:
-                    return f"external data {location!r} cannot be read: {exc.strerror}"
-                if stat.S_ISLNK(found.st_mode) and not path.resolve().is_relative_to(self._root.resolve()):
-                    return f"external data {location!r}: a link leads out of the model's folder"
+            path = self._root / location
             try:
+                # Every step on the way may be a link.
+                if not path.resolve(strict=True).is_relative_to(self._root.resolve()):
+                    return f"external data {location!r}: a link leads out of the model's folder"
                 found = path.stat()
-            except (OSError, RuntimeError) as exc:
-                return f"external data {location!r} cannot be read: {exc}"
+            except (OSError, RuntimeError) as exc:  # RuntimeError is how Python tells of links in a circle
+                return f"external data {location!r} cannot be read: {getattr(exc, 'strerror', None) or exc}"
             if not stat.S_ISREG(found.st_mode) or not os.access(path, os.R_OK):
                 return f"external data {location!r} is no regular file that can be read"
             self._sizes[location] = found.st_size

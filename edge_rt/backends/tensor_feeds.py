@@ -28,7 +28,7 @@ def check_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, NDArray[Any]]) 
             raise InvalidRequestError(
                 param=spec.name, problem=f"is missing; it is {spec.datatype} of shape {shown(spec.shape)}"
             )
-        if array.dtype != DTYPES[spec.datatype]:
+        if array.dtype != DTYPES[spec.datatype] and not (spec.datatype == "BYTES" and array.dtype.kind in "SU"):
             raise InvalidRequestError(
                 param=spec.name, problem=f"has type {array.dtype}, the model takes {spec.datatype}"
             )
@@ -59,9 +59,12 @@ def shown(shape: Sequence[int]) -> str:
 
 
 def texts(array: NDArray[Any], param: str) -> NDArray[np.object_]:
-    """Give an array of UTF-8 bytes as one of str. Raises InvalidRequestError for other elements."""
+    """Give an array of UTF-8 bytes, or of str, as one of str. Raises InvalidRequestError for other elements."""
     out = np.empty(array.shape, dtype=np.object_)
     for at, element in enumerate(array.flat):
+        if isinstance(element, str):
+            out.flat[at] = element
+            continue
         if not isinstance(element, bytes):
             raise InvalidRequestError(param=param, problem=f"element {at} is {type(element).__name__}, not bytes")
         try:

@@ -84,7 +84,7 @@ def verify_packed(path: Path, report: Callable[[int], None], done_bytes: int = 0
     Raises ModelFormatError.
     """
     packed = Place(path).packed
-    if (file := _opened(packed)) is None:
+    if (file := open_plain(packed)) is None:
         return
     with file:
         if (head := _head_of(file)) is None:
@@ -109,13 +109,13 @@ def packed_size_bytes(path: Path) -> int:
 
 def read_head(packed: Path) -> Head | None:
     """Read what a file of packed weights says of itself; None if it is not whole or not such a file."""
-    if (file := _opened(packed)) is None:
+    if (file := open_plain(packed)) is None:
         return None
     with file:
         return _head_of(file)
 
 
-def _opened(packed: Path) -> BinaryIO | None:
+def open_plain(packed: Path) -> BinaryIO | None:
     """Open for reading whatever stands there, but no link, which may lead to anything, nor wait for a pipe's writer."""
 
     def opener(path: str, flags: int) -> int:
@@ -143,7 +143,7 @@ def _map(path: Path, wanted: Head) -> mmap.mmap | None:
 
     What was looked at is what is mapped: another process may put a new copy in its place meanwhile.
     """
-    if (file := _opened(Place(path).packed)) is None:
+    if (file := open_plain(Place(path).packed)) is None:
         return None
     with file:
         head, owner = _head_of(file), os.fstat(file.fileno()).st_uid
@@ -158,7 +158,7 @@ def _pack(path: Path, wanted: Head, packing: Packing, free_bytes: Callable[[Path
     n_bytes = HEAD_BYTES + packing.n_bytes
     fd = os.open(place.packing, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
-        if not _is_ours(fd, place.packing):
+        if not is_ours(fd, place.packing):
             return None
         try:
             os.ftruncate(fd, 0)  # and what stands there for an old copy is of no use: neither may take up the room
@@ -178,7 +178,7 @@ def _pack(path: Path, wanted: Head, packing: Packing, free_bytes: Callable[[Path
     return _map(path, wanted)
 
 
-def _is_ours(fd: int, packing: Path) -> bool:
+def is_ours(fd: int, packing: Path) -> bool:
     """Lock the file, unless somebody has it or has already renamed it to where readers map it."""
     stat = os.fstat(fd)
     if stat.st_uid != os.geteuid() or stat.st_nlink > 1:

@@ -4,6 +4,7 @@ models/ID/FILE              complete and verified; it appears by an atomic renam
 models/ID/.FILE.json        its Record, written before the rename
 models/ID/.FILE.part        what has come so far, with .FILE.part.json saying of what
 models/ID/.FILE.packed      its weights as the native engine packs them (packed.py), with .FILE.packing while it is made
+models/ID/.FILE.graph       its graph as the runtime optimises it (graph_copy.py), with .FILE.graph.new while it is made
 models/ID/.FILE.lock        held while somebody pulls, derives or removes FILE; never deleted
 manifests/ID.toml           the manifest of an imported model, with .ID.toml.lock while it is imported
 """
@@ -67,6 +68,10 @@ class Place:
     def packing(self) -> Path:
         return self.beside("packing")
 
+    @property
+    def graph(self) -> Path:
+        return self.beside("graph")
+
     def read_record(self) -> Record | None:
         """Read the file's record; None unless the file is there and as long as it says."""
         try:
@@ -97,7 +102,8 @@ class Place:
         """Delete the file and everything beside it but the lock; give the bytes freed."""
         freed = 0
         # What becomes another file goes before it.
-        beside = (self.beside(suffix) for suffix in ("json", "part", "part.json", "new", "packing", "packed"))
+        suffixes = ("json", "part", "part.json", "new", "packing", "packed", "graph.new", "graph")
+        beside = (self.beside(suffix) for suffix in suffixes)
         for path in (self.file, *beside):
             try:
                 size = path.stat().st_size

@@ -11,6 +11,7 @@ from typing import Literal
 
 from edge_rt import config
 from edge_rt.catalog.chains import Chain, load_chains
+from edge_rt.catalog.graph_copy import verify_copy
 from edge_rt.catalog.manifest import SHIPPED_DIR, Asset, Manifest, Variant, as_variant, load_manifests
 from edge_rt.catalog.packed import packed_size_bytes, verify_packed
 from edge_rt.catalog.part import Derive, Progress, PullProgress, hash_file
@@ -218,6 +219,7 @@ class Store:
             if actual != record.sha256:
                 raise ModelChecksumError(path=str(place.file), expected=record.sha256, actual=actual)
             verify_packed(place.file, report, record.size_bytes)
+            verify_copy(place.file)
             sound.append(place.file)
         return tuple(sound)
 

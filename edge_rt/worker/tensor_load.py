@@ -9,6 +9,7 @@ from pathlib import Path
 from edge_rt.backends import registry
 from edge_rt.backends.base import Backend, ModelFile, TensorBackend, TensorOptions, TensorSession
 from edge_rt.backends.dispatch import dispatch_tensor
+from edge_rt.catalog.place import Place
 from edge_rt.devices import memory
 from edge_rt.devices.base import Reading
 from edge_rt.worker.channel import Load, TensorLoad
@@ -24,6 +25,7 @@ def unpack_tensor(load: Load) -> tuple[ModelFile, TensorOptions]:
         max_batch=tensor.max_batch,
         max_shapes=tensor.max_shapes,
         device=load.device,
+        graph_cache=Place(file.path).graph if tensor.graph_cache and load.path else None,
         custom_op_libraries=tuple(map(Path, tensor.custom_op_libraries)),
     )
     return file, options

@@ -1,0 +1,115 @@
+"""Open an ONNX model in onnxruntime, from the copy of its optimised graph where there is one.
+
+docs/onnx.md says what was measured of the settings here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edge_rt.backends.base import TensorOptions
+from edge_rt.backends.onnx_model import OnnxModel, fast_graph
+from edge_rt.catalog.graph_copy import make_copy, open_copy
+from edge_rt.devices import cpu
+
+_log = logging.getLogger(__name__)
+
+_PROVIDER = "CPUExecutionProvider"
+ACCURACY_LEVEL = 4  # of MatMulNBits: 8-bit activations; what files leave unset can be slower than floats
+MAX_COPY_BYTES = 2**30  # of a model whose graph is copied: onnxruntime writes one file, which protobuf limits to 2 GiB
+
+
+def open_session(
+    runtime: Any,
+    model: OnnxModel,
+    options: TensorOptions,
+    n_threads: int,
+    *,
+    features: Callable[[], frozenset[str]] = cpu.features,
+) -> Any:
+    """Give an InferenceSession. Raises whatever onnxruntime raises, and ModelFormatError."""
+    copy = options.graph_cache
+    if copy is None or options.custom_op_libraries or model.file_bytes + model.external_bytes > MAX_COPY_BYTES:
+        return _open_original(runtime, model, options, n_threads)
+    what = (runtime.__version__, platform.machine(), *sorted(features()), _PROVIDER, f"level {ACCURACY_LEVEL}")
+    key = hashlib.sha256("\n".join(what).encode()).hexdigest()
+
+    def write(target: str) -> None:
+        _open_original(runtime, model, options, n_threads, write_to=target)  # the session is dropped at once
+
+    if (session := _open_copied(runtime, model, options, n_threads, copy, key)) is not None:
+        return session
+    try:
+        make_copy(model.path, copy, key, write)
+    except Exception as exc:  # noqa: BLE001 - a model that cannot be loaded says so below, once more
+        _log.warning("%s: its optimised graph is not kept on disk: %s", model.path.name, exc)
+    return _open_copied(runtime, model, options, n_threads, copy, key) or _open_original(
+        runtime, model, options, n_threads
+    )
+
+
+def _open_copied(
+    runtime: Any, model: OnnxModel, options: TensorOptions, n_threads: int, copy: Path, key: str
+) -> Any | None:
+    if (file := open_copy(model.path, copy, key)) is None:
+        return None
+    with file:
+        settings = _settings(runtime, model, options, n_threads)
+        settings.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL  # all is done
+        try:
+            # By the descriptor: what was checked is what is read, whatever stands at the path by now.
+            return _open(runtime, f"/proc/self/fd/{file.fileno()}", settings)
+        except Exception as exc:  # noqa: BLE001 - whatever ails the copy, the model is still there
+            _log.warning("%s: its optimised graph is made anew, it cannot be used: %s", model.path.name, exc)
+            copy.unlink(missing_ok=True)
+            return None
+
+
+def _open_original(
+    runtime: Any, model: OnnxModel, options: TensorOptions, n_threads: int, *, write_to: str = ""
+) -> Any:
+    settings = _settings(runtime, model, options, n_threads)
+    settings.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    settings.optimized_model_filepath = write_to
+    if not model.n_slow:
+        return _open(runtime, str(model.path), settings)
+    # A graph in memory has no folder; the files that it names are in the model's.
+    folder = str(model.path.resolve().parent)
+    settings.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    return _open(runtime, fast_graph(model, ACCURACY_LEVEL), settings)
+
+
+def _open(runtime: Any, graph: str | bytes, settings: Any) -> Any:
+    session = runtime.InferenceSession(graph, sess_options=settings, providers=[_PROVIDER], enable_fallback=0)
+    session.disable_fallback()  # a provider that fails shall be heard of, not be replaced behind our back
+    _give_back()
+    return session
+
+
+def _give_back() -> None:
+    """Return what a load has freed to the system: as much as the weights, and glibc would keep it for good."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # other C libraries have none
+        trim(0)
+
+
+def _settings(runtime: Any, model: OnnxModel, options: TensorOptions, n_threads: int) -> Any:
+    settings = runtime.SessionOptions()
+    settings.log_severity_level = 4  # fatal: what it says of errors is in the exception
+    settings.intra_op_num_threads = n_threads
+    settings.inter_op_num_threads = 1
+    settings.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
+    # A plan of the memory is kept for every shape that ever came, and makes no run faster.
+    settings.enable_mem_pattern = not model.is_dynamic
+    # Threads that spin while they wait take twice the CPU time, and are slower themselves beside busy neighbours.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    settings.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(ACCURACY_LEVEL))
+    settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for library in options.custom_op_libraries:
+        settings.register_custom_ops_library(str(library))
+    return settings

@@ -1,0 +1,149 @@
+"""A model's graph as its runtime has optimised it, in a file beside it, so that the next load need not do it again.
+
+.FILE.graph is an ONNX file. Its last FOOT_BYTES, which are one more entry of its metadata, say of what model and
+runtime it is and what the bytes before them hash to. It appears by an atomic rename and is never changed. A file that
+is not what it says, or not written by us, root or the model's owner, is not used, as packed.py does it; and since a
+runtime may crash on damaged bytes, they are hashed at each load.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from stat import S_ISREG
+from typing import BinaryIO
+
+import msgspec
+
+from edge_rt.catalog.packed import SPACE_MARGIN_BYTES, is_ours, open_plain
+from edge_rt.catalog.part import sync_dir
+from edge_rt.catalog.place import Place
+from edge_rt.errors import ModelFormatError
+
+FOOT_BYTES = 1024
+# ModelProto.metadata_props (field 14) with the key "edge_rt" and a value that fills the rest.
+_FOOT_HEAD = b"\x72\xfd\x07\x0a\x07edge_rt\x12\xf1\x07"
+_MAX_GROWTH = 8  # folded constants make a graph larger; so many times the model's size must be free
+
+
+class Foot(msgspec.Struct, frozen=True, kw_only=True):
+    """What a copy is: key of runtime, CPU and options; sha256 and model_… of the model file; digest of the copy."""
+
+    key: str
+    sha256: str
+    model_bytes: int
+    model_mtime_ns: int
+    n_bytes: int = 0
+    digest: str = ""
+
+    def fits(self, wanted: Foot) -> bool:
+        return msgspec.structs.replace(self, n_bytes=0, digest="") == wanted
+
+
+def open_copy(model: Path, copy: Path, key: str) -> BinaryIO | None:
+    """Open the copy of the store's model if it is whole, the wanted one, and by somebody who may write it."""
+    if (wanted := _wanted(model, key)) is None or (file := open_plain(copy)) is None:
+        return None
+    foot, owner = _foot_of(file), os.fstat(file.fileno()).st_uid
+    if foot is None or not foot.fits(wanted) or owner not in (0, os.geteuid(), model.stat().st_uid):
+        file.close()
+        return None
+    if _digest(file, foot.n_bytes) != foot.digest:
+        file.close()
+        return None
+    return file
+
+
+def make_copy(
+    model: Path,
+    copy: Path,
+    key: str,
+    write: Callable[[str], object],
+    *,
+    free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
+) -> bool:
+    """Let write(path) write the copy of the store's model; it takes the old one's place when it is whole.
+
+    False for a file that is not the store's, or if another process is at it. Raises OSError, and what write raises.
+    """
+    if (wanted := _wanted(model, key)) is None:
+        return False
+    new = copy.with_name(f"{copy.name}.new")
+    fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        if not is_ours(fd, new):
+            return False
+        try:
+            copy.unlink(missing_ok=True)  # what is of no use may not take up the room
+            need = _MAX_GROWTH * wanted.model_bytes + SPACE_MARGIN_BYTES
+            if (have := free_bytes(model.parent)) < need:
+                raise OSError(errno.ENOSPC, f"{have >> 20} MiB are free, {need >> 20} MiB are needed")
+            write(f"/proc/self/fd/{fd}")  # the file that is locked, not whatever stands at the path by now
+            _seal(fd, wanted)
+            new.rename(copy)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+    finally:
+        os.close(fd)
+    sync_dir(copy.parent)
+    return True
+
+
+def verify_copy(model: Path) -> None:
+    """Hash the copy of the graph of the model at path, if there is one. Raises ModelFormatError."""
+    copy = Place(model).graph
+    if (file := open_plain(copy)) is None:
+        return
+    with file:
+        foot = _foot_of(file)
+        if foot is not None and (found := _digest(file, foot.n_bytes)) != foot.digest:
+            problem = f"blake2b is {found}, {foot.digest} was written; delete the file, a load makes it anew"
+            raise ModelFormatError(path=str(copy), field="optimised graph", problem=problem)
+
+
+def _wanted(model: Path, key: str) -> Foot | None:
+    if (record := Place(model).read_record()) is None:
+        return None
+    found = model.stat()
+    return Foot(key=key, sha256=record.sha256, model_bytes=found.st_size, model_mtime_ns=found.st_mtime_ns)
+
+
+def _foot_of(file: BinaryIO) -> Foot | None:
+    found = os.fstat(file.fileno())
+    size = found.st_size
+    if not S_ISREG(found.st_mode) or size < FOOT_BYTES:
+        return None
+    file.seek(size - FOOT_BYTES)
+    raw = file.read(FOOT_BYTES)
+    if not raw.startswith(_FOOT_HEAD):
+        return None
+    try:
+        foot = msgspec.json.decode(raw[len(_FOOT_HEAD) :], type=Foot)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return foot if size == foot.n_bytes + FOOT_BYTES else None
+
+
+def _seal(fd: int, wanted: Foot) -> None:
+    with open(fd, "rb+", closefd=False) as file:
+        n_bytes = file.seek(0, os.SEEK_END)
+        foot = msgspec.structs.replace(wanted, n_bytes=n_bytes, digest=_digest(file, n_bytes))
+        value = msgspec.json.encode(foot)
+        file.seek(n_bytes)
+        file.write(_FOOT_HEAD + value.ljust(FOOT_BYTES - len(_FOOT_HEAD)))
+        file.flush()
+        os.fsync(fd)
+
+
+def _digest(file: BinaryIO, n_bytes: int) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    file.seek(0)
+    while n_bytes > 0 and (chunk := file.read(min(n_bytes, 1 << 20))):
+        digest.update(chunk)
+        n_bytes -= len(chunk)
+    return digest.hexdigest()

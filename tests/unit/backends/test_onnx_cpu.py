@@ -1,0 +1,219 @@
+"""onnx_cpu against plain onnxruntime, and what it does beyond it."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+
+from edge_rt.backends.base import LoadOptions, ModelFile, TensorOptions  # noqa: E402
+from edge_rt.backends.onnx_cpu import OnnxCpuBackend, OnnxCpuSession  # noqa: E402
+from edge_rt.backends.onnx_shapes import RecentShapes  # noqa: E402
+from edge_rt.catalog.place import Place, Record  # noqa: E402
+from edge_rt.errors import (  # noqa: E402
+    BackendLoadError,
+    BackendStepError,
+    BackendUnavailableError,
+    InvalidRequestError,
+)
+from tests.tensor_models import (  # noqa: E402
+    conv,
+    helper,
+    identity,
+    int4,
+    int8,
+    make,
+    nested,
+    rows,
+    saved,
+    with_external_data,
+)
+
+Feeds = dict[str, NDArray[Any]]
+
+
+def load(file: ModelFile, **options: Any) -> OnnxCpuSession:
+    return OnnxCpuBackend().load_tensor(file, TensorOptions(n_threads=1, **options))
+
+
+def plain(file: ModelFile, feeds: Feeds) -> list[NDArray[Any]]:
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = 1
+    session = ort.InferenceSession(str(file.path), settings, providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def noise(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(1).standard_normal(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("model", "feeds"),
+    [
+        (conv(), {"x": noise(2, 3, 17, 9)}),
+        (rows(), {"x": noise(5, 4)}),
+        (int8(), {"x": noise(3, 16)}),
+        (int4(4), {"x": noise(3, 64)}),
+        (nested(3), {"x": noise(1)}),
+    ],
+    ids=["conv", "rows", "int8", "int4", "nested"],
+)
+@pytest.mark.parametrize("copied", [False, True])
+def test_answers_are_onnxruntimes_bit_for_bit(model: Any, feeds: Feeds, copied: bool, tmp_path: Path) -> None:
+    file = saved(model, tmp_path / "m.onnx")
+    expected = plain(file, feeds)
+    for _ in range(2 if copied else 1):  # the second load finds the copy that the first has made
+        session = load(stored(file) if copied else file, graph_cache=Place(file.path).graph if copied else None)
+        assert Place(file.path).graph.exists() == copied
+        for name, wanted in zip(session.run(feeds), expected, strict=True):
+            answer = session.run(feeds)[name]
+            assert answer.tobytes() == wanted.tobytes()
+        session.close()
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[OnnxCpuSession, Any]:
+    file = saved(conv(), tmp_path_factory.mktemp("conv") / "m.onnx")
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = 1
+    return load(file, max_shapes=2), ort.InferenceSession(str(file.path), settings, providers=["CPUExecutionProvider"])
+
+
+@given(n=st.integers(0, 3), height=st.integers(1, 40), width=st.integers(1, 300))
+@settings(max_examples=60, deadline=None)
+def test_answers_do_not_depend_on_the_shapes_before(both: Any, n: int, height: int, width: int) -> None:
+    ours, theirs = both
+    feed = noise(n, 3, height, width)
+    assert ours.run({"x": feed})["y"].tobytes() == theirs.run(None, {"x": feed})[0].tobytes()
+
+
+def stored(file: ModelFile) -> ModelFile:
+    """Give the file the record that makes it one of the store's."""
+    data = file.path.read_bytes()
+    if Place(file.path).read_record() is None:
+        Place(file.path).write_record(Record(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data)))
+        file.path.write_bytes(data)
+    return file
+
+
+def test_matmulnbits_always_computes_with_8_bit_activations(tmp_path: Path) -> None:
+    feeds = {"x": noise(2, 64)}
+    (expected,) = plain(saved(int4(4), tmp_path / "fast.onnx"), feeds)
+    for level in (None, 0, 1):
+        file = saved(int4(level), tmp_path / "m.onnx")
+        assert plain(file, feeds)[0].tobytes() != expected.tobytes()
+        assert load(file).run(feeds)["y"].tobytes() == expected.tobytes()
+
+
+def test_a_rewritten_graph_still_finds_its_weights_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feeds, folder = {"x": noise(2, 64)}, tmp_path / "model"
+    folder.mkdir()
+    (expected,) = plain(saved(int4(4), tmp_path / "fast.onnx"), feeds)
+    file = saved(with_external_data(int4(0), folder), folder / "m.onnx")
+    monkeypatch.chdir(tmp_path)
+    assert load(file).run(feeds)["y"].tobytes() == expected.tobytes()
+
+
+def test_a_damaged_copy_is_made_anew(tmp_path: Path) -> None:
+    file = stored(saved(conv(), tmp_path / "m.onnx"))
+    copy, feeds = Place(file.path).graph, {"x": noise(1, 3, 8, 8)}
+    load(file, graph_cache=copy)
+    whole = copy.read_bytes()
+    for damaged in (whole[:-1], b"\xff" * len(whole), whole[:50] + b"\xff" + whole[51:]):
+        copy.write_bytes(damaged)
+        session = load(file, graph_cache=copy)
+        assert session.run(feeds)["y"].tobytes() == plain(file, feeds)[0].tobytes()
+        assert copy.read_bytes()[: len(whole) - 1024] == whole[:-1024]
+
+
+def test_a_model_with_custom_operators_needs_a_library(tmp_path: Path) -> None:
+    node = helper.make_node("Twice", ["x"], ["y"], domain="acme")
+    model = make([node], [("x", 1, [2])], [("y", 1, [2])])
+    model.opset_import.append(helper.make_opsetid("acme", 1))
+    file = saved(model, tmp_path / "m.onnx")
+    with pytest.raises(BackendLoadError, match=r"operators of acme.*tensor\.custom_op_libraries"):
+        load(file)
+    with pytest.raises(BackendLoadError, match="onnxruntime says"):
+        load(file, custom_op_libraries=(tmp_path / "absent.so",))
+
+
+def test_what_onnxruntime_refuses_is_a_load_error_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = make([helper.make_node("NoSuchOperator", ["x"], ["y"])], [("x", 1, [2])], [("y", 1, [2])])
+    with pytest.raises(BackendLoadError, match=r"onnxruntime says: .*NoSuchOperator") as refused:
+        load(saved(model, tmp_path / "m.onnx"))
+    assert "\n" not in str(refused.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_fails_while_it_computes_is_a_step_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    node = helper.make_node("Reshape", ["x", "s"], ["y"])
+    model = make([node], [("x", 1, ["n"]), ("s", 7, [2])], [("y", 1, [None, None])])
+    session = load(saved(model, tmp_path / "m.onnx"))
+    with pytest.raises(BackendStepError, match="onnxruntime says"):
+        session.run({"x": noise(6), "s": np.array([4, 4])})
+    assert session.run({"x": noise(6), "s": np.array([2, 3])})["y"].shape == (2, 3)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    session = load(saved(identity(8, ["n"]), tmp_path / "m.onnx"))
+    with pytest.raises(InvalidRequestError, match="x: element 1 is not UTF-8"):
+        session.run({"x": np.array([b"a", b"\xff"], object)})
+    with pytest.raises(InvalidRequestError, match="x: element 0 is int, not bytes"):
+        session.run({"x": np.array([1], object)})
+    given = np.array(["é", b"b"], object)
+    assert session.run({"x": given})["y"].tolist() == ["é".encode(), b"b"]
+
+
+def test_the_placement_names_every_node(tmp_path: Path) -> None:
+    (part,) = load(saved(conv(), tmp_path / "m.onnx")).info.placement
+    assert part.provider == "CPUExecutionProvider"
+    assert dict(part.kinds) == {"Conv": 2, "Relu": 1}
+    assert part.n_nodes == 3
+
+
+def test_a_language_model_is_refused() -> None:
+    backend, options = OnnxCpuBackend(), LoadOptions(n_ctx=64)
+    file = ModelFile(model="qwen", variant="", path=Path("m.gguf"), quant="")
+    assert "qwen is a language model" in (backend.supports(file, options) or "")
+    for call in (backend.load, backend.estimate):
+        with pytest.raises(BackendLoadError, match="runs tensor models"):
+            call(file, options)
+
+
+def test_without_the_package_the_back_end_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    absent: Any = OnnxCpuBackend().probe()
+    assert (absent.extra, "onnxruntime" in absent.reason) == ("onnx", True)
+    with pytest.raises(BackendUnavailableError, match=r"edge_rt\[onnx\]"):
+        OnnxCpuBackend().load_tensor(ModelFile(model="m", variant="", path=Path("m"), quant=""), TensorOptions())
+
+
+def feed(n_rows: int) -> Feeds:
+    return {"x": np.zeros((n_rows, 4), np.float32)}
+
+
+def test_memory_is_given_back_once_no_recent_shape_needs_it() -> None:
+    recent = RecentShapes(3)
+    assert not any(recent.note(feed(n)) for n in (1, 2, 100, 1, 2))  # the large one is among the last three
+    assert [recent.note(feed(n)) for n in (3, 1, 2)] == [True, False, False]
+    assert not any(recent.note(feed(n)) for n in (4, 5, 6, 7, 8, 2, 3))
+
+
+def test_ten_thousand_shapes_are_not_remembered() -> None:
+    recent = RecentShapes(8)
+    for n in range(10_000):
+        recent.note({"x": np.empty((n, 0), np.float32)})
+    assert len(recent._bytes) == 8
