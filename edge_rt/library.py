@@ -11,18 +11,13 @@ Several threads may generate on one model at the same time: their requests share
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -36,10 +31,10 @@ from edge_rt.errors import (
     BackendStepError,
     EdgeRtError,
     InvalidRequestError,
-    ShuttingDownError,
     UnsupportedFeatureError,
 )
 from edge_rt.guard.limits import check_request
+from edge_rt.library_engine import Running
 from edge_rt.library_models import find_model
 from edge_rt.scheduler.forms import load_message
 from edge_rt.tensor_library import TensorModel, start_model
@@ -128,30 +123,20 @@ def _start(message: Load, settings: config.Config) -> Model:
         raise
 
 
-class Model:
-    """A loaded model with its engine on a thread of its own. Close it, or use it in a with statement.
-
-    Any thread may use and close it. A process made by fork cannot use its parent's: no thread survives a fork.
-    """
+class Model(Running):
+    """A loaded language model, as Running says."""
 
     def __init__(
         self, info: ModelInfo, engine: TokenEngine, settings: config.Config, close_session: Callable[[], None]
     ) -> None:
         self.info = info
+        super().__init__(info.model, engine.stop, close_session)
         self._engine = engine
         self._limits = settings.limits
-        self._close_session = close_session
         self._ids = count(1)
         self._open: set[_Answer] = set()
         self._failure: EdgeRtError | None = None
-        self._pid = os.getpid()
-        self._changed = threading.Condition()
-        self._n_users = 0  # calls that use the session on their own threads
-        self._is_closing = self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name=f"edge_rt-{info.model}", daemon=True)
-        self._thread.start()
-        # An engine that computes while the interpreter takes itself down would be cut off inside llama.cpp.
-        atexit.register(self.close)
+        self._begin()
 
     def generate(
         self,
@@ -218,29 +203,6 @@ class Model:
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
-    def close(self, drain_s: float = 0.0) -> None:
-        """Stop the engine, giving running answers drain_s to finish, and free the model's memory."""
-        if self._pid != os.getpid():
-            return
-        with self._changed:
-            self._is_closing = True
-        self._engine.stop(drain_s)
-        self._thread.join()
-        with self._changed:
-            self._changed.wait_for(lambda: self._n_users == 0)
-            if not self._is_closed:
-                self._is_closed = True
-                self._close_session()
-        atexit.unregister(self.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _run(self) -> None:
         try:
             self._engine.warm_up()
@@ -250,22 +212,6 @@ class Model:
             self._failure = BackendStepError(reason=f"the engine ended: {type(exc).__name__}: {exc}")
             for answer in list(self._open):
                 answer.failed(self._failure)
-
-    @contextmanager
-    def _using(self) -> Iterator[None]:
-        """Keep the session open for a call that uses it on the caller's thread."""
-        if self._pid != os.getpid():
-            raise UnsupportedFeatureError(feature="using a model after a fork", remedy="load it in the child")
-        with self._changed:
-            if self._is_closing:
-                raise ShuttingDownError
-            self._n_users += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._n_users -= 1
-                self._changed.notify_all()
 
 
 class ChunkStream(Iterator[Chunk]):

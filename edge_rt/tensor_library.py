@@ -11,16 +11,11 @@ Several threads may use one model at the same time: what they ask is joined, as 
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,8 +28,9 @@ from edge_rt.engine.infer import Inferred
 from edge_rt.engine.pipeline import Pipeline
 from edge_rt.engine.tensors import Call, TensorEngine
 from edge_rt.engine.waiting import WaitingInfer, infer_once
-from edge_rt.errors import InvalidRequestError, ShuttingDownError, UnsupportedFeatureError
+from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_media
+from edge_rt.library_engine import Running
 from edge_rt.types import EngineStats, MediaAnswer, MediaRequest, TensorModelInfo, TensorSpec
 from edge_rt.worker.channel import Load, TensorLoad
 from edge_rt.worker.tensor_load import load_tensor_session
@@ -56,11 +52,8 @@ def start_model(message: Load, limits: Limits) -> TensorModel:
         raise
 
 
-class TensorModel:
-    """A loaded model with its engine on a thread of its own. Close it, or use it in a with statement.
-
-    Any thread may use and close it. A process made by fork cannot use its parent's: no thread survives a fork.
-    """
+class TensorModel(Running):
+    """A loaded tensor model, as Running says."""
 
     def __init__(
         self,
@@ -73,21 +66,14 @@ class TensorModel:
         max_streams: int,
     ) -> None:
         self.info = info
+        super().__init__(info.model, engine.stop, close_session)
         self._engine = engine
         self._pipeline = pipeline
         self._limits = limits
-        self._close_session = close_session
         self._max_streams = max_streams
         self._specs = {spec.name: spec for spec in info.inputs}
         self._ids = count(1)
-        self._pid = os.getpid()
-        self._changed = threading.Condition()
-        self._n_users = 0
-        self._is_closing = self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name=f"edge_rt-{info.model}", daemon=True)
-        self._thread.start()
-        # A model that computes while the interpreter takes itself down would be cut off inside its back end.
-        atexit.register(self.close)
+        self._begin()
 
     def run(
         self, feeds: Mapping[str, ArrayLike], outputs: Sequence[str] = (), *, stream: str = "", is_last: bool = False
@@ -145,29 +131,6 @@ class TensorModel:
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
-    def close(self, drain_s: float = 0.0) -> None:
-        """Stop the engine, giving what runs drain_s to finish, and free the model's memory."""
-        if self._pid != os.getpid():
-            return
-        with self._changed:
-            self._is_closing = True
-        self._engine.stop(drain_s)
-        self._thread.join()
-        with self._changed:
-            self._changed.wait_for(lambda: self._n_users == 0)
-            if not self._is_closed:
-                self._is_closed = True
-                self._close_session()
-        atexit.unregister(self.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _run(self) -> None:
         try:
             self._engine.run()
@@ -176,21 +139,6 @@ class TensorModel:
 
     def _id(self) -> str:
         return str(next(self._ids))
-
-    @contextmanager
-    def _using(self) -> Iterator[None]:
-        if self._pid != os.getpid():
-            raise UnsupportedFeatureError(feature="using a model after a fork", remedy="load it in the child")
-        with self._changed:
-            if self._is_closing:
-                raise ShuttingDownError
-            self._n_users += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._n_users -= 1
-                self._changed.notify_all()
 
 
 def _array(value: ArrayLike, spec: TensorSpec | None) -> NDArray[Any]:
