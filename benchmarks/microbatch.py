@@ -19,6 +19,7 @@ from tensor_subjects import Process
 
 AT_LEAST = 1.2
 N_CLIENTS = 16
+NAMES = ("classifier", "inspection", "dense")
 RIVALS: dict[str, dict[str, Any]] = {
     "default": {},
     "1 thread": {"n_threads": 1},
@@ -27,15 +28,15 @@ RIVALS: dict[str, dict[str, Any]] = {
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", metavar="NAMES", help=f"of {', '.join(tensor_models.MODELS)}; all by default")
+    parser.add_argument("--models", metavar="NAMES", help=f"of {', '.join(NAMES)}; all by default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of edge_rt's")
     parser.add_argument("--cpu", action="store_true", help="compare CPU time a request instead: for a busy machine")
 
 
 def main() -> None:
     arguments = harness.parse(__doc__, add_options=options)
-    names = (arguments.own.models or ",".join(tensor_models.MODELS)).split(",")
-    if unknown := {*names} - {*tensor_models.MODELS}:
+    names = (arguments.own.models or ",".join(NAMES)).split(",")
+    if unknown := {*names} - {*NAMES}:
         sys.exit(f"no such models: {', '.join(unknown)}")
     own = dict(setting.split("=", 1) for setting in arguments.own.set)
     cpu_s: dict[str, list[float]] = {}

@@ -2,6 +2,7 @@
 
 classifier   EfficientNet-Lite0's layers and sizes: uint8 [n, 224, 224, 3] to 1,000 logits, 18.5 MB
 inspection   a small CNN as inspection cameras run it: fp32 [n, 1, 128, 128] to 6 logits
+square       y = x · x and t = s + 1, of any number of rows and columns; stateful is the same with s kept as a state
 dense        three layers of 1,024: fp32 [n, 512] to 256, as sensors and scoring have it; weights are read once a run
 """
 
@@ -41,6 +42,12 @@ file = "{name}.onnx"
 source = "file:{path}"
 size_bytes = {size_bytes}
 sha256 = "{sha256}"
+{more}"""
+_STATE = """
+[[state]]
+input = "s"
+output = "t"
+shape = [1, 64]
 """
 
 
@@ -53,6 +60,7 @@ class Model:
     dtype: str
     shape: tuple[int, ...]
     max_batch: int
+    more: str = ""  # of its manifest
 
     def feeds(self, n_rows: int = 1, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
         noise = np.random.default_rng(seed)
@@ -163,9 +171,22 @@ def _write_dense(path: Path) -> None:
     g.save(path, MODELS["dense"], x, sizes[-1])
 
 
+def _write_square(path: Path) -> None:
+    x, s, y, t = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])
+        for name, size in (("x", "m"), ("s", 64), ("y", "m"), ("t", 64))
+    )
+    nodes = [helper.make_node("Mul", ["x", "x"], ["y"]), helper.make_node("Add", ["s", "one"], ["t"])]
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    graph = helper.make_graph(nodes, path.stem, [x, s], [y, t], [one])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
 MODELS = {
     "classifier": Model(write=_write_classifier, input="image", dtype="uint8", shape=(224, 224, 3), max_batch=4),
     "inspection": Model(write=_write_inspection, input="x", dtype="float32", shape=(1, 128, 128), max_batch=8),
+    "square": Model(write=_write_square, input="x", dtype="float32", shape=(512,), max_batch=8),
+    "stateful": Model(write=_write_square, input="x", dtype="float32", shape=(512,), max_batch=1, more=_STATE),
     "dense": Model(write=_write_dense, input="x", dtype="float32", shape=(512,), max_batch=16),
 }
 
@@ -179,6 +200,7 @@ def catalog(folder: Path, *names: str) -> dict[str, Any]:
         text = _MANIFEST.format(
             name=name,
             max_batch=MODELS[name].max_batch,
+            more=MODELS[name].more,
             path=path,
             size_bytes=path.stat().st_size,
             sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
