@@ -328,7 +328,8 @@ def verify(catalog: _Catalog, names: tuple[str, ...]) -> None:
     """
     broken, n_checked = False, 0
     with pull_progress() as progress:
-        for name in names or tuple(m.id for m in catalog.store.manifests()):
+        asked = [part for name in names for part in catalog.parts(name)]
+        for name in asked or [m.id for m in catalog.store.manifests()]:
             manifest, wanted = catalog.find(name)
             files = manifest.files() if wanted is None else (wanted,)
             present = [file for file in files if catalog.store.path(manifest, file) is not None]
@@ -358,6 +359,9 @@ def remove(catalog: _Catalog, names: tuple[str, ...]) -> None:
     daemon that has the model loaded keeps answering from it
     until it unloads it.
     """
+    for name in names:
+        if (chain := catalog.chain(name)) is not None:
+            raise click.UsageError(f"{name} has no files of its own; its models are {' and '.join(chain.parts)}.")
     for name, (manifest, variant) in [(name, catalog.find(name)) for name in names]:
         freed = catalog.store.remove(manifest.id, variant.id if variant else "")
         click.echo(f"{name}: " + (f"{size_text(freed)} freed" if freed else "was not here"), err=True)

@@ -27,6 +27,8 @@ except ImportError as exc:
     raise BackendUnavailableError(backend="pipelines of pictures", reason=str(exc), extra="onnx") from exc
 
 _READERS = {b"\x89PNG\r\n\x1a\n": PngImagePlugin.PngImageFile, b"\xff\xd8\xff": JpegImagePlugin.JpegImageFile}
+_SCAN = b"\xff\xda"  # compressed data never holds it
+_MAX_SCANS = 100  # progressive files have some ten; each may be a few bytes and cost seconds
 # What Pillow raises for files that are not what they say; a decoder of hostile bytes says it in many ways.
 _BROKEN = (
     OSError,
@@ -76,6 +78,9 @@ def decode(data: bytes, *, max_pixels: int, param: str = "data") -> Image.Image:
     reader = next((reader for magic, reader in _READERS.items() if data.startswith(magic)), None)
     if reader is None:
         raise InvalidRequestError(param=param, problem=f"is neither a JPEG nor a PNG file{_guess(data)}")
+    if data.startswith(b"\xff\xd8") and (n_scans := data.count(_SCAN)) > _MAX_SCANS:
+        problem = f"has {n_scans} scans, the limit is {_MAX_SCANS}: each goes over all pixels again"
+        raise InvalidRequestError(param=param, problem=problem)
     try:
         # The readers themselves: Image.open would choose among all formats and has a limit on pixels of its own.
         image: Image.Image = reader(BytesIO(data))

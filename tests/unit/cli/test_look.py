@@ -35,6 +35,9 @@ class Command:
     def __call__(self, *args: str, stdin: bytes | None = None) -> Result:
         return CliRunner().invoke(main, ["--config", str(self._config), "run", "--local", *args], input=stdin)
 
+    def models(self, *args: str) -> Result:
+        return CliRunner().invoke(main, ["--config", str(self._config), "models", *args])
+
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
@@ -161,3 +164,15 @@ def test_wrong_use_is_explained(run: Command, args: list[str], status: int, word
     done = run(*args)
     assert done.exit_code == status, done.output
     assert words in " ".join(done.stderr.split())
+
+
+def test_models_of_a_chain_are_pulled_shown_and_verified_together(run: Command) -> None:
+    pulled = run.models("pull", "page")
+    assert [Path(line).name for line in pulled.stdout.splitlines()] == ["lines.onnx", "reader.onnx"], pulled.output
+    assert "reader" in run.models("show", "page").stdout
+    rows = [line.split() for line in run.models("list").stdout.splitlines()]
+    assert ["page", "ocr", "lines", "+", "reader", "pulled", "MIT"] in rows
+    assert run.models("verify", "page").stdout.count("ok ") >= 2
+    refused = run.models("rm", "page")
+    assert refused.exit_code == 2
+    assert "its models are lines and reader" in refused.stderr

@@ -79,6 +79,23 @@ def test_broken_bytes_are_pictures_or_refused(kind: str) -> None:
     assert refused > 20
 
 
+def test_jpeg_with_a_thousand_scans_is_refused() -> None:
+    data = encoded(noise(64, 64), "JPEG", progressive=True)
+    assert 1 < data.count(b"\xff\xda") < 20
+    assert decode(data, max_pixels=MAX_PIXELS).size == (64, 64)
+    start = data.rindex(b"\xff\xda")
+    with pytest.raises(InvalidRequestError, match="scans, the limit is 100"):
+        decode(data[:start] + data[start:-2] * 1000 + data[-2:], max_pixels=MAX_PIXELS)
+
+
+def test_text_in_a_png_that_unpacks_to_much_is_refused() -> None:
+    body = b"Comment\0\0" + zlib.compress(bytes(100_000_000), 9)
+    text = struct.pack(">I", len(body)) + b"zTXt" + body + struct.pack(">I", zlib.crc32(b"zTXt" + body))
+    whole = encoded(noise(4, 4))
+    with pytest.raises(InvalidRequestError, match="broken or cut"):
+        decode(whole[:33] + text + whole[33:], max_pixels=MAX_PIXELS)
+
+
 @pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF", "WEBP", "PPM"])
 def test_other_formats_are_refused(kind: str) -> None:
     with pytest.raises(InvalidRequestError, match="neither a JPEG nor a PNG"):
