@@ -149,7 +149,7 @@ def _side_servers(loaded: Loaded, api: Api) -> list[SideServer]:
         found.append(RegionServer(api.regions, Path(server.shm_socket_path), server))
     if server.grpc_socket_path:
         try:
-            from edge_rt.api.grpc_server import GrpcServer  # 17 MB that few need
+            from edge_rt.api.grpc_server import GrpcServer  # 14 MiB that few need
         except ImportError as exc:
             raise ConfigError(
                 key="server.grpc_socket_path",

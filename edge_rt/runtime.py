@@ -237,10 +237,16 @@ class Runtime:
         now_s = asyncio.get_running_loop().time()
         return describe(model, entry.manifest, placement, slots, entry.queue, now_s)
 
-    async def load(self, model: str, *, force: bool = False) -> None:
-        """Load a model now, a tensor model where it is best. force: also if the memory looks too small."""
+    async def load(self, model: str, *, force: bool = False, tensors: bool = False) -> None:
+        """Load a model now, a tensor model where it is best.
+
+        force    also if the memory looks too small
+        tensors  as a tensor model, where it can be either; refused for a language model
+        """
+        if tensors:
+            self._check_kind(model, "tensor")
         self._check_pulled(model)
-        owner = self._dispatcher if _is_tensor(self._entry(model).manifest) else self._residency
+        owner = self._dispatcher if tensors or _is_tensor(self._entry(model).manifest) else self._residency
         await owner.load(model, force=force)
 
     async def unload(self, model: str) -> None:

@@ -194,7 +194,7 @@ class GrpcServer:
 
     async def _load(self, asked: Any, _: Context) -> dict[str, Any]:
         models.refuse_load_parameters(asked.parameters)
-        await self._api.runtime.load(models.find(self._api, asked.model_name).id)
+        await self._api.runtime.load(models.find(self._api, asked.model_name).id, tensors=True)
         return {}
 
     async def _unload(self, asked: Any, _: Context) -> dict[str, Any]:

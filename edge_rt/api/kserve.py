@@ -55,7 +55,7 @@ def routes(api: Api) -> list[Route]:
     async def load(request: Request) -> ASGIApp:
         asked = decode_with(await read_body(request, api) or b"{}", wire.DECODERS[wire.LoadRequest])
         models.refuse_load_parameters(asked.parameters)
-        await api.runtime.load(models.find(api, request.path_params["model"]).id)
+        await api.runtime.load(models.find(api, request.path_params["model"]).id, tensors=True)
         return Response(status_code=200)
 
     async def unload(request: Request) -> ASGIApp:

@@ -7,7 +7,7 @@ from importlib.metadata import version as installed_version
 
 from edge_rt.api.context import Api, ModelStatus
 from edge_rt.api.kserve_wire import IndexEntry, MetadataTensor, ModelMetadata, Parameter, ServerMetadata
-from edge_rt.errors import ModelNotFoundError, ModelNotPulledError, UnsupportedFeatureError
+from edge_rt.errors import ModelNotFoundError, ModelNotPulledError, OverloadedError, UnsupportedFeatureError
 from edge_rt.types import TensorSpec
 
 EXTENSIONS = ("binary_tensor_data", "sequence", "model_repository")
@@ -61,14 +61,16 @@ async def metadata(api: Api, model: str, version: str = "") -> ModelMetadata:
     Raises what find and loading raise.
     """
     status = find(api, model, version)
-    if status.tensor is None and status.info is None:
+    if status.tensor is None:
         if not status.pulled:
             raise ModelNotPulledError(model=model)
-        await api.runtime.load(model)
+        await api.runtime.load(model, tensors=True)
         status = find(api, model, version)
     info = status.tensor
-    if info is None:
-        raise UnsupportedFeatureError(feature=f"tensors for {model}", remedy="it has been loaded as a language model")
+    if info is None:  # it has made room for another already
+        raise OverloadedError(
+            resource="models in memory", limit=api.config.worker.max_loaded, setting="worker.max_loaded"
+        )
     return ModelMetadata(
         name=model,
         versions=(info.variant,) if info.variant else (),

@@ -171,7 +171,7 @@ class FakeRuntime:
     def chains(self) -> Sequence[Chain]:
         return ()
 
-    async def load(self, model: str) -> None:
+    async def load(self, model: str, *, tensors: bool = False) -> None:
         self.loads.append(model)
 
     async def unload(self, model: str) -> None:

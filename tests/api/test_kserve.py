@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edge_rt.api.client import Client
@@ -336,3 +339,52 @@ def test_the_client_takes_arrays_and_tensors(daemon: Daemon) -> None:
             client.infer("nobody", values)
         with pytest.raises(ValueError, match="no tensor has elements of <c8"):
             client.infer("echo", {"x": np.zeros(2, np.complex64)})
+
+
+BYTES = {"name": "bytes", "datatype": "BYTES", "shape": [1, 2]}
+lies = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["int8", "fp32", "bytes", "bool", "x"]),
+        "shape": st.lists(st.sampled_from([0, 1, 2, 3, -1, 2**20, 2**31 - 1, 2**63]), max_size=4),
+        "datatype": st.sampled_from([*ITEM_BYTES, "BF16", "x"]),
+        "parameters": st.fixed_dictionaries(
+            {}, optional={"binary_data_size": st.sampled_from([0, 1, 2, 4, 8, 16, 2**40])}
+        ),
+    },
+    optional={"data": st.lists(st.integers(-1, 300) | st.booleans() | st.text(max_size=2), max_size=4)},
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(["echo", "counter"]),
+    st.lists(lies, max_size=3),
+    st.binary(max_size=32),
+    st.sampled_from([0, 0, 0, 1, -1]),
+)
+@example("echo", [{"name": "int8", "datatype": "INT8", "shape": [2**31 - 1], "data": [1]}], b"", 0)
+@example(
+    "echo",
+    [{"name": "bytes", "datatype": "BYTES", "shape": [1, 2], "parameters": {"binary_data_size": 8}}],
+    b"\xff" * 8,
+    0,
+)
+@example("counter", [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3]}], b"", 0)
+def test_no_body_harms_a_worker(
+    daemon: Daemon, model: str, inputs: list[dict[str, Any]], binary: bytes, off: int
+) -> None:
+    head = json.dumps({"inputs": inputs}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head) + off)}
+    with daemon.client() as http:
+        answer = http.post(f"/v2/models/{model}/infer", content=head + binary, headers=headers)
+        assert answer.status_code in (200, 400, 413, 415), answer.text
+        assert answer.status_code == 200 or isinstance(answer.json()["error"], str)
+
+
+def test_the_workers_are_the_first_ones_still(daemon: Daemon) -> None:
+    """Runs last: no request of this module has cost a worker."""
+    with Client(daemon.socket) as client:
+        x = np.ones((1, 4), np.float32)
+        client.infer("counter", {"x": x})
+    assert "is lost" not in daemon.log
+    assert "died" not in daemon.log
