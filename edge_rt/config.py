@@ -101,7 +101,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     n_checked: Count = 8  # results of a new device that are compared with the CPU's
     tolerance: Annotated[float, Meta(ge=0.0)] = 0.02  # largest difference allowed, of the output's largest value
     max_failures: Positive = 3  # one after the other, then the device is left alone
-    retry_s: PositiveSeconds = 30.0  # until it is tried again; doubles with each failure, up to 20 times
+    retry_s: PositiveSeconds = 2.0  # until one request tries again; doubles with each failure, up to 5 times
     max_device_c: PositiveSeconds = 85.0  # a hotter device comes last
 
 

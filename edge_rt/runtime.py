@@ -116,7 +116,10 @@ class Runtime:
         self._make_worker = make_worker
         self._features = features()  # read once: they do not change, and every request asks
         self._residency = Residency(max_loaded=self._config.worker.max_loaded, events=telemetry)
-        self._profile, self._probes = profile or Profile(None), probes or Probes()
+        self._profile, self._probes = (
+            profile or Profile(None),
+            probes or Probes(max_device_c=self._config.placement.max_device_c),
+        )
         self._dispatcher = Dispatcher(
             self._config.placement,
             self._residency,

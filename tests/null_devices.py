@@ -16,6 +16,7 @@ from edge_rt.catalog.manifest import Variant
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, WorkerLostError
 from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.placement import Candidate, Measured, Policy, Ranking, rank
+from edge_rt.scheduler.probes import Probes
 from edge_rt.scheduler.residency import Residency
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import (
@@ -86,8 +87,8 @@ class Device:
         self._cooled_at_s = now_s
         self.energy_j += self.power_w * seconds
 
-    def run_s(self, now_s: float, rng: random.Random) -> float:
-        seconds = self.service_s * (rng.lognormvariate(0.0, self.jitter) if self.jitter else 1.0)
+    def run_s(self, now_s: float, factor: float) -> float:
+        seconds = self.service_s * factor
         return seconds * (self.throttle_factor if self.temperature_c(now_s) >= self.throttle_c else 1.0)
 
 
@@ -100,19 +101,35 @@ class World:
     policy: str = "balanced"
     is_profiled: bool = True
     ran: list[tuple[str, str]] = field(default_factory=list)  # (request, device) of every answer given
+    is_probed_late: bool = False  # temperatures are as old as the product's probes let them be
     n_loaded: int = 0
     most_loaded: int = 0
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+        self.probes = Probes(probe=self._probe, max_device_c=85.0)
         self.origin_s = asyncio.get_running_loop().time()
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time() - self.origin_s
 
+    def factor(self, device: Device, request: TensorRequest) -> float:
+        """Say how much longer than usual a request takes on a device."""
+        return self.rng.lognormvariate(0.0, device.jitter) if device.jitter else 1.0
+
     # A dispatcher's subject.
 
-    async def ready(self) -> None: ...
+    async def ready(self) -> None:
+        await self.probes.ensure(["sim"])
+
+    async def _probe(self, backend: str) -> tuple[DeviceState, ...]:
+        return self._states()
+
+    def _states(self) -> tuple[DeviceState, ...]:
+        return tuple(
+            DeviceState(backend="sim", id=d.name, kind=d.kind, simulated=True, temp_c=d.temperature_c(self.now_s()))
+            for d in self.devices
+        )
 
     def rank(self, shown_s: Callable[[Candidate], float | None]) -> Ranking:
         def measured(candidate: Candidate) -> Measured | None:
@@ -122,10 +139,7 @@ class World:
             latency_s = shown if shown is not None else device.service_s
             return Measured(latency_s=latency_s, energy_j=device.service_s * device.power_w, memory_bytes=1)
 
-        states = [
-            DeviceState(backend="sim", id=d.name, kind=d.kind, simulated=True, temp_c=d.temperature_c(self.now_s()))
-            for d in self.devices
-        ]
+        states = self.probes.states(["sim"]) if self.is_probed_late else self._states()
         form = Variant(id="v", quant="INT8", file="v.sim", backends=("sim",))
         policy = Policy(name=self.policy)  # type: ignore[arg-type]
         return rank("m", (form,), states, policy, pulled={"v"}, measured=measured)
@@ -184,7 +198,7 @@ class Worker:
         came_at_s = world.now_s()
         async with device.lock:
             begun_at_s = world.now_s()
-            seconds = device.run_s(begun_at_s, world.rng)
+            seconds = device.run_s(begun_at_s, world.factor(device, request))
             device.n_runs += 1
             if fails := inside(device.faults, begun_at_s):
                 seconds = device.fail_s if device.fail_s is not None else seconds

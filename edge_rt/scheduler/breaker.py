@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 
 BreakerState = Literal["closed", "open", "half_open"]
 
-MAX_PAUSE_FACTOR = 20.0  # of retry_s: even a device that stays broken is tried this often
+MAX_PAUSE_FACTOR = 5.0  # of retry_s: even a device that stays broken is tried this often …
+LOST_FACTOR = 20.0  # … unless a failure takes long: of the time that goes by, tries may lose a twentieth
 
 
 class Ticket(NamedTuple):
@@ -57,22 +58,27 @@ class Breaker:
         if ticket.generation == self._generation:
             self.retry_at_s, self._probe, self._n_failures, self._pause_s = None, None, 0, self._retry_s
 
-    def failed(self, ticket: Ticket, now_s: float) -> None:
-        """Count a failure. One beside an open breaker does not lengthen its pause."""
+    def failed(self, ticket: Ticket, now_s: float, *, lost_s: float = 0.0) -> None:
+        """Count a failure that took lost_s to show. One beside an open breaker does not lengthen its pause."""
         if ticket.generation != self._generation or ticket.role == "beside":
             return
         self._n_failures += 1
         if self._n_failures >= self._max_failures or ticket is self._probe:
-            self.trip(now_s)
+            self.trip(now_s, lost_s=lost_s)
 
     def abandoned(self, ticket: Ticket) -> None:
         """Take note that a request ended without telling anything of the device: its client left."""
         if ticket is self._probe:
             self._probe = None
 
-    def trip(self, now_s: float) -> None:
+    def trip(self, now_s: float, *, lost_s: float = 0.0) -> None:
         """Open at once, for twice as long as the last time unless it worked in between."""
-        self.retry_at_s = now_s + self._pause_s
+        self.retry_at_s = now_s + max(self._pause_s, lost_s * LOST_FACTOR)
         self._pause_s = min(self._pause_s * 2, self._retry_s * MAX_PAUSE_FACTOR)
         self._generation += 1
         self._probe, self._n_failures = None, 0
+
+    def retry_now(self, now_s: float) -> None:
+        """Let the next request try, the pause notwithstanding: the reason for which it opened is gone."""
+        if self.retry_at_s is not None:
+            self.retry_at_s = min(self.retry_at_s, now_s)

@@ -39,7 +39,7 @@ from edge_rt.worker.supervisor import WorkerEvents
 
 _log = logging.getLogger(__name__)
 
-REPLAN_S = 10.0  # how old a ranking may be: heat and memory change, models are pulled and profiled
+REPLAN_S = 5.0  # how old a ranking may be: heat and memory change, models are pulled and profiled
 _INLINE_BYTES = 64 * 1024  # answers that are compared on the loop itself; larger ones take a thread
 _MAX_WORKERS_LOST = 2  # by one request: it may be the request that kills them
 
@@ -102,6 +102,7 @@ class _Failure:
     place: Place
     ticket: Ticket
     error: EdgeRtError
+    lost_s: float
 
 
 class Dispatcher:
@@ -218,7 +219,8 @@ class Dispatcher:
         spilled: bool,
     ) -> Answer | None:
         """Ask one place. None if it failed, which is noted in failures, or if its answer was wrong."""
-        ticket = place.breaker.begin(asyncio.get_running_loop().time())
+        begun_s = asyncio.get_running_loop().time()
+        ticket = place.breaker.begin(begun_s)
         if ticket.role == "probe":
             place.n_to_check = max(place.n_to_check, min(1, self._settings.n_checked))
         if place.n_to_check and isinstance(request, TensorRequest):
@@ -229,7 +231,7 @@ class Dispatcher:
             right = await self._checked(model, place, request, answer, due_at_s)
         except _DEVICE_ERRORS as exc:
             _log.warning("request %s failed on %s of %s: %s", request.id, place.name, model.name, exc)
-            failures.append(_Failure(place, ticket, exc))
+            failures.append(_Failure(place, ticket, exc, asyncio.get_running_loop().time() - begun_s))
             self._events.place_failed(model.name, place.name)
             return None
         except BaseException:
@@ -246,7 +248,8 @@ class Dispatcher:
     async def _follow(self, model: _Model, home: Place, request: Request, due_at_s: float) -> Answer:
         """Ask the place that has the stream's state, and no other."""
         assert isinstance(request, TensorRequest)
-        ticket = home.breaker.begin(asyncio.get_running_loop().time())
+        begun_s = asyncio.get_running_loop().time()
+        ticket = home.breaker.begin(begun_s)
         home.n_open += 1
         try:
             if home.wrong:
@@ -257,7 +260,8 @@ class Dispatcher:
         except _DEVICE_ERRORS as exc:
             model.streams.pop((request.tenant, request.stream), None)
             self._events.place_failed(model.name, home.name)
-            self._settle(model, [_Failure(home, ticket, exc)], is_answered=True)
+            lost_s = asyncio.get_running_loop().time() - begun_s
+            self._settle(model, [_Failure(home, ticket, exc, lost_s)], is_answered=True)
             raise
         except BaseException:
             home.breaker.abandoned(ticket)
@@ -297,30 +301,61 @@ class Dispatcher:
     async def _checked(
         self, model: _Model, place: Place, request: Request, answer: Answer, due_at_s: float
     ) -> Answer | None:
-        """Give the answer that is right: this one, or the reference's; None where a stream must start elsewhere."""
-        reference = self._reference(model, place) if place.n_to_check else None
-        if reference is None:
-            return answer
+        """Give the answer that is right: this one, or the reference's; None where the request must go elsewhere.
+
+        As many answers as are still to be compared are, at the same time; what a device answers beside them waits for
+        their verdict, so that requests neither get unproven answers nor crowd the slower device meanwhile.
+        """
+        while place.n_to_check and not place.wrong:
+            if (reference := self._reference(model, place)) is None:
+                return answer
+            if place.n_checking < place.n_to_check:
+                return await self._compare(model, place, reference, request, answer, due_at_s)
+            verdict: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            place.waiting.append(verdict)
+            await verdict
+        return None if place.wrong else answer
+
+    async def _compare(
+        self, model: _Model, place: Place, reference: Place, request: Request, answer: Answer, due_at_s: float
+    ) -> Answer | None:
         # A stream's first request: its state shall not stay on the reference.
-        asked = replace(request, stream="", is_last=False) if isinstance(request, TensorRequest) else request
+        asked = (
+            replace(request, stream="", is_first=False, is_last=False)
+            if isinstance(request, TensorRequest)
+            else request
+        )
+        begun_s = asyncio.get_running_loop().time()
+        ticket = reference.breaker.begin(begun_s)
         reference.n_open += 1
+        place.n_checking += 1
         try:
             expected = await self._ask(reference, asked, due_at_s)
+            problem = await _difference(answer, expected, self._settings.tolerance)
         except EdgeRtError as exc:
             _log.warning("an answer of %s for %s cannot be checked: %s", place.name, model.name, exc)
+            lost_s = asyncio.get_running_loop().time() - begun_s
+            self._settle(model, [_Failure(reference, ticket, exc, lost_s)], is_answered=isinstance(exc, _DEVICE_ERRORS))
             return answer
+        except BaseException:
+            reference.breaker.abandoned(ticket)
+            raise
         finally:
             reference.n_open -= 1
-        if problem := await _difference(answer, expected, self._settings.tolerance):
+            place.n_checking -= 1
+            place.wake()
+        reference.breaker.succeeded(ticket)
+        if not problem:
+            place.n_to_check = max(0, place.n_to_check - 1)
+            return answer
+        if not place.wrong:
             place.wrong = problem
             _log.error("%s is not used for %s any more: %s", place.name, model.name, problem)
             self._events.place_wrong(model.name, place.name)
-            if asked is not request and isinstance(request, TensorRequest) and request.stream:
-                return None
-            self._events.place_answered(model.name, reference.name, spilled=False)
-            return expected
-        place.n_to_check = max(0, place.n_to_check - 1)
-        return answer
+        if isinstance(request, TensorRequest) and request.stream:
+            return None
+        self._events.place_answered(model.name, reference.name, spilled=False)
+        return expected
 
     def _reference(self, model: _Model, place: Place) -> Place | None:
         """Give the place whose answers count as right, if it can be asked."""
@@ -340,7 +375,6 @@ class Dispatcher:
             now_s=asyncio.get_running_loop().time(),
             policy=model.ranking.policy,
             load_s=lambda place: self._load_s(model, place),
-            can_check=lambda place: self._reference(model, place) is not None,
         )
 
     def _load_s(self, model: _Model, place: Place) -> float | None:
@@ -385,7 +419,11 @@ class Dispatcher:
         for place in model.order:
             if place.row.is_hot and place.breaker.state(now_s) == "closed":
                 place.breaker.trip(now_s)
+                place.was_hot = True
                 _log.warning("%s is left for now: %s", place.name, place.row.reason)
+            elif place.was_hot and not place.row.is_hot:
+                place.breaker.retry_now(now_s)
+                place.was_hot = False
             self._tell(model, place)
         return model
 
@@ -413,7 +451,7 @@ class Dispatcher:
         now_s = asyncio.get_running_loop().time()
         for failure in failures:
             if is_answered or isinstance(failure.error, (*_LOAD_ERRORS, WorkerLostError)):
-                failure.place.breaker.failed(failure.ticket, now_s)
+                failure.place.breaker.failed(failure.ticket, now_s, lost_s=failure.lost_s)
             else:
                 failure.place.breaker.abandoned(failure.ticket)
             self._tell(model, failure.place)

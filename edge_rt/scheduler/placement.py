@@ -23,7 +23,7 @@ from edge_rt.types import DeviceState
 PolicyName = Literal["latency", "energy", "balanced"]
 
 # Exponents of latency and energy. A little of the other breaks ties and keeps `energy` from queueing without end.
-_WEIGHTS: dict[PolicyName, tuple[float, float]] = {
+WEIGHTS: dict[PolicyName, tuple[float, float]] = {
     "latency": (1.0, 0.0),
     "energy": (0.1, 1.0),
     "balanced": (1.0, 1.0),
@@ -218,7 +218,7 @@ def rank_scripts(
 
 def _sorted(rows: Sequence[Ranked], policy: PolicyName) -> tuple[Ranked, ...]:
     """Order by tier and cost; sorting is stable, so that of equals the first stays first."""
-    time_weight, energy_weight = _WEIGHTS[policy]
+    time_weight, energy_weight = WEIGHTS[policy]
     return tuple(sorted(rows, key=lambda row: (row.tier, row.latency_s**time_weight * row.energy_j**energy_weight)))
 
 
@@ -332,7 +332,7 @@ def choose(options: Sequence[Option], policy: PolicyName) -> int:
 
     options  in rank's order, at least one: the first says what a second and a joule are worth
     """
-    time_weight, energy_weight = _WEIGHTS[policy]
+    time_weight, energy_weight = WEIGHTS[policy]
     time_worth = time_weight / max(options[0].latency_s, 1e-9)
     energy_worth = energy_weight / max(options[0].energy_j, 1e-12)
 

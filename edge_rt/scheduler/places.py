@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -43,15 +44,17 @@ class Place:
 
     key         of its slot in the residency
     n_open      requests under way, those that wait in its worker among them
-    n_to_check  answers that are still to be compared; until then it takes one request at a time
+    n_to_check  answers that are still to be compared, n_checking of them now; waiting: what waits for an end of these
+    was_hot     its breaker was opened for heat
     wrong       why its answers are not to be trusted, "" if they are
     latency_s   of a request computed alone; service_s: of a request's share of the device, when it is busy
     """
 
     def __init__(self, key: str, row: Ranked, breaker: Breaker, *, n_to_check: int) -> None:
         self.key, self.row, self.breaker, self.n_to_check = key, row, breaker, n_to_check
-        self.wrong = ""
-        self.n_open = 0
+        self.wrong, self.was_hot = "", False
+        self.n_open = self.n_checking = 0
+        self.waiting: list[asyncio.Future[None]] = []
         self.n_answered = 0
         self.load_s = PRIOR_LOAD_S
         self.latency_s = self.service_s = row.latency_s
@@ -85,6 +88,13 @@ class Place:
         self._has_shown, self._answered_at_s = True, now_s
         self.n_answered += 1
 
+    def wake(self) -> None:
+        """Let those look again who wait for a verdict on its answers."""
+        for waiter in self.waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waiting.clear()
+
     def state(self, now_s: float) -> str:
         return "wrong" if self.wrong else self.breaker.state(now_s)
 
@@ -115,24 +125,18 @@ def pick(
     now_s: float,
     policy: PolicyName,
     load_s: Callable[[Place], float | None],
-    can_check: Callable[[Place], bool] = lambda _: True,
 ) -> tuple[Place, bool] | None:
     """Pick the place for a request, and say whether it spilled over to it from one that comes before.
 
     places     in the ranking's order
     tried      where the request has failed already
     load_s     what loading a place will take, 0 if it is loaded, None if that would push out another model
-    can_check  its answers can be compared now; else it is not held to one request at a time for that
 
     None when it has failed on all that can be used. Where every breaker is open the place that is to be tried next
     takes it all the same: a request is worth more than a pause. Pure.
     """
     usable = [place for place in places if place not in tried and not place.wrong]
-    allowed = [
-        place
-        for place in usable
-        if place.breaker.allows(now_s) and not (place.n_to_check and place.n_open and can_check(place))
-    ]
+    allowed = [place for place in usable if place.breaker.allows(now_s)]
     if not allowed:
         rest = sorted(usable, key=lambda p: (p.row.tier, p.breaker.retry_at_s or now_s))
         return (rest[0], False) if rest else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
 
@@ -17,7 +18,8 @@ _log = logging.getLogger(__name__)
 # their worker tells.
 _ON_CPU = frozenset({"onnx_cpu"})
 
-MAX_AGE_S = 60.0
+MAX_AGE_S = 30.0
+HOT_AGE_S = 10.0  # of a device that is left for its heat: it is wanted back
 
 
 def cpu_state(backend: str) -> DeviceState:
@@ -34,16 +36,19 @@ def cpu_state(backend: str) -> DeviceState:
 class Probes:
     """Devices by back end. Belongs to one event loop.
 
-    host  describes the CPU to a back end that runs there
+    max_device_c  from which on a device is hot
+    host          describes the CPU to a back end that runs there
     """
 
     def __init__(
         self,
         *,
+        max_device_c: float = math.inf,
         probe: Callable[[str], Awaitable[tuple[DeviceState, ...]]] = probe,
         host: Callable[[str], DeviceState] = cpu_state,
         on_cpu: frozenset[str] = _ON_CPU,
     ) -> None:
+        self._max_device_c = max_device_c
         self._probe, self._host, self._on_cpu = probe, host, on_cpu
         self._found: dict[str, tuple[DeviceState, ...]] = {}
         self._found_at_s: dict[str, float] = {}
@@ -56,16 +61,18 @@ class Probes:
             await asyncio.wait(missing)
 
     def states(self, backends: Iterable[str]) -> tuple[DeviceState, ...]:
-        """Give what is known now; what is older than MAX_AGE_S is probed again by the side."""
+        """Give what is known now; what is old is probed again by the side."""
         now_s = asyncio.get_running_loop().time()
         states: list[DeviceState] = []
         for backend in backends:
             if backend in self._on_cpu:
                 states.append(self._host(backend))
                 continue
-            if now_s - self._found_at_s.get(backend, -MAX_AGE_S) >= MAX_AGE_S:
+            found = self._found.get(backend, ())
+            is_hot = any(device.temp_c is not None and device.temp_c >= self._max_device_c for device in found)
+            if now_s - self._found_at_s.get(backend, -math.inf) >= (HOT_AGE_S if is_hot else MAX_AGE_S):
                 self._begin(backend)
-            states += self._found.get(backend, ())
+            states += found
         return tuple(states)
 
     async def close(self) -> None:

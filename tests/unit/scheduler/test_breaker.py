@@ -48,10 +48,18 @@ def test_a_failed_try_doubles_the_pause_up_to_its_cap_and_a_success_resets_it() 
         assert breaker.retry_at_s is not None
         pauses.append(breaker.retry_at_s - now_s)
         now_s = breaker.retry_at_s
-    assert pauses == [10, 20, 40, 80, 160, 200, 200, 200]
+    assert pauses == [10, 20, 40, 50, 50, 50, 50, 50]
     breaker.succeeded(breaker.begin(now_s))
     fail(breaker, now_s)
     assert breaker.retry_at_s == now_s + RETRY_S
+
+
+def test_tries_that_take_long_are_seldom() -> None:
+    breaker = make(max_failures=1)
+    breaker.failed(breaker.begin(0.0), 60.0, lost_s=60.0)
+    assert breaker.retry_at_s == 60.0 + 1200.0
+    breaker.retry_now(70.0)
+    assert breaker.state(70.0) == "half_open"
 
 
 def test_a_try_whose_client_left_lets_the_next_one_try() -> None:

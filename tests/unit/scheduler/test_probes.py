@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edge_rt.scheduler.probes import MAX_AGE_S, Probes, cpu_state
+from edge_rt.scheduler.probes import HOT_AGE_S, MAX_AGE_S, Probes, cpu_state
 from edge_rt.types import DeviceState
 from tests import virtual_time
 
@@ -35,7 +35,7 @@ def test_each_back_end_is_probed_once_and_the_cpu_never() -> None:
 def test_an_old_state_is_given_at_once_and_looked_up_again_beside() -> None:
     async def main() -> None:
         vendor = Vendor()
-        probes = Probes(probe=vendor.probe)
+        probes = Probes(probe=vendor.probe, max_device_c=85.0)
         await probes.ensure(["qnn"])
         vendor.temp_c = 91.0
         await asyncio.sleep(MAX_AGE_S)
@@ -44,6 +44,11 @@ def test_an_old_state_is_given_at_once_and_looked_up_again_beside() -> None:
         await asyncio.sleep(1.5)
         assert probes.states(["qnn"])[0].temp_c == 91.0
         assert vendor.calls == ["qnn", "qnn"]
+        vendor.temp_c = 60.0
+        await asyncio.sleep(HOT_AGE_S)
+        probes.states(["qnn"])
+        await asyncio.sleep(1.5)
+        assert probes.states(["qnn"])[0].temp_c == 60.0, "a hot one is looked after more often"
 
     virtual_time.run(main())
 
