@@ -19,14 +19,14 @@ from edge_rt.engine.infer import Infer, sum_timings
 from edge_rt.errors import BackendStepError
 from edge_rt.types import Box, Label, MediaAnswer, MediaRequest
 
-_STANDING = 1.5  # height by width of a line that runs up the picture, as PaddleOCR sees it
+_STANDING = 1.5  # height by width from which on a line may run up the picture, as PaddleOCR sees it
 
 
 class ReadTextPipeline:
     """The text of a picture of one line, or of each of its regions, whose order the texts keep.
 
-    A region more than half as high again as wide is read from bottom to top. A line that is read with less than
-    min_score is an empty text with its score.
+    A region more than half as high again as wide is read upright and from bottom to top. A line that is read with less
+    than min_score is an empty text with its score.
     """
 
     task = "read-text"
@@ -46,20 +46,27 @@ class ReadTextPipeline:
 
     def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
         picture = decode_request(request, max_pixels=self._max_pixels, with_turns=True)
-        areas = [_lying(area) for area in request.regions or (whole(picture),)]
-        by_width: dict[int, list[int]] = {}
-        for i, area in enumerate(areas):
-            by_width.setdefault(self._strip_width(area), []).append(i)
-        floor = self._spec.min_score if request.min_score is None else request.min_score
-        texts: list[Label] = [Label(index=i, label="", score=0.0) for i in range(len(areas))]
+        areas = request.regions or (whole(picture),)
+        # A standing region is a line that runs up the picture, or a single letter: what is surer tells which.
+        views = [(i, area) for i, area in enumerate(areas)]
+        views += [(i, _lying(area)) for i, area in views if area.height >= _STANDING * area.width]
+        by_width: dict[int, list[tuple[int, Box]]] = {}
+        for i, area in views:
+            by_width.setdefault(self._strip_width(area), []).append((i, area))
+        best = [("", -1.0)] * len(areas)
         timings = []
         for width, members in sorted(by_width.items()):
             for start in range(0, len(members), self._spec.max_rows):
                 chunk = members[start : start + self._spec.max_rows]
-                answer = infer({self._input.name: np.stack([self._strip(picture, areas[i], width) for i in chunk])})
+                strips = np.stack([self._strip(picture, area, width) for _, area in chunk])
+                answer = infer({self._input.name: strips})
                 timings.append(answer.timings)
-                for i, (text, score) in zip(chunk, self._read(answer.outputs, len(chunk)), strict=True):
-                    texts[i] = Label(index=i, label=text if score >= floor else "", score=score)
+                for (i, _), found in zip(chunk, self._read(answer.outputs, len(chunk)), strict=True):
+                    best[i] = max(best[i], found, key=lambda text: text[1])
+        floor = self._spec.min_score if request.min_score is None else request.min_score
+        texts = [
+            Label(index=i, label=text if score >= floor else "", score=score) for i, (text, score) in enumerate(best)
+        ]
         return MediaAnswer(
             task=self.task,
             texts=tuple(texts),

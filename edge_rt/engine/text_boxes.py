@@ -18,6 +18,8 @@ from edge_rt.engine.infer import Infer, sum_timings
 from edge_rt.errors import BackendStepError
 from edge_rt.types import Box, MediaAnswer, MediaRequest
 
+_MAX_PARTS = 1000  # of a map that are looked at, the highest first: noise may have a hundred thousand
+
 
 class DetectTextPipeline:
     """Boxes around lines of text in a picture or in its regions."""
@@ -46,9 +48,10 @@ class DetectTextPipeline:
             rectangles, scores = text_rectangles(likely[0, 0], self._spec, request.min_score)
             for rectangle, score in zip(rectangles.tolist(), scores.tolist(), strict=True):
                 boxes.append(_box(rectangle, score, fit, picture))
+        boxes.sort(key=lambda box: -box.score)
         return MediaAnswer(
             task=self.task,
-            boxes=in_reading_order(boxes)[: request.top_k],
+            boxes=in_reading_order(boxes[: request.top_k]),
             width=picture.width,
             height=picture.height,
             timings=sum_timings(timings),
@@ -84,7 +87,8 @@ def text_rectangles(
     """
     floor = spec.min_score if min_score is None else min_score
     found, scores = [], []
-    for points in components(likely > spec.threshold):
+    parts = [points for points in components(likely > spec.threshold) if np.ptp(points, axis=0).min() >= spec.min_side]
+    for points in sorted(parts, key=len, reverse=True)[:_MAX_PARTS]:
         rectangle = smallest_rectangle(points)
         width, height = rectangle[2:4]
         if min(width, height) < spec.min_side:
@@ -162,7 +166,13 @@ def smallest_rectangle(points: NDArray[np.intp]) -> tuple[float, float, float, f
 
 def _hull(points: NDArray[np.intp]) -> NDArray[np.float64]:
     """Give the corners of the convex hull, in order (Andrew's monotone chain)."""
-    unique = sorted(set(map(tuple, points.tolist())))
+    x, y = points[:, 0], points[:, 1] - points[:, 1].min()
+    low, high = np.full(int(y.max()) + 1, np.iinfo(np.intp).max), np.zeros(int(y.max()) + 1, np.intp)
+    np.minimum.at(low, y, x)  # of a row only its ends can be corners
+    np.maximum.at(high, y, x)
+    rows = np.flatnonzero(low <= high)
+    ends = np.concatenate((np.stack((low[rows], rows), axis=1), np.stack((high[rows], rows), axis=1)))
+    unique = sorted(set(map(tuple, (ends + np.array([0, points[:, 1].min()])).tolist())))
     halves: list[list[tuple[int, ...]]] = []
     for ordered in (unique, unique[::-1]):
         chain: list[tuple[int, ...]] = []

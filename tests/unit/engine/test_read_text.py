@@ -102,15 +102,22 @@ def test_what_is_read_badly_is_empty(pipeline: Pipeline) -> None:
     assert text.label == "ab"
 
 
-def test_standing_line_is_laid_down(pipeline: Pipeline) -> None:
+@pytest.mark.parametrize("is_line", [True, False])
+def test_standing_region_is_read_both_ways_and_the_surer_counts(pipeline: Pipeline, is_line: bool) -> None:
     pixels = np.zeros((40, 8), np.uint8)
     pixels[20:] = 3  # the lower half: a line that runs up the picture begins there
-    infer = FakeInfer(by_brightness)
-    pipeline.run(MediaRequest(id="r", model="m", data=encoded(pixels)), infer)
-    strip = infer.calls[0][0]["x"][0, 0]
-    assert strip.shape == (8, 48)
-    assert strip[4, 2] == 3
-    assert strip[4, 30] == 0
+
+    def read(feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        (strip,) = feeds["x"][:, 0]
+        if strip.shape[1] == 16:  # upright it is narrow
+            return {"y": steps("a", 0.7)[np.newaxis]}
+        assert (strip[4, 2], strip[4, 30]) == (3, 0)
+        return {"y": steps("c", 0.9 if is_line else 0.6)[np.newaxis]}
+
+    infer = FakeInfer(read)
+    (text,) = pipeline.run(MediaRequest(id="r", model="m", data=encoded(pixels)), infer).texts
+    assert text.label == ("c" if is_line else "a")
+    assert [call[0]["x"].shape for call in infer.calls] == [(1, 1, 8, 16), (1, 1, 8, 48)]
 
 
 def test_turned_region_is_straightened() -> None:

@@ -141,6 +141,18 @@ def test_boxes_are_in_reading_order() -> None:
     assert [box.label for box in in_reading_order(boxes)] == ["a", "b", "c", "d"]
 
 
+def test_best_boxes_are_kept_and_stand_in_reading_order() -> None:
+    pixels = np.zeros((64, 64), np.uint8)
+    pixels[4:12, 4:40], pixels[24:32, 4:40], pixels[44:52, 4:40] = 200, 180, 255
+    answer = pipeline().run(MediaRequest(id="r", model="m", data=encoded(pixels), top_k=2), FakeInfer(echo))
+    assert [box.y for box in answer.boxes] == [4, 44]
+
+
+def test_noise_is_no_text() -> None:
+    likely = (np.random.default_rng(0).random((480, 480)) > 0.65).astype(np.float32)
+    assert len(text_rectangles(likely, DetectText(min_score=0.9, min_side=6.0))[0]) == 0
+
+
 def test_turned_region_is_refused() -> None:
     request = MediaRequest(
         id="r",
