@@ -1,4 +1,4 @@
-"""python -m tools.pcb train | evaluate | register | cascade | early-exit."""
+"""python -m tools.pcb draw | train | evaluate | cascade | early-exit | register."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
+from PIL import Image
 
 from edge_rt import config
 from edge_rt.errors import EdgeRtError
@@ -49,6 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.pcb", description=__doc__)
     commands = parser.add_subparsers(required=True)
 
+    draw = commands.add_parser("draw", help="draw boards: board-N.png, and board-N.golden.png beside each")
+    draw.add_argument("--seed", type=int, default=0)
+    draw.add_argument("n", type=int)
+    draw.add_argument("folder", type=Path, metavar="DIR")
+    draw.set_defaults(run=_draw)
+
     train = commands.add_parser("train", help="train the detector and its small one, write all their forms")
     train.add_argument("--data", type=Path, help="DeepPCB pairs: a folder with trainval.lst, or an archive of one")
     train.add_argument("--drawn", type=int, default=0, metavar="N", help="boards to draw and train on, beside data")
@@ -87,6 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     into.add_argument("folder", type=Path, metavar="DIR")
     into.set_defaults(run=_register)
     return parser
+
+
+def _draw(options: argparse.Namespace) -> None:
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for number, board in enumerate(draw_boards(options.n, options.seed), 1):
+        for suffix, picture in (("", board.picture), (".golden", board.golden)):
+            Image.fromarray(picture).save(options.folder / f"board-{number}{suffix}.png")
 
 
 def _train(options: argparse.Namespace) -> None:

@@ -128,6 +128,14 @@ def test_the_cascade_comes_along(folder: Path, tmp_path: Path) -> None:
     assert (chain.min_score, chain.confidence, chain.n, chain.stops_early) == (0.75, "least", 50, 0.7)
 
 
+def test_drawn_boards_become_pictures(tmp_path: Path) -> None:
+    assert main(["draw", "--seed", "4", "1", str(tmp_path)]) == 0
+    board = draw_boards(1, 4)[0]
+    with Image.open(tmp_path / "board-1.png") as picture, Image.open(tmp_path / "board-1.golden.png") as golden:
+        assert np.array_equal(np.asarray(picture), board.picture)
+        assert np.array_equal(np.asarray(golden), board.golden)
+
+
 def test_an_empty_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("evaluate", "register"):
         assert main([command, str(tmp_path)]) == 1
