@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +67,9 @@ def cross_calibrated(side: Side, max_loss: float, seed: int, *, n_resamples: int
     thresholds = []
     for chosen_on, used_on in (halves, halves[::-1]):
         known = side.take(chosen_on)
-        thresholds.append(choose_threshold(known.confidence, known.quality, max_loss))
+        never = known.quality(np.zeros(len(chosen_on), bool))
+        loss = partial(_loss, known, never)
+        thresholds.append(choose_threshold(known.confidence, loss, max_loss))
         stopped[used_on] = side.take(used_on).confidence >= thresholds[-1]
     none, everything = np.zeros(len(stopped), bool), np.ones(len(stopped), bool)
     large, cascade = side.quality(none), side.quality(stopped)
@@ -81,6 +84,10 @@ def cross_calibrated(side: Side, max_loss: float, seed: int, *, n_resamples: int
         cascade=cascade,
         cost=Share(value=large - cascade, low=low, high=high),
     )
+
+
+def _loss(side: Side, never: float, stopped: NDArray[np.bool_]) -> float:
+    return never - side.quality(stopped)
 
 
 def _interval(side: Side, stopped: NDArray[np.bool_], seed: int, n_resamples: int) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from tools.calibrate_cascade import Answers, choose_threshold, classified, confidence, outcome, temperature
+from tools.calibrate_cascade import Answers, choose_threshold, confidence, highest_loss, outcome, temperature
 from tools.pcb.boards import Board
 from tools.pcb.exit_graph import FEATURES, LOGITS, crops_of, first_graph, named, part_of, rest_graph, whole_graph
 from tools.pcb.net import Layer, Weights
@@ -58,7 +58,7 @@ def make_early_exit(
         onnx.save(model, folder / f"pcb-kind-{part}.fp32.onnx")
     held_out, tested = (_answers(models, some, recipe.seed) for some in (boards[n_known:], test))
     by = temperature(held_out.first, held_out.label)
-    threshold = choose_threshold(confidence(held_out.first, by), classified(held_out), max_loss)
+    threshold = choose_threshold(confidence(held_out.first, by), highest_loss(held_out), max_loss)
     onnx.save(whole_graph(weights, by, threshold), folder / "pcb-kind.fp32.onnx")
     told: dict[str, object] = {"temperature": by, "threshold": threshold, "max_loss": max_loss}
     for name, answers in (("held_out", held_out), ("test", tested)):

@@ -70,6 +70,6 @@ def _shape(stem: tuple[Conv, ...], fine: int, n_fine: int, coarse: int, n_coarse
 SHAPES = {
     # most pixels are looked at once, by few channels in large strides: that makes the speed
     "large": _shape((Conv(n_in=2, n_out=16, kernel=6, stride=4),), fine=32, n_fine=1, coarse=48, n_coarse=2, n_neck=1),
-    "small": _shape((Conv(n_in=2, n_out=8, kernel=4, stride=4),), fine=16, n_fine=0, coarse=32, n_coarse=1, n_neck=1),
+    "small": _shape((Conv(n_in=2, n_out=16, kernel=4, stride=4),), fine=16, n_fine=0, coarse=32, n_coarse=2, n_neck=1),
     "tiny": _shape((Conv(n_in=2, n_out=8, kernel=4, stride=4),), fine=8, n_fine=1, coarse=8, n_coarse=1, n_neck=1),
 }
