@@ -20,6 +20,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
 
+from edge_rt.backends.onnx_scan import MAX_STRUCTURE_BYTES, structure_bytes
 from edge_rt.backends.onnx_tensors import MAX_DIMS, Folder, check_tensor, type_name
 from edge_rt.backends.tensor_feeds import MAX_ELEMENTS
 from edge_rt.catalog.regular import open_regular
@@ -27,7 +28,7 @@ from edge_rt.errors import ModelFormatError
 from edge_rt.types import Datatype, TensorSpec
 
 MAX_FILE_BYTES = 2**31 - 1  # protobuf's own limit
-MAX_NODES = 200_000
+MAX_NODES = 50_000
 MAX_DEPTH = 8  # of graphs in the attributes of nodes
 MAX_TENSORS = 1024  # inputs, and outputs
 MAX_NAME_BYTES = 4096
@@ -98,7 +99,12 @@ def read_proto(path: Path) -> tuple[onnx.ModelProto, int]:
             data = file.read(size)  # read allocates what it is told, however short the file
     except OSError as exc:
         raise ModelFormatError(path=str(path), field="file", problem=f"cannot be read: {exc.strerror}") from exc
+    if (n_bytes := structure_bytes(data)) > MAX_STRUCTURE_BYTES:
+        problem = f"more than {MAX_STRUCTURE_BYTES} bytes of it are neither weights nor text"
+        raise ModelFormatError(path=str(path), field="file", problem=problem)
     try:
+        if n_bytes < 0:
+            raise DecodeError
         return onnx.ModelProto.FromString(data), len(data)
     except DecodeError as exc:
         raise ModelFormatError(path=str(path), field="protobuf", problem="it is no ONNX model, or it is cut") from exc

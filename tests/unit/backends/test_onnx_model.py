@@ -16,6 +16,7 @@ from onnx import ModelProto, TensorProto, helper  # noqa: E402
 
 from edge_rt.backends import onnx_model  # noqa: E402
 from edge_rt.backends.onnx_model import read_model  # noqa: E402
+from edge_rt.backends.onnx_scan import MAX_STRUCTURE_BYTES, structure_bytes  # noqa: E402
 from edge_rt.errors import ModelFormatError  # noqa: E402
 from edge_rt.types import TensorSpec  # noqa: E402
 from tests import tensor_models  # noqa: E402
@@ -282,6 +283,30 @@ def test_a_file_of_too_many_nodes_is_refused(tmp_path: Path) -> None:
     model = rows()
     model.graph.node.extend([onnx.NodeProto(op_type="Relu")] * onnx_model.MAX_NODES)
     assert f"more than {onnx_model.MAX_NODES} nodes" in refusal(model, tmp_path).problem
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Write a field of bytes as protobuf does."""
+    size, out = len(content), bytes([number << 3 | 2])
+    while size > 0x7F:
+        out, size = out + bytes([size & 0x7F | 0x80]), size >> 7
+    return out + bytes([size]) + content
+
+
+@pytest.mark.parametrize("graph", [b"\x0a\x02\x2a\x00", b"\x62\x00"])
+def test_a_file_that_unfolds_to_a_hundred_times_its_size_is_refused_unparsed(graph: bytes, tmp_path: Path) -> None:
+    bomb = field(7, graph * (MAX_STRUCTURE_BYTES // len(graph) + 1))
+    assert "neither weights nor text" in refusal(bomb, tmp_path).problem
+
+
+def test_weights_and_texts_are_not_counted_as_structure() -> None:
+    model = rows()
+    n_bytes = structure_bytes(model.SerializeToString())
+    assert n_bytes < 500
+    model.graph.initializer[0].raw_data = bytes(MAX_STRUCTURE_BYTES + 1)
+    model.graph.node[0].doc_string = "x" * MAX_STRUCTURE_BYTES
+    model.graph.node[0].attribute.append(helper.make_attribute("s", b"x" * MAX_STRUCTURE_BYTES))
+    assert structure_bytes(model.SerializeToString()) < n_bytes + 50
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
