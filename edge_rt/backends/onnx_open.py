@@ -5,7 +5,6 @@ docs/onnx.md says what was measured of the settings here.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
 import platform
@@ -17,6 +16,7 @@ from edge_rt.backends.base import TensorOptions
 from edge_rt.backends.onnx_model import OnnxModel, fast_graph
 from edge_rt.catalog.graph_copy import make_copy, open_copy
 from edge_rt.devices import cpu
+from edge_rt.devices.memory import give_back
 
 _log = logging.getLogger(__name__)
 
@@ -88,14 +88,8 @@ def _open_original(
 def _open(runtime: Any, graph: str | bytes, settings: Any) -> Any:
     session = runtime.InferenceSession(graph, sess_options=settings, providers=[_PROVIDER], enable_fallback=0)
     session.disable_fallback()  # a provider that fails shall be heard of, not be replaced behind our back
-    _give_back()
+    give_back()  # a load frees as much as the weights
     return session
-
-
-def _give_back() -> None:
-    """Return what a load has freed to the system: as much as the weights, and glibc would keep it for good."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # other C libraries have none
-        trim(0)
 
 
 def _settings(runtime: Any, model: OnnxModel, options: TensorOptions, n_threads: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 from edge_rt.devices.base import Reading, known, unknown
@@ -63,6 +64,12 @@ def cgroup_limit(root: SysfsRoot) -> CgroupLimit | None:
 def process_rss_bytes(pid: int | str = "self", root: SysfsRoot | None = None) -> Reading[int]:
     """Read a process' resident memory, mapped files included."""
     return _kib_field(root or SysfsRoot(), f"proc/{pid}/status", "VmRSS")
+
+
+def give_back() -> None:
+    """Return memory that this process has freed to the system: glibc keeps much of it for good."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # other C libraries have none
+        trim(0)
 
 
 def _limit(root: SysfsRoot, group: Cgroup) -> CgroupLimit | None:

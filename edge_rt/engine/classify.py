@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edge_rt.catalog.pipelines import Classify
 from edge_rt.engine.facts import ModelFacts, misfit, read_labels
 from edge_rt.engine.feeds import PictureFeeds
+from edge_rt.engine.images import turn_for
 from edge_rt.engine.infer import Infer, Inferred, sum_timings
 from edge_rt.errors import BackendStepError
 from edge_rt.types import Label, MediaAnswer, MediaRequest, TensorTimings
@@ -36,6 +37,10 @@ class ClassifyPipeline:
             raise misfit("labels", f"has {len(self._labels)} labels, the model's {self._output.name} is {shape}")
 
     def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
+        with turn_for(request.data, request.reference):
+            return self._run(request, infer)
+
+    def _run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
         picture, reference = self._feeds.pictures(request, max_pixels=self._max_pixels, with_turns=True)
         is_early = bool(self._spec.exit_output)
         found: list[tuple[Label, ...]] = []

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edge_rt.catalog.pipelines import Centers, Detect, Rows
 from edge_rt.engine.facts import ModelFacts, check_tensor, read_labels
 from edge_rt.engine.feeds import PictureFeeds
+from edge_rt.engine.images import turn_for
 from edge_rt.engine.infer import Infer, sum_timings
 from edge_rt.errors import BackendStepError
 from edge_rt.types import Box, MediaAnswer, MediaRequest
@@ -46,6 +47,10 @@ class DetectPipeline:
         self._outputs = _check_outputs(spec.decode, model, len(self._labels))
 
     def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
+        with turn_for(request.data, request.reference):
+            return self._run(request, infer)
+
+    def _run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
         picture, reference = self._feeds.pictures(request, max_pixels=self._max_pixels)
         boxes, timings = [], []
         for part in request.regions or (None,):

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import math
 import struct
+import threading
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -18,14 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.catalog.pipelines import ImageInput
+from edge_rt.devices.memory import give_back
 from edge_rt.errors import BackendUnavailableError, InvalidRequestError
 from edge_rt.types import Box, MediaRequest
 
 try:
-    from PIL import Image, ImageOps, JpegImagePlugin, PngImagePlugin
+    from PIL import Image, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin
 except ImportError as exc:
     raise BackendUnavailableError(backend="pipelines of pictures", reason=str(exc), extra="onnx") from exc
 
+_STRIP_PIXELS = 2**20
+_LARGE_PIXELS = 2**22  # 32 MB on the way; a video frame of 1920 x 1080 is half of it
+_LARGE = threading.Lock()
 _READERS = {b"\x89PNG\r\n\x1a\n": PngImagePlugin.PngImageFile, b"\xff\xd8\xff": JpegImagePlugin.JpegImageFile}
 _SCAN = b"\xff\xda"  # compressed data never holds it
 _MAX_SCANS = 100  # progressive files have some ten; each may be a few bytes and cost seconds
@@ -75,8 +82,7 @@ class Fit:
 
 def decode(data: bytes, *, max_pixels: int, param: str = "data") -> Image.Image:
     """Decode a JPEG or PNG file to mode RGB or L, upright. Raises InvalidRequestError naming param."""
-    reader = next((reader for magic, reader in _READERS.items() if data.startswith(magic)), None)
-    if reader is None:
+    if (reader := _reader(data)) is None:
         raise InvalidRequestError(param=param, problem=f"is neither a JPEG nor a PNG file{_guess(data)}")
     if data.startswith(b"\xff\xd8") and (n_scans := data.count(_SCAN)) > _MAX_SCANS:
         problem = f"has {n_scans} scans, the limit is {_MAX_SCANS}: each goes over all pixels again"
@@ -96,6 +102,35 @@ def decode(data: bytes, *, max_pixels: int, param: str = "data") -> Image.Image:
         return _to_plain(image)
     except _BROKEN as exc:
         raise _broken(param, exc) from exc
+
+
+@contextmanager
+def turn_for(*files: bytes) -> Iterator[None]:
+    """Wait until no other large pictures are decoded or used, if these files, of any kind, are large ones.
+
+    In the block they are decoded, used and forgotten. Few small bytes may be a picture of a hundred million; the memory
+    that one takes, some 8 bytes a pixel on the way, is there once and not once for each thread, and is given back.
+    """
+    if sum(map(_n_pixels, files)) < _LARGE_PIXELS:
+        yield
+        return
+    with _LARGE:
+        try:
+            yield
+        finally:
+            give_back()
+
+
+def _n_pixels(data: bytes) -> int:
+    """Tell a picture's size as its header has it, decoding nothing; 0 for what is no picture."""
+    try:
+        return math.prod(reader(BytesIO(data)).size) if (reader := _reader(data)) is not None else 0
+    except _BROKEN:
+        return 0
+
+
+def _reader(data: bytes) -> type[ImageFile.ImageFile] | None:
+    return next((reader for magic, reader in _READERS.items() if data.startswith(magic)), None)
 
 
 def decode_request(
@@ -128,13 +163,24 @@ def _to_plain(image: Image.Image) -> Image.Image:
     if image.mode in {"RGB", "L"} and "transparency" not in image.info:
         return image
     if image.mode.startswith("I"):  # 16 bits of grey; Pillow's own conversion would clip all above 255 to white
-        return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
+        plain = Image.new("L", image.size)
+        for top, strip in _strips(image):
+            plain.paste(Image.fromarray((np.asarray(strip).astype(np.uint32) >> 8).astype(np.uint8)), (0, top))
+        return plain
     if image.mode in {"LA", "PA", "RGBA"} or "transparency" in image.info:
-        colors = image.convert("RGBA")
-        plain = Image.new("RGB", colors.size, "white")
-        plain.paste(colors, mask=colors.getchannel("A"))
+        plain = Image.new("RGB", image.size, "white")
+        for top, strip in _strips(image):
+            colors = strip.convert("RGBA")
+            plain.paste(colors, (0, top), mask=colors.getchannel("A"))
         return plain
     return image.convert("L" if image.mode == "1" else "RGB")
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Cut a picture into strips, each with its first row: what is made of one on the way stays small."""
+    n_rows = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, n_rows):
+        yield top, image.crop((0, top, image.width, min(top + n_rows, image.height)))
 
 
 def check_region(region: Box, image: Image.Image) -> None:

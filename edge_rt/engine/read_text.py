@@ -14,7 +14,7 @@ from PIL import Image
 from edge_rt.catalog.pipelines import ImageInput, ReadText
 from edge_rt.engine.classify import softmax
 from edge_rt.engine.facts import ModelFacts, check_tensor, misfit, read_labels
-from edge_rt.engine.images import decode_request, prepare, whole
+from edge_rt.engine.images import decode_request, prepare, turn_for, whole
 from edge_rt.engine.infer import Infer, sum_timings
 from edge_rt.errors import BackendStepError
 from edge_rt.types import Box, Label, MediaAnswer, MediaRequest
@@ -45,6 +45,10 @@ class ReadTextPipeline:
             raise misfit("characters", problem)
 
     def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
+        with turn_for(request.data):
+            return self._run(request, infer)
+
+    def _run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
         picture = decode_request(request, max_pixels=self._max_pixels, with_turns=True)
         areas = request.regions or (whole(picture),)
         # A standing region is a line that runs up the picture, or a single letter: what is surer tells which.

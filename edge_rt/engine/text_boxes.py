@@ -13,7 +13,7 @@ from PIL import Image
 
 from edge_rt.catalog.pipelines import DetectText, ImageInput
 from edge_rt.engine.facts import ModelFacts, check_tensor
-from edge_rt.engine.images import Fit, decode_request, prepare, whole
+from edge_rt.engine.images import Fit, decode_request, prepare, turn_for, whole
 from edge_rt.engine.infer import Infer, sum_timings
 from edge_rt.errors import BackendStepError
 from edge_rt.types import Box, MediaAnswer, MediaRequest
@@ -36,6 +36,10 @@ class DetectTextPipeline:
         check_tensor("output", self._output, (-1, 1, -1, -1), "FP32")
 
     def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
+        with turn_for(request.data):
+            return self._run(request, infer)
+
+    def _run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
         picture = decode_request(request, max_pixels=self._max_pixels)
         boxes, timings = [], []
         for part in request.regions or (None,):

@@ -29,7 +29,7 @@ from edge_rt.worker.tensor_load import load_tensor_session
 
 _log = logging.getLogger(__name__)
 
-# Pictures decoded at a time: each may take 150 MB.
+# Pictures decoded at a time; large ones wait for one another (images.turn_for).
 _N_CLERKS = 4
 
 

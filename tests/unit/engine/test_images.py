@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
+import threading
 import zlib
 from io import BytesIO
 
@@ -9,7 +12,7 @@ import pytest
 from PIL import Image
 
 from edge_rt.catalog.pipelines import ImageInput
-from edge_rt.engine.images import check_region, decode, prepare
+from edge_rt.engine.images import check_region, decode, prepare, turn_for
 from edge_rt.errors import InvalidRequestError
 from edge_rt.types import Box
 from tests.pictures import encoded, noise
@@ -210,3 +213,50 @@ def test_region_outside_the_picture_is_refused(box: tuple[float, float, float, f
     x, y, width, height = box
     with pytest.raises(InvalidRequestError, match=r"regions: .* inside the picture of 40 x 40"):
         check_region(Box(x=x, y=y, width=width, height=height), Image.new("L", (40, 40)))
+
+
+def test_large_pictures_are_looked_at_one_after_the_other_and_small_ones_at_any_time() -> None:
+    large, small = encoded(Image.new("L", (2048, 2048))), encoded(noise(8, 8))
+    is_in, may_leave, other_is_in = threading.Event(), threading.Event(), threading.Event()
+
+    def look(first: threading.Event, *files: bytes) -> None:
+        with turn_for(*files):
+            first.set()
+            assert may_leave.wait(60)
+
+    one, two = (threading.Thread(target=look, args=args) for args in ((is_in, large), (other_is_in, small, large)))
+    one.start()
+    assert is_in.wait(60)
+    two.start()
+    with turn_for(small, b"no picture", png(9, 0)):
+        assert not other_is_in.is_set()
+    assert not other_is_in.wait(0.05)
+    may_leave.set()
+    assert other_is_in.wait(60)
+    one.join()
+    two.join()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "I;16", "L"])
+def test_a_large_picture_takes_8_bytes_a_pixel_and_gives_them_back(mode: str) -> None:
+    """In a process of its own, because a process knows only its highest peak."""
+    program = """
+import resource, sys
+from edge_rt.devices.memory import process_rss_bytes
+from edge_rt.engine.images import decode, turn_for
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+data = sys.stdin.buffer.read()
+decode(bytes.fromhex(sys.argv[1]), max_pixels=10**8)
+before = peak()
+with turn_for(data):
+    decode(data, max_pixels=10**8)
+print((peak() - before) / 2**24, (process_rss_bytes().value - before) / 2**24)
+"""
+    image = Image.new(mode, (4096, 4096))
+    small = encoded(image.crop((0, 0, 2, 2))).hex()
+    done = subprocess.run(
+        [sys.executable, "-c", program, small], input=encoded(image), capture_output=True, check=True, timeout=120
+    )
+    at_most, afterwards = map(float, done.stdout.split())
+    assert at_most < 9.5
+    assert afterwards < 1
