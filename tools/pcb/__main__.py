@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--steps", type=int, help=f"without it {' and '.join(map(str, N_STEPS.values()))}")
     train.add_argument("--seed", type=int, default=0)
     train.add_argument("--only", choices=tuple(DETECTORS), help="train this one; both can be trained at once")
+    train.add_argument("--teacher", type=Path, metavar="FILE", help="a trained pcb-defect.fp32.onnx to learn from")
     train.add_argument("--shape", choices=tuple(SHAPES), help="instead of the detector's own; tiny tests the chain")
     train.set_defaults(run=_train)
 
@@ -123,7 +124,7 @@ def _train(options: argparse.Namespace) -> None:
         shape = options.shape or DETECTORS[name]
         recipe = Recipe(n_steps=options.steps or N_STEPS[name], seed=options.seed)
         plan = Plan(shape=shape, recipe=recipe, n_tuning_steps=max(1, recipe.n_steps // 8))
-        make(name, plan, boards, options.out, _say)
+        make(name, plan, boards, options.out, _say, teacher=options.teacher)
         told = {"n_boards": len(boards), "n_drawn": options.drawn, "torch": torch.__version__, "plan": asdict(plan)}
         (options.out / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 

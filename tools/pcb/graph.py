@@ -61,6 +61,20 @@ def detector_graph(shape: Shape, weights: Weights, *, side: int = SIDE) -> onnx.
     )
 
 
+def weights_of(model: onnx.ModelProto, shape: Shape) -> dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Read back what detector_graph wrote into a float file. Raises KeyError naming what another file does not have."""
+    constants = {c.name: c for c in model.graph.initializer}
+
+    def pair(name: str, shift: float = 0.0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        weight, bias = (numpy_helper.to_array(constants[f"{name}.{part}"]) for part in ("weight", "bias"))
+        return weight, bias - np.float32(shift)
+
+    found = {name: pair(name) for name in shape.named() if name != _HEAD}
+    heads = [pair(output, _HEAD_SHIFT[output]) for output in OUTPUTS]
+    found[_HEAD] = (np.concatenate([w for w, _ in heads]), np.concatenate([b for _, b in heads]))
+    return found
+
+
 class GraphWriter:
     """The nodes and constants of a model in the making."""
 

@@ -11,7 +11,7 @@ import onnx
 import torch
 
 from tools.pcb.boards import Board
-from tools.pcb.graph import detector_graph
+from tools.pcb.graph import detector_graph, weights_of
 from tools.pcb.net import Detector
 from tools.pcb.quantise import INT4_LEVELS, N_CALIBRATION, to_int4, to_int8
 from tools.pcb.shape import SHAPES
@@ -29,13 +29,18 @@ class Plan:
     n_tuning_steps: int
 
 
-def make(name: str, plan: Plan, boards: Sequence[Board], folder: Path, report: Report) -> None:
-    """Train one detector and write its three forms into folder. The same plan and boards write the same files."""
+def make(
+    name: str, plan: Plan, boards: Sequence[Board], folder: Path, report: Report, *, teacher: Path | None = None
+) -> None:
+    """Train one detector and write its three forms into folder. The same plan and boards write the same files.
+
+    teacher  a large detector's float file, whose answers are learnt beside the marks
+    """
     torch.set_num_threads(1)
     torch.manual_seed(plan.recipe.seed)
     model = Detector(SHAPES[plan.shape])
     report(f"{name}: {model.shape.n_params} parameters")
-    train(model, boards, plan.recipe, report)
+    train(model, boards, plan.recipe, report, teacher=_teacher(teacher) if teacher else None)
     fp32, int8, int4 = (folder / f"{name}.{form}.onnx" for form in ("fp32", "int8", "int4"))
     onnx.save(detector_graph(model.shape, model.weights()), fp32)
     to_int8(fp32, int8, boards[:N_CALIBRATION])
@@ -54,3 +59,10 @@ def make(name: str, plan: Plan, boards: Sequence[Board], folder: Path, report: R
     finally:
         on_grid.unlink(missing_ok=True)
         on_grid_int8.unlink(missing_ok=True)
+
+
+def _teacher(file: Path) -> Detector:
+    model = Detector(SHAPES["large"])
+    model.take(weights_of(onnx.load(file), model.shape))
+    model.to(memory_format=torch.channels_last)
+    return model

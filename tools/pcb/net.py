@@ -79,6 +79,21 @@ class Detector(nn.Module):
     def weights(self) -> Weights:
         return {name.replace("_", "."): layer.folded() for name, layer in self.layers.items()}
 
+    def take(self, weights: Weights) -> None:
+        """Become the trained model that weights are of, to teach another: not to be trained on."""
+        with torch.no_grad():
+            for name, (weight, bias) in weights.items():
+                layer = self.layers[name.replace(".", "_")]
+                layer.conv.weight.copy_(torch.from_numpy(weight))
+                if layer.norm is None:
+                    layer.conv.bias.copy_(torch.from_numpy(bias))
+                else:
+                    layer.norm.running_mean.zero_()
+                    layer.norm.running_var.fill_(1 - layer.norm.eps)
+                    layer.norm.weight.fill_(1)
+                    layer.norm.bias.copy_(torch.from_numpy(bias))
+        self.eval()
+
 
 def on_grid(weight: torch.Tensor, n_levels: int) -> torch.Tensor:
     """Round to the nearest of -n..n steps, the largest weight of an output channel being n; the gradient passes."""

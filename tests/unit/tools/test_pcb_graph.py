@@ -12,12 +12,12 @@ pytest.importorskip("onnxruntime")
 
 from tools.pcb.boards import KINDS, Board  # noqa: E402
 from tools.pcb.detect import boxes_of, detect, run, session  # noqa: E402
-from tools.pcb.graph import detector_graph  # noqa: E402
+from tools.pcb.graph import detector_graph, weights_of  # noqa: E402
 from tools.pcb.quantise import INT4_LEVELS, int4_levels, packed_int4, to_int4, to_int8  # noqa: E402
 from tools.pcb.shape import SHAPES, Conv  # noqa: E402
 
 SIDE = 64
-SHAPE = SHAPES["tiny"]
+SHAPE = SHAPES["small"]
 
 Weights = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -127,6 +127,16 @@ def test_packing_is_onnx_own(n: int) -> None:
 def test_weights_of_another_shape_are_refused(weights: Weights) -> None:
     with pytest.raises(ValueError, match=r"neck\.0"):
         detector_graph(SHAPE, {name: w for name, w in weights.items() if name != "neck.0"})
+
+
+def test_weights_are_read_back(weights: Weights, files: dict[str, Path]) -> None:
+    found = weights_of(onnx.load(files["fp32"]), SHAPE)
+    assert found.keys() == weights.keys()
+    for name, (weight, bias) in weights.items():
+        assert np.array_equal(found[name][0], weight)
+        assert found[name][1] == pytest.approx(bias, abs=1e-6)
+    with pytest.raises(KeyError, match="weight"):
+        weights_of(onnx.load(files["int8"]), SHAPE)
 
 
 def test_boxes_by_hand() -> None:

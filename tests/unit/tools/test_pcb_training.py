@@ -44,6 +44,16 @@ def test_the_file_answers_as_the_trained_model(tmp_path: Path) -> None:
     assert size - np.log(4) == pytest.approx(wanted[:, 8:], abs=1e-4)
 
 
+def test_a_teacher_is_what_its_file_is() -> None:
+    boards = draw_boards(1, 0, side=320)
+    model, again = Detector(SHAPE), Detector(SHAPE)
+    train(model, boards, Recipe(n_steps=2, batch=2, side=128), silent)
+    again.take(model.weights())
+    pair = torch.rand(2, 2, 64, 64)
+    with torch.no_grad():
+        assert again(pair).numpy() == pytest.approx(model(pair).numpy(), abs=1e-5)
+
+
 def test_a_seed_gives_the_same_weights() -> None:
     boards = draw_boards(2, 0, side=320)
 
