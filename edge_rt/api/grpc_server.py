@@ -175,7 +175,7 @@ class GrpcServer:
         return {"ready": models.is_ready(self._api, asked.name, asked.version)}
 
     async def _server_metadata(self, _: Any, __: Context) -> dict[str, Any]:
-        found = models.server_metadata()
+        found = models.server_metadata(self._api)
         return {"name": found.name, "version": found.version, "extensions": found.extensions}
 
     async def _model_metadata(self, asked: Any, _: Context) -> dict[str, Any]:

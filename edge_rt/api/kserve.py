@@ -24,7 +24,7 @@ def routes(api: Api) -> list[Route]:
     convert = Converter()
 
     async def server(_: Request) -> ASGIApp:
-        return _answer(models.server_metadata())
+        return _answer(models.server_metadata(api))
 
     async def live(_: Request) -> ASGIApp:
         return _answer({"live": True})

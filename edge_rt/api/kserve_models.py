@@ -13,8 +13,9 @@ from edge_rt.types import TensorSpec
 EXTENSIONS = ("binary_tensor_data", "sequence", "model_repository")
 
 
-def server_metadata() -> ServerMetadata:
-    return ServerMetadata(name="edge_rt", version=installed_version("edge_rt"), extensions=EXTENSIONS)
+def server_metadata(api: Api) -> ServerMetadata:
+    extensions = EXTENSIONS + (() if api.regions is None else ("memfd_shared_memory",))
+    return ServerMetadata(name="edge_rt", version=installed_version("edge_rt"), extensions=extensions)
 
 
 def find(api: Api, model: str, version: str = "") -> ModelStatus:

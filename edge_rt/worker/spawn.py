@@ -15,11 +15,14 @@ from edge_rt.worker.process import Handle
 _log = logging.getLogger(__name__)
 
 _MAX_LINE_BYTES = 400
+_SEND_BYTES = 1024 * 1024  # a picture's tensor goes in one write; net.core.wmem_max may allow less
 
 
 async def spawn() -> tuple[socket.socket, Handle]:
     """Start a worker in a session of its own; give our end of its channel and its process."""
     ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
     try:
         with theirs:
             process = await asyncio.create_subprocess_exec(

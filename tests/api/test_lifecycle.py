@@ -194,6 +194,30 @@ def test_a_bad_configuration_ends_with_78_and_leaves_no_socket(
     assert not daemon.socket.exists()
 
 
+@pytest.mark.parametrize("key", ["grpc_socket_path", "shm_socket_path"])
+def test_a_second_socket_that_cannot_be_had_ends_the_start_too(socket_dir: Path, key: str) -> None:
+    if key == "grpc_socket_path":
+        pytest.importorskip("grpc", reason="grpcio is not installed: edge_rt[grpc]")
+    (socket_dir / "file").write_text("")
+    daemon = Daemon(socket_dir, environ={f"EDGE_RT__SERVER__{key.upper()}": str(socket_dir / "file")})
+    assert daemon.wait() == 78
+    assert f"server.{key}: exists and is not a socket" in daemon.log
+    assert "Traceback" not in daemon.log
+    assert not daemon.socket.exists()
+
+
+def test_second_sockets_come_and_go_with_the_daemon(socket_dir: Path) -> None:
+    pytest.importorskip("grpc", reason="grpcio is not installed: edge_rt[grpc]")
+    paths = {"grpc_socket_path": socket_dir / "g", "shm_socket_path": socket_dir / "m"}
+    environ = {f"EDGE_RT__SERVER__{key.upper()}": str(path) for key, path in paths.items()}
+    with Daemon(socket_dir, environ=environ) as daemon:
+        assert [path.is_socket() for path in paths.values()] == [True, True]
+        with daemon.client() as client:
+            assert "memfd_shared_memory" in client.get("/v2").json()["extensions"]
+        assert daemon.stop() == 0
+    assert not any(path.exists() for path in paths.values())
+
+
 # What only shows on the wire
 
 
