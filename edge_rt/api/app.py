@@ -134,7 +134,13 @@ def _model_routes(api: Api) -> list[Route]:
             raise ModelNotFoundError(model=model_id)
         return Response(schemas.encode(card(status)), media_type=_JSON)
 
+    async def placement(request: Request) -> ASGIApp:
+        """Tell where a tensor model's requests go: candidates, best first, with their breakers and queues."""
+        status = await api.runtime.placement(request.path_params["model_id"])
+        return Response(schemas.encode(status), media_type=_JSON)
+
     return [
+        Route("/v1/placement/{model_id:path}", Endpoint(placement), methods=["GET"]),
         Route("/v1/models", Endpoint(listing), methods=["GET"]),
         Route("/v1/models/{model_id:path}", Endpoint(one), methods=["GET"]),
     ]

@@ -126,6 +126,10 @@ class Client:
         """Describe one model, as /v1/models/{id} shows it."""
         return self._json("GET", f"/v1/models/{quote(model_id)}")
 
+    def placement(self, model_id: str) -> dict[str, Any]:
+        """Tell where a tensor model's requests go, as /v1/placement/{id} shows it."""
+        return self._json("GET", f"/v1/placement/{quote(model_id)}")
+
     def tokenize(self, text: str, *, model: str | None = None, add_special: bool = False) -> list[int]:
         body = {"content": text, "model": model, "add_special": add_special}
         token_ids: list[int] = self._json("POST", "/tokenize", body)["tokens"]

@@ -13,6 +13,7 @@ from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.config import Config
 from edge_rt.errors import OverloadedError, UnsupportedFeatureError
+from edge_rt.scheduler.dispatcher import DispatchStatus
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import (
     Chunk,
@@ -70,6 +71,8 @@ class RuntimeProtocol(Protocol):
     async def tokenize(self, model: str, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
 
     async def detokenize(self, model: str, token_ids: list[int]) -> str: ...
+
+    async def placement(self, model: str) -> DispatchStatus: ...
 
     def models(self) -> Sequence[ModelStatus]: ...
 

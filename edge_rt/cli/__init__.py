@@ -20,6 +20,7 @@ _COMMANDS: Final = {
     "models": "List, pull, import, show, verify and remove models.",
     "top": "Watch what a running daemon does.",
     "bench": "Measure speed, as llama-bench does.",
+    "placement": "Explain on which device a model runs.",
     "devices": "Show what this machine can run models on.",
     "config": "Show the configuration and where each value comes from.",
     "doctor": "Check this machine and this installation.",

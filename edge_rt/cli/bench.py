@@ -23,12 +23,16 @@ from edge_rt.bench.workload import cases
 from edge_rt.catalog.store import Store, is_file_name
 from edge_rt.cli.bench_options import Counts, Pair, Progress, counts_option, flat
 from edge_rt.cli.bench_serve import command as serve
+from edge_rt.cli.bench_tensors import is_tensor_model
+from edge_rt.cli.bench_tensors import run as run_tensors
 from edge_rt.devices import cpu
 from edge_rt.devices import memory as machine_memory
 from edge_rt.engine.start import prefer_big_cores
 from edge_rt.errors import ModelNotPulledError
 from edge_rt.scheduler.forms import place
 from edge_rt.worker import memory
+
+_TENSOR_RUNS = 30  # batches of a tensor model, unless -r says how many
 
 
 @click.group("bench", invoke_without_command=True, short_help="Measure prefill and decode as llama-bench does.")
@@ -83,6 +87,7 @@ from edge_rt.worker import memory
     help="Back end; auto is the first that supports the model. [default: the configured one]",
 )
 @click.option("--force", is_flag=True, help="Load even if memory seems too small.")
+@click.option("--save-profile", is_flag=True, help="Keep what tensor models take: `edge_rt placement` goes by it.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -102,11 +107,15 @@ def command(
     progress: bool | None,
     backend: config.Backend | None,
     force: bool,
+    save_profile: bool,
 ) -> None:
     """Measure prefill (pp) and decode (tg) of bare models, without tokenizer and sampling.
 
     Options, table and JSON keys are llama-bench's. LIST is numbers and ranges: 1,2,4 or 128-512+128 or 1-8*2; an option
     may also be given more than once. The table goes to stdout, progress to stderr.
+
+    Of a tensor model every form is measured on every device: median and 95th percentile of a batch (-b: how large),
+    inferences per second, resident memory and energy. -r is the number of batches.
 
     `edge_rt bench serve` measures a running daemon instead.
     """
@@ -115,6 +124,25 @@ def command(
     if ctx.invoked_subcommand is not None:
         return
     settings = loaded.config
+    line = Progress(progress)
+    tensors = [name for name in models if not is_file_name(name) and is_tensor_model(name, settings)]
+    if save_profile and not tensors:
+        raise click.UsageError("--save-profile is for tensor models: name one with -m")
+    if tensors:
+        run_tensors(
+            tensors,
+            settings,
+            backend=backend or "",
+            batch_sizes=flat(batch_size) if _is_given(ctx, "batch_size") else (),
+            n_runs=repetitions if _is_given(ctx, "repetitions") else _TENSOR_RUNS,
+            output=output,
+            save_profile=save_profile,
+            force=force,
+            line=line,
+        )
+    models = tuple(name for name in models if name not in tensors)
+    if tensors and not models:
+        return
     tests = cases(
         n_prompt=flat(n_prompt),
         n_gen=flat(n_gen),
@@ -127,7 +155,6 @@ def command(
     if not tests:
         raise click.UsageError("nothing to measure: -p and -n are 0 and there is no -pg")
     targets = [_target(name, backend, settings) for name in models or (settings.catalog.default_model,)]
-    line = Progress(progress)
     runner = Runner(
         Plan(repetitions=repetitions, warmup=not no_warmup, delay_s=delay, kv_type=settings.engine.kv_type),
         admit=lambda target, options: None if force else _admit(target, options, settings),
@@ -147,6 +174,10 @@ def command(
     finally:
         line.clear()
         _write(outputs, lambda w: w.footer())
+
+
+def _is_given(ctx: click.Context, option: str) -> bool:
+    return ctx.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
 
 
 def _given(ctx: click.Context, name: str, values: tuple[tuple[int, ...], ...]) -> bool:

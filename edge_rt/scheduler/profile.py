@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from edge_rt import config
-from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.catalog.manifest import Variant
 from edge_rt.catalog.regular import open_regular
 from edge_rt.devices import cpu
 from edge_rt.errors import StoreError
@@ -70,12 +70,12 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     entries: Annotated[list[msgspec.Raw], Meta(max_length=MAX_ENTRIES)]
 
 
-def file_key(manifest: Manifest, variant: Variant) -> str:
-    """Name the exact file of a form: by its hash, or by that of the form it is derived from."""
-    if variant.sha256:
+def file_key(variant: Variant, path: Path | None) -> str:
+    """Name the exact file of a form: by its hash, or where it was made here by its size and when it was."""
+    if variant.sha256 or path is None:
         return variant.sha256
-    parent = manifest.variant(variant.derived_from)
-    return f"{variant.quant} of {parent.sha256 if parent is not None else variant.derived_from}"
+    stat = path.stat()
+    return f"{variant.quant}, {stat.st_size} bytes, {stat.st_mtime_ns}"
 
 
 def read(path: Path) -> tuple[tuple[Entry, ...], tuple[str, ...]]:

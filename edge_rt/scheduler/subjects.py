@@ -59,7 +59,7 @@ class CatalogSubject:
                 candidate.variant,
                 candidate.backend,
                 candidate.device,
-                file=file_key(self.manifest, variant),
+                file=file_key(variant, self.store.path(self.manifest, variant)),
             )
             if (latency_s := shown_s(candidate)) is None:
                 return known

@@ -18,6 +18,8 @@ from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.config import Catalog, Config, Limits, Server
 from edge_rt.errors import InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_media, check_request, check_tensors
+from edge_rt.scheduler.dispatcher import DispatchStatus
+from edge_rt.scheduler.placement import Refused
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import (
     Capabilities,
@@ -176,6 +178,11 @@ class FakeRuntime:
 
     async def unload(self, model: str) -> None:
         self.loads.append(f"-{model}")
+
+    async def placement(self, model: str) -> DispatchStatus:
+        if model != "eyes":
+            raise ModelNotFoundError(model=model)
+        return DispatchStatus(policy="balanced", places=(), refused=(Refused(what="int8 on npu", reason="no driver"),))
 
     async def tokenize(self, model: str, text: str, *, special: bool, add_bos: bool) -> list[int]:
         self.model(model)

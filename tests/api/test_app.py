@@ -470,3 +470,13 @@ def test_metrics_count_by_route_pattern() -> None:
     assert 'outcome="model_not_found",route="/v1/models/{model_id:path}",status="404"' in text
     assert 'outcome="not_found",route="unmatched",status="404"' in text
     assert "secret-path" not in text
+
+
+def test_a_tensor_models_placement() -> None:
+    reply = ask(FakeRuntime(), "GET", "/v1/placement/eyes")
+    assert reply.json == {
+        "policy": "balanced",
+        "places": [],
+        "refused": [{"what": "int8 on npu", "reason": "no driver"}],
+    }
+    assert ask(FakeRuntime(), "GET", "/v1/placement/nope").status == 404

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.catalog.manifest import Variant
 from edge_rt.errors import StoreError
 from edge_rt.scheduler import profile
 from edge_rt.scheduler.placement import Measured
@@ -149,12 +149,17 @@ def test_a_place_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> None
         save(tmp_path / "file" / "profile.json", [entry()])
 
 
-def test_the_key_of_a_file_is_its_hash_or_its_parents() -> None:
-    parent = Variant(id="fp32", quant="FP32", file="a.onnx", source="https://x/a", size_bytes=1, sha256="a" * 64)
-    child = Variant(id="int8", quant="INT8", file="b.onnx", derived_from="fp32")
-    manifest = Manifest(id="m", name="M", license="MIT", kind="tensor", n_params=1, variants=(parent, child))
-    assert file_key(manifest, parent) == "a" * 64
-    assert file_key(manifest, child) == f"INT8 of {'a' * 64}"
+def test_the_key_of_a_file_is_its_hash_or_its_size_and_time(tmp_path: Path) -> None:
+    fetched = Variant(id="fp32", quant="FP32", file="a.onnx", source="https://x/a", size_bytes=1, sha256="a" * 64)
+    made = Variant(id="int8", quant="INT8", file="b.onnx", derived_from="fp32")
+    path = tmp_path / "b.onnx"
+    path.write_bytes(b"one")
+    assert file_key(fetched, path) == "a" * 64
+    before = file_key(made, path)
+    assert before.startswith("INT8, 3 bytes, ")
+    os.utime(path, ns=(1, 1))
+    assert file_key(made, path) != before
+    assert file_key(made, None) == ""
 
 
 def test_versions_are_those_installed() -> None:
