@@ -39,6 +39,7 @@ _access = logging.getLogger("edge_rt.access")
 
 TENANT: Final = "grpc"
 _HEAD_BYTES: Final = 64 * 1024  # of a message beside its tensors
+_CALLS_PER_RUNNING: Final = 2
 _INLINE_ITEMS: Final = 4096  # of typed contents that are converted on the event loop
 _CONTENTS: Final[Mapping[str, str]] = {
     "BOOL": "bool_contents",
@@ -85,7 +86,10 @@ class GrpcServer:
                     ("grpc.max_receive_message_length", server.max_body_bytes + _HEAD_BYTES),
                     ("grpc.max_send_message_length", -1),
                 ],
-                maximum_concurrent_rpcs=server.max_connections,
+                # Each may hold a whole message before it can be counted among the bodies.
+                maximum_concurrent_rpcs=min(
+                    server.max_connections, _CALLS_PER_RUNNING * self._api.config.tensor.n_parallel
+                ),
             )
             self._server.add_generic_rpc_handlers((self._handlers(),))
             try:

@@ -143,24 +143,17 @@ def options(parameters: Mapping[str, Parameter]) -> Options:
         stream = encode(sequence_id).decode()
     return Options(
         stream=stream,
-        is_first=_flag(parameters, "sequence_start") and stream != "",
-        is_last=_flag(parameters, "sequence_end") and stream != "",
+        is_first=flag("", parameters, "sequence_start", False) and stream != "",
+        is_last=flag("", parameters, "sequence_end", False) and stream != "",
         deadline_s=_deadline_s(parameters),
     )
 
 
-def _flag(parameters: Mapping[str, Parameter], name: str) -> bool:
-    value = parameters.get(name, False)
-    if not isinstance(value, bool):
-        raise InvalidRequestError(param=f"parameters.{name}", problem="must be true or false")
-    return value
-
-
 def flag(param: str, parameters: Mapping[str, Parameter], name: str, default: bool) -> bool:
-    """Read a boolean parameter of a tensor; param names the tensor in errors."""
+    """Read a boolean parameter; param names what it belongs to, "" the request."""
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise InvalidRequestError(param=f"{param}.parameters.{name}", problem="must be true or false")
+        raise InvalidRequestError(param=f"{param}.parameters.{name}".lstrip("."), problem="must be true or false")
     return value
 
 
