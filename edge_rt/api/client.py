@@ -18,7 +18,7 @@ from edge_rt.api.infer_client import Array, InferResult
 from edge_rt.api.kserve_wire import RegionPart
 from edge_rt.api.shm_client import SharedTensor
 from edge_rt.api.status import rebuild
-from edge_rt.errors import DaemonLostError, DaemonUnreachableError
+from edge_rt.errors import DaemonLostError, DaemonUnreachableError, InvalidRequestError
 from edge_rt.types import (
     Box,
     FinishReason,
@@ -142,7 +142,11 @@ class Client:
     def look(self, task: str, request: MediaRequest) -> MediaAnswer:
         """Let a model whose task this is look at a file. The request's id, tenant and deadline are the daemon's."""
         if task == "embed":
-            answer = self._json("POST", "/v1/embeddings", {"model": request.model, "input": request.data.decode()})
+            try:
+                text = request.data.decode()
+            except UnicodeDecodeError as exc:
+                raise InvalidRequestError(param="data", problem=f"is no UTF-8 text: {exc.reason}") from exc
+            answer = self._json("POST", "/v1/embeddings", {"model": request.model, "input": text})
             (one,), n_tokens = answer["data"], answer["usage"]["prompt_tokens"]
             return MediaAnswer(task=task, embedding=tuple(one["embedding"]), n_tokens=n_tokens)
         files = {"file": ("file", request.data)}

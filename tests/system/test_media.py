@@ -150,6 +150,7 @@ def test_decompression_bomb_is_refused_and_costs_nothing(media: Media) -> None:
         ("detect", "colors", b"x", UnsupportedFeatureError, "POST /v1/vision/classify"),
         ("vad", "speech", b"ID3", InvalidRequestError, "is not a WAV file"),
         ("embed", "colors", b"x", UnsupportedFeatureError, "embed with colors"),
+        ("embed", "colors", b"\xff", InvalidRequestError, "is no UTF-8 text"),
     ],
 )
 def test_what_is_wrong_comes_back_as_it_was_raised(

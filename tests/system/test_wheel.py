@@ -38,13 +38,15 @@ def test_wheel_holds_every_manifest_and_the_native_engine(tmp_path: Path) -> Non
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "unpacked")
     script = (
+        "from edge_rt.catalog.chains import load_chains\n"
         "from edge_rt.catalog.manifest import SHIPPED_DIR, load_manifests\n"
-        "print(SHIPPED_DIR); print(*[m.id for m in load_manifests([SHIPPED_DIR])])"
+        "print(SHIPPED_DIR); print(*[m.id for m in load_manifests([SHIPPED_DIR])])\n"
+        "print(*[chain.id for chain in load_chains([SHIPPED_DIR])])"
     )
     child = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path / "unpacked", capture_output=True, text=True, check=True
     )
-    place, ids = child.stdout.splitlines()
+    place, ids, chains = child.stdout.splitlines()
     assert Path(place) == tmp_path / "unpacked" / "edge_rt" / "manifests"
     if any(map(shutil.which, COMPILERS)):
         script = "from edge_rt.backends.native_library import isa_names, load_native; print(*isa_names(load_native()))"
@@ -53,3 +55,4 @@ def test_wheel_holds_every_manifest_and_the_native_engine(tmp_path: Path) -> Non
         )
         assert "portable" in child.stdout, child.stderr
     assert ids.split() == sorted(path.stem for path in (ROOT / "models").glob("*.toml"))
+    assert chains.split() == sorted(path.stem for path in (ROOT / "models" / "chains").glob("*.toml"))
