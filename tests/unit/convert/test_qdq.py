@@ -104,6 +104,38 @@ def test_large_neighbours_do_not_saturate_any_cpu() -> None:
     np.testing.assert_allclose(run(quantized, x), run(model, x), atol=0.15)
 
 
+def test_a_float_layer_between_integer_ones_is_left_alone() -> None:
+    """onnxruntime would quantise it with one scale, in which all weights but the greatest are nothing."""
+    rng = np.random.default_rng(0)
+    middle = rng.normal(size=(4, 4, 1, 1)).astype("f")
+    middle[3, 0] = 1000
+    constants = {
+        "w": rng.normal(0, 0.3, (4, 16, 1, 1)).astype("f"),
+        "m": middle,
+        "k": np.diag([1, 1, 1, 0]).astype("f").reshape(4, 4, 1, 1),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "first"),
+        helper.make_node("Conv", ["c", "m"], ["d"], "middle"),
+        helper.make_node("Conv", ["d", "k"], ["e"], "last"),
+        helper.make_node("GlobalAveragePool", ["e"], ["y"], "pool"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 2, 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 1, 1])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    spread = {"x": (-1.0, 1.0), "c": (-4.0, 4.0), "d": (-8.0, 8.0), "e": (-8.0, 8.0), "y": (-8.0, 8.0)}
+    quantized = quantize_int8(model, spread, float_nodes={"middle"})
+    expected = run(model, inputs())
+    np.testing.assert_allclose(run(quantized, inputs()), run(quantized, inputs(), exactly=True), atol=0.1)
+    np.testing.assert_allclose(run(quantized, inputs()), expected, atol=0.12)
+    assert np.abs(expected[0, :3]).max() > 0.2
+
+
 def test_a_dead_channel_keeps_its_bias() -> None:
     weights = np.full((2, 16, 1, 1), 0.1, "f")
     weights[1] = 1e-12
