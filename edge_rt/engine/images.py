@@ -183,19 +183,25 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
         yield top, image.crop((0, top, image.width, min(top + n_rows, image.height)))
 
 
-def check_region(region: Box, image: Image.Image) -> None:
-    """Raise InvalidRequestError unless a region has an area and lies inside the picture; a turned one its middle."""
+def is_inside(region: Box, image: Image.Image) -> bool:
+    """Tell whether a region has an area inside the picture; of a turned one the middle, and it is no larger."""
     sides = (region.x, region.y, region.width, region.height, region.turn_deg)
-    inside = all(map(math.isfinite, sides)) and region.width > 0 and region.height > 0
-    if inside and region.turn_deg:
+    if not all(map(math.isfinite, sides)) or region.width <= 0 or region.height <= 0:
+        return False
+    if region.turn_deg:
         x, y = region.x + region.width / 2, region.y + region.height / 2
         fits = max(region.width, region.height) <= image.width + image.height
         fits = fits and region.width * region.height <= image.width * image.height
-        inside = fits and 0 <= x <= image.width and 0 <= y <= image.height
-    elif inside:
-        right, bottom = region.x + region.width, region.y + region.height
-        inside = min(region.x, region.y) >= 0 and right <= image.width + 1e-3 and bottom <= image.height + 1e-3
-    if not inside:
+        return fits and 0 <= x <= image.width and 0 <= y <= image.height
+    right, bottom = region.x + region.width, region.y + region.height
+    # Half a pixel over the edge: clients send rounded what they were told.
+    fits = right <= image.width + 0.5 and bottom <= image.height + 0.5
+    return fits and 0 <= region.x < image.width and 0 <= region.y < image.height
+
+
+def check_region(region: Box, image: Image.Image) -> None:
+    """Raise InvalidRequestError unless a region is inside the picture."""
+    if not is_inside(region, image):
         what = f"{region.width:g} x {region.height:g} at {region.x:g}, {region.y:g}"
         problem = f"{what} does not lie inside the picture of {image.width} x {image.height} pixels"
         raise InvalidRequestError(param="regions", problem=problem)

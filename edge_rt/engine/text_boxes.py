@@ -13,7 +13,7 @@ from PIL import Image
 
 from edge_rt.catalog.pipelines import DetectText, ImageInput
 from edge_rt.engine.facts import ModelFacts, check_tensor
-from edge_rt.engine.images import Fit, decode_request, prepare, turn_for, whole
+from edge_rt.engine.images import Fit, decode_request, is_inside, prepare, turn_for, whole
 from edge_rt.engine.infer import Infer, sum_timings
 from edge_rt.errors import BackendStepError
 from edge_rt.types import Box, MediaAnswer, MediaRequest
@@ -51,7 +51,9 @@ class DetectTextPipeline:
                 raise BackendStepError(reason=f"{self._output.name} is no map of {pixels.shape[1:]}: {likely.shape}")
             rectangles, scores = text_rectangles(likely[0, 0], self._spec, request.min_score)
             for rectangle, score in zip(rectangles.tolist(), scores.tolist(), strict=True):
-                boxes.append(_box(rectangle, score, fit, picture))
+                box = _box(rectangle, score, fit, picture)
+                if is_inside(box, picture):  # what is found beside the picture is in what it was filled up with
+                    boxes.append(box)
         boxes.sort(key=lambda box: -box.score)
         return MediaAnswer(
             task=self.task,
@@ -73,13 +75,20 @@ class DetectTextPipeline:
 
 
 def _box(rectangle: list[float], score: float, fit: Fit, picture: Image.Image) -> Box:
-    """Put a map's rectangle into the picture."""
+    """Put a map's rectangle into the picture; a turned one may hang over its edge, an upright one is cut there."""
     x, y, width, height, turn_deg = rectangle
     around = np.array([[x - width / 2, y - height / 2, x + width / 2, y + height / 2]], np.float32)
-    # A turned box may hang over the edge; to cut it would turn it about another point.
-    limit = (picture.width, picture.height) if not turn_deg else (None, None)
-    ((left, top, right, bottom),) = fit.boxes(around, *limit).tolist()
-    return Box(x=left, y=top, width=right - left, height=bottom - top, label="text", score=score, turn_deg=turn_deg)
+    if turn_deg:
+        ((left, top, right, bottom),) = fit.boxes(around, None, None).tolist()
+        box = Box(x=left, y=top, width=right - left, height=bottom - top, label="text", score=score, turn_deg=turn_deg)
+        if is_inside(box, picture):
+            return box
+        # It is larger than the picture: all of the picture that it holds, as that lies.
+        cos, sin = abs(np.cos(np.radians(turn_deg))), abs(np.sin(np.radians(turn_deg)))
+        half_width, half_height = (width * cos + height * sin) / 2, (width * sin + height * cos) / 2
+        around = np.array([[x - half_width, y - half_height, x + half_width, y + half_height]], np.float32)
+    ((left, top, right, bottom),) = fit.boxes(around, picture.width, picture.height).tolist()
+    return Box(x=left, y=top, width=right - left, height=bottom - top, label="text", score=score)
 
 
 def text_rectangles(

@@ -205,9 +205,25 @@ def test_region_is_prepared_as_if_it_had_been_cut_out() -> None:
     assert fit.boxes(np.array([[0, 0, 4, 8]], np.float32), 40, 40).tolist() == [[4, 8, 12, 32]]
 
 
+def test_region_rounded_over_the_edge_is_taken() -> None:
+    image = Image.fromarray(noise(40, 40))
+    region = Box(x=30.0, y=20.0, width=10.4, height=20.3)
+    check_region(region, image)
+    cut, _ = prepare(image, ImageInput(width=10, height=20, datatype="UINT8"), region)
+    assert np.array_equal(cut, np.asarray(image)[20:, 30:].transpose(2, 0, 1))
+
+
 @pytest.mark.parametrize(
     "box",
-    [(-1, 0, 4, 4), (0, 0, 0, 4), (38, 0, 4, 4), (0, 0, float("nan"), 4), (0, 0, 4, float("inf")), (0, 0, -4, 4)],
+    [
+        (-1, 0, 4, 4),
+        (40, 0, 0.4, 4),
+        (0, 0, 0, 4),
+        (38, 0, 4, 4),
+        (0, 0, float("nan"), 4),
+        (0, 0, 4, float("inf")),
+        (0, 0, -4, 4),
+    ],
 )
 def test_region_outside_the_picture_is_refused(box: tuple[float, float, float, float]) -> None:
     x, y, width, height = box

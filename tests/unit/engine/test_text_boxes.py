@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from edge_rt.catalog.pipelines import DetectText
+from edge_rt.engine.images import check_region
 from edge_rt.engine.pipeline import Pipeline, make_pipeline
 from edge_rt.engine.text_boxes import components, in_reading_order, smallest_rectangle, text_rectangles
 from edge_rt.errors import BackendStepError, InvalidRequestError, ModelFormatError
@@ -151,6 +152,29 @@ def test_best_boxes_are_kept_and_stand_in_reading_order() -> None:
 def test_noise_is_no_text() -> None:
     likely = (np.random.default_rng(0).random((480, 480)) > 0.65).astype(np.float32)
     assert len(text_rectangles(likely, DetectText(min_score=0.9, min_side=6.0))[0]) == 0
+
+
+def test_what_is_found_beside_the_picture_is_left_out() -> None:
+    beside = np.zeros((1, 1, 32, 32), np.float32)
+    beside[..., 21:] = 1
+    pixels = np.zeros((32, 20), np.uint8)
+    infer = FakeInfer(lambda _: {"y": beside})
+    assert pipeline().run(MediaRequest(id="r", model="m", data=encoded(pixels)), infer).boxes == ()
+
+
+def test_every_box_can_be_read() -> None:
+    """Whatever a map holds, its boxes are regions that the reader takes."""
+    random = np.random.default_rng(0)
+    n_turned = 0
+    for i in range(60):
+        image = Image.new("L", (64, 48))
+        ends = [tuple(point) for point in random.integers(-10, 74, (2, 2)).tolist()]
+        ImageDraw.Draw(image).line(ends, fill=255, width=int(random.integers(2, 40)))
+        spec = DetectText(max_side=64, side_step=16, color="gray", mean=(0.0,), std=(255.0,), unclip=float(i % 4))
+        for box in pipeline(spec).run(MediaRequest(id="r", model="m", data=encoded(image)), FakeInfer(echo)).boxes:
+            check_region(box, image)
+            n_turned += bool(box.turn_deg)
+    assert n_turned > 5
 
 
 def test_turned_region_is_refused() -> None:
