@@ -84,14 +84,14 @@ class Detector(nn.Module):
         with torch.no_grad():
             for name, (weight, bias) in weights.items():
                 layer = self.layers[name.replace(".", "_")]
-                layer.conv.weight.copy_(torch.from_numpy(weight))
+                layer.conv.weight.copy_(torch.tensor(weight))
                 if layer.norm is None:
-                    layer.conv.bias.copy_(torch.from_numpy(bias))
+                    layer.conv.bias.copy_(torch.tensor(bias))
                 else:
                     layer.norm.running_mean.zero_()
                     layer.norm.running_var.fill_(1 - layer.norm.eps)
                     layer.norm.weight.fill_(1)
-                    layer.norm.bias.copy_(torch.from_numpy(bias))
+                    layer.norm.bias.copy_(torch.tensor(bias))
         self.eval()
 
 
