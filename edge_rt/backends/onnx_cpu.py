@@ -5,6 +5,7 @@ The file has been checked by onnx_model.py before onnxruntime sees it. Answers a
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -80,20 +81,24 @@ class OnnxCpuBackend:
     def load_tensor(self, file: ModelFile, options: TensorOptions) -> OnnxCpuSession:
         if (reason := self.supports_tensor(file, options)) is not None:
             raise BackendLoadError(model=file.model, reason=reason)
-        n_threads = options.n_threads or len(self._usable().compute_cpus)
-        return OnnxCpuSession(self._runtime(), file, options, n_threads)
+        n_cores = len(self._usable().compute_cpus)
+        n_threads = options.n_threads or n_cores
+        return OnnxCpuSession(self._runtime(), file, options, n_threads, max_runs=max(1, n_cores // n_threads))
 
 
 class OnnxCpuSession:
     """A model in onnxruntime."""
 
-    def __init__(self, runtime: Any, file: ModelFile, options: TensorOptions, n_threads: int) -> None:
+    def __init__(
+        self, runtime: Any, file: ModelFile, options: TensorOptions, n_threads: int, *, max_runs: int = 1
+    ) -> None:
         from edge_rt.backends.onnx_open import open_session  # onnx, which is here if onnxruntime is
 
         model = file.onnx
         self.inputs, self.outputs = model.inputs, model.outputs
         self._is_text = {spec.name: spec.datatype == "BYTES" for spec in (*model.inputs, *model.outputs)}
         self._recent = RecentShapes(options.max_shapes) if model.is_dynamic else None
+        self._noting = threading.Lock()
         self._shrink = runtime.RunOptions()
         self._shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         try:
@@ -114,6 +119,7 @@ class OnnxCpuSession:
             outputs=self.outputs,
             n_threads=n_threads,
             max_batch=options.max_batch,
+            max_runs=max_runs,
             placement=placement,
         )
 
@@ -123,7 +129,8 @@ class OnnxCpuSession:
         check_feeds(self.inputs, feeds)
         wanted = check_outputs(self.outputs, outputs)
         given = {name: texts(array, name) if self._is_text[name] else array for name, array in feeds.items()}
-        shrink = self._recent is not None and self._recent.note(feeds)
+        with self._noting:
+            shrink = self._recent is not None and self._recent.note(feeds)
         try:
             answers = self._session.run(wanted, given, self._shrink if shrink else None)
         except Exception as exc:

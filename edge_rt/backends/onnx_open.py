@@ -102,6 +102,8 @@ def _settings(runtime: Any, model: OnnxModel, options: TensorOptions, n_threads:
     settings.enable_mem_pattern = not model.is_dynamic
     # Threads that spin while they wait take twice the CPU time, and are slower themselves beside busy neighbours.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Parts that shrink towards an operator's end: a thread that a neighbour has put aside holds the others up less.
+    settings.add_session_config_entry("session.dynamic_block_base", "4")
     settings.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(ACCURACY_LEVEL))
     settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     for library in options.custom_op_libraries:

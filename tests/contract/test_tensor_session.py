@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,14 @@ def test_every_datatype_goes_in_and_comes_out(
     if backend.name != "null":
         np.testing.assert_array_equal(answer, feed)
     loaded.close()
+
+
+def test_as_many_threads_as_it_says_may_run_it_at_a_time(session: TensorSession) -> None:
+    feeds = [x(1 + i % 5) + i for i in range(200)]
+    expected = [session.run({"x": feed})["y"] for feed in feeds]
+    with ThreadPoolExecutor(session.info.max_runs) as runners:
+        answers = list(runners.map(lambda feed: session.run({"x": feed})["y"], feeds))
+    assert all(np.array_equal(answer, want) for answer, want in zip(answers, expected, strict=True))
 
 
 def test_close_is_final_and_may_be_repeated(backend: TensorBackend, tmp_path: Path) -> None:
