@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from edge_rt.convert.bert import convert_minilm
 from edge_rt.convert.efficientnet import convert_lite0
 from edge_rt.convert.qdq import convert_int8
 from edge_rt.errors import ModelFormatError
 
 Recipe = Callable[[Path, Path, Path | None], None]  # src, dst, beside
 
-_RECIPES: dict[str, Recipe] = {"efficientnet-lite0": convert_lite0, "qdq-int8": convert_int8}
+_RECIPES: dict[str, Recipe] = {
+    "efficientnet-lite0": convert_lite0,
+    "minilm-l6": convert_minilm,
+    "qdq-int8": convert_int8,
+}
 
 
 def run_recipe(recipe: str, src: Path, dst: Path, beside: Path | None) -> None:

@@ -203,3 +203,13 @@ def test_minilm_finds_what_means_the_same(load: Load) -> None:
     likeness = vectors @ vectors.T - 2 * np.eye(len(texts))
     nearest = likeness.argmax(axis=1)
     assert (nearest == np.arange(len(texts)) ^ 1).mean() >= 0.9
+
+
+def test_minilm_int8_follows_its_float_parent(load: Load) -> None:
+    texts = [text for pair in PAIRS for text in pair]
+    exact, rounded = (embed(load(f"minilm-l6:{form}"), texts) for form in ("fp32", "int8"))
+    cosines = (exact * rounded).sum(axis=1)
+    assert cosines.mean() > 0.999
+    assert cosines.min() > 0.998
+    nearest = [(v @ v.T - 2 * np.eye(len(texts))).argmax(axis=1) for v in (exact, rounded)]
+    assert (nearest[0] == nearest[1]).mean() >= 0.9
