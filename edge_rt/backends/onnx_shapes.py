@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-_MUCH = 4  # memory for inputs so many times larger than all of the last shapes' is given back
+_MUCH = 8  # memory for inputs so many times larger than those of all recent shapes is given back
 
 
 class RecentShapes:

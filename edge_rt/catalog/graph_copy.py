@@ -102,7 +102,7 @@ def verify_copy(model: Path) -> None:
     with file:
         foot = _foot_of(file)
         if foot is not None and (found := _digest(file, foot.n_bytes)) != foot.digest:
-            problem = f"blake2b is {found}, {foot.digest} was written; delete the file, a load makes it anew"
+            problem = f"sha256 is {found}, {foot.digest} was written; delete the file, a load makes it anew"
             raise ModelFormatError(path=str(copy), field="optimised graph", problem=problem)
 
 
@@ -141,7 +141,7 @@ def _seal(fd: int, wanted: Foot) -> None:
 
 
 def _digest(file: BinaryIO, n_bytes: int) -> str:
-    digest = hashlib.blake2b(digest_size=32)
+    digest = hashlib.sha256()
     file.seek(0)
     while n_bytes > 0 and (chunk := file.read(min(n_bytes, 1 << 20))):
         digest.update(chunk)

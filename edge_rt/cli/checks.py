@@ -18,6 +18,8 @@ from typing import Any, Literal
 import httpx2
 
 from edge_rt import config
+from edge_rt.backends import registry
+from edge_rt.backends.base import Absent, Device
 from edge_rt.backends.dispatch import dispatch
 from edge_rt.backends.llama_build import Broken, Build, inspect, missing
 from edge_rt.backends.native_library import isa_names, load_native
@@ -58,6 +60,7 @@ class Patient:
     root: SysfsRoot = field(default_factory=SysfsRoot)
     inspect_build: Callable[[], Build | Broken] = inspect
     load_native: Callable[[], Any] = load_native
+    probe_onnx: Callable[[], tuple[Device, ...] | Absent] = lambda: registry.get("onnx_cpu").probe()
     wall_clock: Callable[[], float] = time.time
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     uid: int = field(default_factory=os.getuid)
@@ -127,6 +130,15 @@ def native(patient: Patient) -> Check:
     if len(names) == 1:
         return ok("native engine", f"no kernels for this CPU, only {names[0]}: models run on llama.cpp")
     return ok("native engine", f"{names[-1]} kernels")
+
+
+def onnx(patient: Patient) -> Check:
+    devices = patient.probe_onnx()
+    if isinstance(devices, Absent):
+        return ok(
+            "onnxruntime", f"{devices.reason}: no tensor models; pip install 'edge_rt[{devices.extra}]' brings them"
+        )
+    return ok("onnxruntime", devices[0].detail)
 
 
 def store(patient: Patient) -> Check:
@@ -309,6 +321,7 @@ CHECKS: tuple[Look, ...] = (
     python,
     llama_build,
     native,
+    onnx,
     store,
     model,
     socket_directory,

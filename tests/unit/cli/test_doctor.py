@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from edge_rt import config
+from edge_rt.backends.base import Absent, Device
 from edge_rt.backends.llama_build import Broken, Build, inspect, missing, parse
 from edge_rt.cli import checks, main
 from edge_rt.cli.checks import Check, Patient, examine
@@ -116,6 +117,13 @@ def test_the_native_engine_says_which_kernels_it_has_here() -> None:
     check = checks.native(Patient(load_native=lambda: FakeNative(2)))
     assert (check.status, check.detail) == ("ok", "avx2 kernels")
     assert "llama.cpp" in checks.native(Patient(load_native=lambda: FakeNative(1))).detail
+
+
+def test_onnxruntime_is_told_of_and_not_missed() -> None:
+    here = (Device(id="cpu", kind="cpu", detail="onnxruntime 9.9"),)
+    assert checks.onnx(Patient(probe_onnx=lambda: here)).detail == "onnxruntime 9.9"
+    check = checks.onnx(Patient(probe_onnx=lambda: Absent(reason="not installed", extra="onnx")))
+    assert (check.status, "edge_rt[onnx]" in check.detail) == ("ok", True)
 
 
 def test_a_native_engine_that_was_not_compiled_is_a_warning() -> None:
