@@ -1,9 +1,9 @@
 """SIMULATED placement in virtual time: the product's own dispatcher on three scripted devices against an oracle.
 
-No real device is measured here. Per seed: a CPU, an NPU and an FPGA of drawn speed and power, all loaded; minutes of
-requests, evenly and in bursts; windows in which the accelerators fail, and in which one is hot. The product learns of
-failures by meeting them and of heat by its probes, every 30 s, or 10 s of a hot device; it compares its first answers
-with the CPU's, as always.
+No real device is measured here. Per seed: a CPU, an NPU and an FPGA of drawn speed and power, all loaded; ten minutes
+of requests, evenly and in bursts; windows in which the accelerators fail, and in which one is hot. The product learns
+of failures by meeting them and of heat by its probes, every 30 s, or 10 s of a hot device; it compares its first
+answers with the CPU's, as always.
 
 The oracle is told everything before it begins: arrivals, how long each request takes on each device, and every window.
 It places all requests offline: first each where it costs least at that time, then by moving single requests between
@@ -42,7 +42,7 @@ from tests.null_devices import Device, Window, World, request
 
 AT_MOST = 1.10
 N_SEEDS = 20
-_SPAN_S = 1200.0
+_SPAN_S = 600.0
 _MAX_MOVES_PASSES = 6
 
 
@@ -63,11 +63,11 @@ def scenario(seed: int, span_s: float) -> Scenario:
     npu = {"name": "npu", "kind": "npu", "service_s": rng.uniform(0.006, 0.012), "power_w": rng.uniform(3.0, 5.0)}
     fpga = {"name": "fpga", "kind": "fpga", "service_s": rng.uniform(0.012, 0.022), "power_w": rng.uniform(2.0, 3.5)}
     cpu = {"name": "cpu", "kind": "cpu", "service_s": rng.uniform(0.03, 0.05), "power_w": rng.uniform(5.0, 9.0)}
-    npu["faults"] = _windows(rng, span_s, n=rng.randint(1, 2), length_s=(20.0, 60.0))
-    fpga["faults"] = _windows(rng, span_s, n=1, length_s=(20.0, 60.0))
+    npu["faults"] = _windows(rng, span_s, n=rng.randint(1, 2), length_s=(10.0, 30.0))
+    fpga["faults"] = _windows(rng, span_s, n=1, length_s=(10.0, 30.0))
     npu["fail_s"], fpga["fail_s"] = 0.002, 0.004
     hot = rng.choice((npu, fpga))
-    hot["hot"] = _windows(rng, span_s, n=1, length_s=(60.0, 120.0))
+    hot["hot"] = _windows(rng, span_s, n=1, length_s=(30.0, 60.0))
     rate_hz = rng.uniform(0.25, 0.45) / npu["service_s"]
     arrivals: list[float] = []
     now_s = 0.0

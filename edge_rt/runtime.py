@@ -35,8 +35,9 @@ from edge_rt.errors import (
     UnsupportedFeatureError,
 )
 from edge_rt.guard.limits import check_media, check_request, check_tensors, check_text, check_token_ids
-from edge_rt.scheduler.dispatcher import Dispatcher, DispatchEvents, DispatchStatus
+from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.forms import Placement, load_message, place
+from edge_rt.scheduler.placed_model import DispatchEvents, DispatchStatus
 from edge_rt.scheduler.probes import Probes
 from edge_rt.scheduler.profile import Profile
 from edge_rt.scheduler.queue import Admission, Queue

@@ -100,6 +100,7 @@ class World:
     seed: int = 0
     policy: str = "balanced"
     is_profiled: bool = True
+    forms: tuple[str, ...] = ("v",)
     ran: list[tuple[str, str]] = field(default_factory=list)  # (request, device) of every answer given
     is_probed_late: bool = False  # temperatures are as old as the product's probes let them be
     n_loaded: int = 0
@@ -140,9 +141,9 @@ class World:
             return Measured(latency_s=latency_s, energy_j=device.service_s * device.power_w, memory_bytes=1)
 
         states = self.probes.states(["sim"]) if self.is_probed_late else self._states()
-        form = Variant(id="v", quant="INT8", file="v.sim", backends=("sim",))
+        forms = tuple(Variant(id=name, quant="INT8", file=f"{name}.sim", backends=("sim",)) for name in self.forms)
         policy = Policy(name=self.policy)  # type: ignore[arg-type]
-        return rank("m", (form,), states, policy, pulled={"v"}, measured=measured)
+        return rank("m", forms, states, policy, pulled=set(self.forms), measured=measured)
 
     def load(self, candidate: Candidate, *, force: bool) -> Load:
         return Load(model="m", variant="v", path="", quant="", backend="sim", n_ctx=0, device=candidate.device)

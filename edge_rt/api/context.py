@@ -13,7 +13,7 @@ from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.config import Config
 from edge_rt.errors import OverloadedError, UnsupportedFeatureError
-from edge_rt.scheduler.dispatcher import DispatchStatus
+from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import (
     Chunk,

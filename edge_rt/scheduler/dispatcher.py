@@ -12,16 +12,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from contextvars import Context
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 from edge_rt import config
 from edge_rt.errors import (
     BackendError,
-    BackendLoadError,
     BackendStepError,
-    BackendUnavailableError,
     DeadlineError,
     EdgeRtError,
     ModelFormatError,
@@ -29,9 +25,8 @@ from edge_rt.errors import (
     WorkerLostError,
 )
 from edge_rt.scheduler.agreement import difference
-from edge_rt.scheduler.breaker import Breaker, Ticket
-from edge_rt.scheduler.placement import Candidate, PolicyName, Ranked, Ranking, Refused, reference
-from edge_rt.scheduler.places import Place, PlaceStatus, pick
+from edge_rt.scheduler.placed_model import DispatchEvents, DispatchStatus, Failure, PlacedModel, Subject
+from edge_rt.scheduler.places import Place
 from edge_rt.scheduler.residency import ModelWorker, Residency
 from edge_rt.types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
 from edge_rt.worker.channel import Load
@@ -39,70 +34,14 @@ from edge_rt.worker.supervisor import WorkerEvents
 
 _log = logging.getLogger(__name__)
 
-REPLAN_S = 5.0  # how old a ranking may be: heat and memory change, models are pulled and profiled
 _INLINE_BYTES = 64 * 1024  # answers that are compared on the loop itself; larger ones take a thread
 _MAX_WORKERS_LOST = 2  # by one request: it may be the request that kills them
 
 _DEVICE_ERRORS = (BackendError, ModelTooLargeError, ModelFormatError)
-_LOAD_ERRORS = (BackendLoadError, BackendUnavailableError, ModelTooLargeError, ModelFormatError)
 
 Request = TensorRequest | MediaRequest
 Answer = TensorAnswer | MediaAnswer
 _StreamKey = tuple[str, str]  # tenant, stream: another's stream of the same name is another stream
-
-
-class Subject(Protocol):
-    """A tensor model, as the dispatcher needs it."""
-
-    async def ready(self) -> None:
-        """Wait until rank can tell all that there is."""
-        ...
-
-    def rank(self, shown_s: Callable[[Candidate], float | None]) -> Ranking:
-        """Order the candidates now; shown_s is what those that have run really take."""
-        ...
-
-    def load(self, candidate: Candidate, *, force: bool) -> Load: ...
-
-
-class DispatchEvents(Protocol):
-    """What the owner hears of; edge_rt.telemetry.Telemetry is one."""
-
-    def place_answered(self, model: str, place: str, *, spilled: bool) -> None: ...
-
-    def place_failed(self, model: str, place: str) -> None: ...
-
-    def place_wrong(self, model: str, place: str) -> None: ...
-
-    def place_state(self, model: str, place: str, state: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchStatus:
-    policy: PolicyName
-    places: tuple[PlaceStatus, ...]
-    refused: tuple[Refused, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Model:
-    name: str
-    subject: Subject
-    keep_alive_s: float
-    slot: str
-    ranking: Ranking | None = None
-    ranked_at_s: float = 0.0
-    order: list[Place] = field(default_factory=list)
-    known: dict[str, Place] = field(default_factory=dict)  # by candidate, those that left the ranking too
-    streams: OrderedDict[_StreamKey, Place] = field(default_factory=OrderedDict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    place: Place
-    ticket: Ticket
-    error: EdgeRtError
-    lost_s: float
 
 
 class Dispatcher:
@@ -122,12 +61,22 @@ class Dispatcher:
         self._residency = residency
         self._events = events
         self._max_streams = max_streams
-        self._models: dict[str, _Model] = {}
-        self._loading: dict[Place, asyncio.Task[None]] = {}
+        self._models: dict[str, PlacedModel] = {}
+        self._streams: dict[str, OrderedDict[_StreamKey, Place]] = {}  # by model
 
     def add(self, name: str, subject: Subject, *, keep_alive_s: float, slot: str = "") -> None:
         """Make a model known. slot names its first place in the residency, "" as the model; the others' are longer."""
-        self._models[name] = _Model(name, subject, keep_alive_s, slot or name)
+        self._streams[name] = OrderedDict()
+        self._models[name] = PlacedModel(
+            name,
+            subject,
+            self._settings,
+            self._residency,
+            self._events,
+            self._make_worker,
+            keep_alive_s=keep_alive_s,
+            slot=slot or name,
+        )
 
     async def infer(self, request: TensorRequest, due_at_s: float) -> TensorAnswer:
         """Answer a request; it waits for a place to be loaded until due_at_s.
@@ -146,7 +95,7 @@ class Dispatcher:
 
     async def load(self, name: str, *, force: bool = False) -> None:
         """Load the first place that can be; places that were given up get another chance."""
-        model = await self._ranked(self._models[name], fresh=True)
+        model = await self._models[name].ranked(fresh=True)
         for place in model.known.values():
             if place.wrong:
                 place.wrong, place.n_to_check = "", self._settings.n_checked
@@ -158,7 +107,7 @@ class Dispatcher:
                 error = exc
             else:
                 return
-        raise error or self._nowhere(model)
+        raise error or model.nowhere()
 
     async def unload(self, name: str) -> None:
         """Let the requests of all places finish and free their memory."""
@@ -172,28 +121,25 @@ class Dispatcher:
 
     async def status(self, name: str) -> DispatchStatus:
         """Describe a model's places, best first."""
-        model = await self._ranked(self._models[name], fresh=True)
-        assert model.ranking is not None
-        now_s = asyncio.get_running_loop().time()
-        return DispatchStatus(
-            policy=model.ranking.policy,
-            places=tuple(p.status(now_s, load=self._residency.slot(p.key).state) for p in model.order),
-            refused=model.ranking.refused,
-        )
+        return await self._models[name].status()
 
     # A request's way.
 
     async def _run(self, request: Request, due_at_s: float) -> Answer:
-        model = await self._ranked(self._models[request.model])
+        model = await self._models[request.model].ranked()
         stream = _stream_key(request)
-        if stream is not None and not _starts_anew(request) and (home := model.streams.get(stream)) is not None:
+        if (
+            stream is not None
+            and not _starts_anew(request)
+            and (home := self._streams[model.name].get(stream)) is not None
+        ):
             return await self._follow(model, home, request, due_at_s)
-        failures: list[_Failure] = []
+        failures: list[Failure] = []
         is_answered = False
         try:
-            while (picked := self._pick(model, [failure.place for failure in failures])) is not None:
+            while (picked := model.pick(failures)) is not None:
                 place, spilled = picked
-                self._prepare(model, place)
+                model.prepare(place)
                 if stream is not None:
                     self._remember(model, stream, place)
                 if (answer := await self._attempt(model, place, request, due_at_s, failures, spilled)) is not None:
@@ -204,18 +150,18 @@ class Dispatcher:
                 if failures and (n_lost >= _MAX_WORKERS_LOST or asyncio.get_running_loop().time() >= due_at_s):
                     break
             if not is_answered and stream is not None:
-                model.streams.pop(stream, None)
-            raise failures[-1].error if failures else self._nowhere(model)
+                self._streams[model.name].pop(stream, None)
+            raise failures[-1].error if failures else model.nowhere()
         finally:
-            self._settle(model, failures, is_answered=is_answered)
+            model.settle(failures, is_answered=is_answered)
 
     async def _attempt(
         self,
-        model: _Model,
+        model: PlacedModel,
         place: Place,
         request: Request,
         due_at_s: float,
-        failures: list[_Failure],
+        failures: list[Failure],
         spilled: bool,
     ) -> Answer | None:
         """Ask one place. None if it failed, which is noted in failures, or if its answer was wrong."""
@@ -231,7 +177,7 @@ class Dispatcher:
             right = await self._checked(model, place, request, answer, due_at_s)
         except _DEVICE_ERRORS as exc:
             _log.warning("request %s failed on %s of %s: %s", request.id, place.name, model.name, exc)
-            failures.append(_Failure(place, ticket, exc, asyncio.get_running_loop().time() - begun_s))
+            failures.append(Failure(place, ticket, exc, asyncio.get_running_loop().time() - begun_s))
             self._events.place_failed(model.name, place.name)
             return None
         except BaseException:
@@ -242,10 +188,10 @@ class Dispatcher:
         if right is answer:
             place.breaker.succeeded(ticket)
             self._events.place_answered(model.name, place.name, spilled=spilled)
-        self._tell(model, place)
+        model.tell(place)
         return right
 
-    async def _follow(self, model: _Model, home: Place, request: Request, due_at_s: float) -> Answer:
+    async def _follow(self, model: PlacedModel, home: Place, request: Request, due_at_s: float) -> Answer:
         """Ask the place that has the stream's state, and no other."""
         assert isinstance(request, TensorRequest)
         begun_s = asyncio.get_running_loop().time()
@@ -258,10 +204,10 @@ class Dispatcher:
                 )
             answer = await self._ask(home, request, due_at_s)
         except _DEVICE_ERRORS as exc:
-            model.streams.pop((request.tenant, request.stream), None)
+            self._streams[model.name].pop((request.tenant, request.stream), None)
             self._events.place_failed(model.name, home.name)
             lost_s = asyncio.get_running_loop().time() - begun_s
-            self._settle(model, [_Failure(home, ticket, exc, lost_s)], is_answered=True)
+            model.settle([Failure(home, ticket, exc, lost_s)], is_answered=True)
             raise
         except BaseException:
             home.breaker.abandoned(ticket)
@@ -299,7 +245,7 @@ class Dispatcher:
     # Answers of new devices are compared with the CPU's.
 
     async def _checked(
-        self, model: _Model, place: Place, request: Request, answer: Answer, due_at_s: float
+        self, model: PlacedModel, place: Place, request: Request, answer: Answer, due_at_s: float
     ) -> Answer | None:
         """Give the answer that is right: this one, or the reference's; None where the request must go elsewhere.
 
@@ -307,7 +253,7 @@ class Dispatcher:
         their verdict, so that requests neither get unproven answers nor crowd the slower device meanwhile.
         """
         while place.n_to_check and not place.wrong:
-            if (reference := self._reference(model, place)) is None:
+            if (reference := model.reference(place)) is None:
                 return answer
             if place.n_checking < place.n_to_check:
                 return await self._compare(model, place, reference, request, answer, due_at_s)
@@ -317,7 +263,7 @@ class Dispatcher:
         return None if place.wrong else answer
 
     async def _compare(
-        self, model: _Model, place: Place, reference: Place, request: Request, answer: Answer, due_at_s: float
+        self, model: PlacedModel, place: Place, reference: Place, request: Request, answer: Answer, due_at_s: float
     ) -> Answer | None:
         # A stream's first request: its state shall not stay on the reference.
         asked = (
@@ -335,7 +281,7 @@ class Dispatcher:
         except EdgeRtError as exc:
             _log.warning("an answer of %s for %s cannot be checked: %s", place.name, model.name, exc)
             lost_s = asyncio.get_running_loop().time() - begun_s
-            self._settle(model, [_Failure(reference, ticket, exc, lost_s)], is_answered=isinstance(exc, _DEVICE_ERRORS))
+            model.settle([Failure(reference, ticket, exc, lost_s)], is_answered=isinstance(exc, _DEVICE_ERRORS))
             return answer
         except BaseException:
             reference.breaker.abandoned(ticket)
@@ -357,123 +303,17 @@ class Dispatcher:
         self._events.place_answered(model.name, reference.name, spilled=False)
         return expected
 
-    def _reference(self, model: _Model, place: Place) -> Place | None:
-        """Give the place whose answers count as right, if it can be asked."""
-        if model.ranking is None or (candidate := reference(model.ranking, place.row.candidate)) is None:
-            return None
-        found = model.known.get(str(candidate))
-        now_s = asyncio.get_running_loop().time()
-        return found if found is not None and found.state(now_s) == "closed" else None
-
-    # Which place.
-
-    def _pick(self, model: _Model, tried: list[Place]) -> tuple[Place, bool] | None:
-        assert model.ranking is not None
-        return pick(
-            model.order,
-            tried=tried,
-            now_s=asyncio.get_running_loop().time(),
-            policy=model.ranking.policy,
-            load_s=lambda place: self._load_s(model, place),
-        )
-
-    def _load_s(self, model: _Model, place: Place) -> float | None:
-        states = {other: self._residency.slot(other.key).state for other in model.order}
-        if states[place] == "ready":
-            return 0.0
-        if states[place] != "unloaded":
-            return place.load_s
-        if not self._residency.has_room():
-            return None
-        # Models load one after the other: what is on its way comes first.
-        return place.load_s + sum(other.load_s for other, state in states.items() if state in {"waiting", "loading"})
-
-    def _prepare(self, model: _Model, chosen: Place) -> None:
-        """Load the place that is best when idle beside the request that cannot wait for it, if there is room."""
-        now_s = asyncio.get_running_loop().time()
-        best = next((p for p in model.order if not p.wrong and p.breaker.allows(now_s)), chosen)
-        if best is not chosen and best.row.tier <= chosen.row.tier and best not in self._loading:
-            slot = self._residency.slot(best.key)
-            if slot.state == "unloaded" and slot.failure is None and self._residency.has_room():
-                task = asyncio.get_running_loop().create_task(self._residency.load(best.key), context=Context())
-                self._loading[best] = task
-                task.add_done_callback(lambda done: self._loaded(model, best, done))
-
-    def _loaded(self, model: _Model, place: Place, done: asyncio.Task[None]) -> None:
-        del self._loading[place]
-        if not done.cancelled() and done.exception() is not None:
-            now_s = asyncio.get_running_loop().time()
-            place.breaker.failed(place.breaker.begin(now_s), now_s)
-            self._tell(model, place)
-
-    async def _ranked(self, model: _Model, *, fresh: bool = False) -> _Model:
-        """See that the ranking is there and not older than REPLAN_S."""
-        now_s = asyncio.get_running_loop().time()
-        if model.ranking is not None and not fresh and now_s - model.ranked_at_s < REPLAN_S:
-            return model
-        await model.subject.ready()
-        shown = {place.name: place.shown_s(now_s) for place in model.known.values()}
-        model.ranking = model.subject.rank(lambda candidate: shown.get(str(candidate)))
-        model.ranked_at_s = now_s
-        model.order = [self._place(model, row) for row in model.ranking.ranked]
-        for place in model.order:
-            if place.row.is_hot and place.breaker.state(now_s) == "closed":
-                place.breaker.trip(now_s)
-                place.was_hot = True
-                _log.warning("%s is left for now: %s", place.name, place.row.reason)
-            elif place.was_hot and not place.row.is_hot:
-                place.breaker.retry_now(now_s)
-                place.was_hot = False
-            self._tell(model, place)
-        return model
-
-    def _place(self, model: _Model, row: Ranked) -> Place:
-        name = str(row.candidate)
-        if (place := model.known.get(name)) is not None:
-            place.reranked(row, asyncio.get_running_loop().time())
-            return place
-        key = f"{model.slot} {name}" if model.known else model.slot
-        settings = self._settings
-        breaker = Breaker(max_failures=settings.max_failures, retry_s=settings.retry_s)
-        place = Place(key, row, breaker, n_to_check=0 if row.candidate.kind == "cpu" else settings.n_checked)
-
-        def make(events: WorkerEvents, force: bool) -> ModelWorker:
-            return self._make_worker(model.subject.load(row.candidate, force=force), events)
-
-        self._residency.add(key, make, keep_alive_s=model.keep_alive_s)
-        model.known[name] = place
-        return place
-
     # Bookkeeping.
 
-    def _settle(self, model: _Model, failures: list[_Failure], *, is_answered: bool) -> None:
-        """Charge the devices that failed; of a request that no device answers only those that died or did not load."""
-        now_s = asyncio.get_running_loop().time()
-        for failure in failures:
-            if is_answered or isinstance(failure.error, (*_LOAD_ERRORS, WorkerLostError)):
-                failure.place.breaker.failed(failure.ticket, now_s, lost_s=failure.lost_s)
-            else:
-                failure.place.breaker.abandoned(failure.ticket)
-            self._tell(model, failure.place)
+    def _remember(self, model: PlacedModel, stream: _StreamKey, place: Place) -> None:
+        self._streams[model.name][stream] = place
+        self._streams[model.name].move_to_end(stream)
+        while len(self._streams[model.name]) > self._max_streams:
+            self._streams[model.name].popitem(last=False)
 
-    def _tell(self, model: _Model, place: Place) -> None:
-        self._events.place_state(model.name, place.name, place.state(asyncio.get_running_loop().time()))
-
-    def _remember(self, model: _Model, stream: _StreamKey, place: Place) -> None:
-        model.streams[stream] = place
-        model.streams.move_to_end(stream)
-        while len(model.streams) > self._max_streams:
-            model.streams.popitem(last=False)
-
-    def _forget_if_last(self, model: _Model, request: Request) -> None:
+    def _forget_if_last(self, model: PlacedModel, request: Request) -> None:
         if isinstance(request, TensorRequest) and request.is_last:
-            model.streams.pop((request.tenant, request.stream), None)
-
-    def _nowhere(self, model: _Model) -> BackendLoadError:
-        assert model.ranking is not None
-        reasons = [f"{refused.what}: {refused.reason}" for refused in model.ranking.refused]
-        reasons += [f"{place.name}: {place.wrong}" for place in model.order if place.wrong]
-        return BackendLoadError(model=model.name, reason="; ".join(reasons) or "no device runs it")
+            self._streams[model.name].pop((request.tenant, request.stream), None)
 
 
 def _stream_key(request: Request) -> _StreamKey | None:

@@ -18,7 +18,7 @@ from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.config import Catalog, Config, Limits, Server
 from edge_rt.errors import InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_media, check_request, check_tensors
-from edge_rt.scheduler.dispatcher import DispatchStatus
+from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.scheduler.placement import Refused
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import (

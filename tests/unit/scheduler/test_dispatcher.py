@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_rt.errors import BackendLoadError, BackendStepError, DeadlineError, WorkerLostError
-from edge_rt.scheduler.dispatcher import REPLAN_S, Dispatcher
+from edge_rt.scheduler.dispatcher import Dispatcher
+from edge_rt.scheduler.placed_model import REPLAN_S
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import TensorAnswer, TensorRegion
 from tests import virtual_time
@@ -280,7 +281,7 @@ def test_a_stream_stays_where_its_state_is() -> None:
                 assert answer.outputs[0].data[4] == turn, "the stream's state was left behind"
 
         await asyncio.gather(*(talk(number) for number in range(6)))
-        assert dispatcher._models["m"].streams == {}
+        assert dispatcher._streams["m"] == {}
 
     virtual_time.run(main())
 
@@ -317,7 +318,7 @@ def test_streams_of_one_name_are_their_tenants_own() -> None:
         for tenant, is_last in (("a", False), ("b", False), ("a", True)):
             asked = replace(request(1, stream="s", is_last=is_last), tenant=tenant)
             await dispatcher.infer(asked, asyncio.get_running_loop().time() + 60.0)
-        assert list(dispatcher._models["m"].streams) == [("b", "s")]
+        assert list(dispatcher._streams["m"]) == [("b", "s")]
 
     virtual_time.run(main())
 
@@ -462,5 +463,17 @@ def test_no_request_is_lost_or_answered_twice(
         for place in dispatcher._models["m"].known.values():
             if options["n_checked"] and world.device(place.row.candidate.device).is_wrong and place.n_answered:
                 assert place.wrong
+
+    virtual_time.run(main())
+
+
+def test_another_form_on_the_device_that_failed_is_not_loaded_for_it() -> None:
+    async def main() -> None:
+        world = World((cpu(faults=((0.0, 5.0),)),), forms=("v", "w"))
+        dispatcher = world.dispatcher()
+        with pytest.raises(BackendStepError):
+            await ask(dispatcher, 0)
+        assert world.device("cpu").n_runs == 1
+        assert world.n_loaded == 1
 
     virtual_time.run(main())

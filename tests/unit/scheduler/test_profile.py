@@ -132,6 +132,7 @@ def test_damaged_files_are_ignored_with_a_reason(tmp_path: Path) -> None:
 @given(st.data())
 def test_no_damage_makes_it_believe_numbers_out_of_range(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "profile.json"
+    path.unlink(missing_ok=True)
     save(path, [entry(), entry(variant="fp32")])
     raw = bytearray(path.read_bytes())
     for _ in range(data.draw(st.integers(1, 6))):
