@@ -228,7 +228,9 @@ class RegionServer:
             self._close(sock)
             return
         try:
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            if flags & socket.MSG_CTRUNC:
+                raise InvalidRequestError(param="", problem=f"a packet brings more than {_MAX_FDS} descriptors")
+            if flags & socket.MSG_TRUNC:
                 raise InvalidRequestError(param="", problem=f"a packet is longer than {_MAX_PACKET_BYTES} bytes")
             answer = msgspec.json.encode(self._answer(sock, packet, fds))
         except Exception as exc:  # noqa: BLE001  a request's boundary: no packet ends the daemon's loop

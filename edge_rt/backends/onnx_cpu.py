@@ -5,6 +5,7 @@ The file has been checked by onnx_model.py before onnxruntime sees it. Answers a
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,19 @@ from edge_rt.backends.base import Absent, Device, LoadOptions, MemoryNeed, Model
 from edge_rt.backends.onnx_shapes import RecentShapes
 from edge_rt.backends.tensor_feeds import check_feeds, check_outputs, raw, texts
 from edge_rt.devices import cpu
-from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, EdgeRtError
+from edge_rt.errors import (
+    BackendLoadError,
+    BackendStepError,
+    BackendUnavailableError,
+    EdgeRtError,
+    InvalidRequestError,
+)
 from edge_rt.types import NodePlacement, TensorModelInfo
 
+# onnxruntime's exceptions for a node that failed, what their text begins with, and how it tells of memory.
+_NODE_ERRORS = frozenset({"InvalidArgument", "Fail", "RuntimeException"})
+_NODE_FAILED = "Non-zero status code returned while running"
+_NO_MEMORY = re.compile(r"allocat|bad_alloc|out of memory", re.IGNORECASE)
 _RUNTIME_BYTES = 40 * 2**20  # onnxruntime's and onnx's own
 
 
@@ -134,7 +145,7 @@ class OnnxCpuSession:
         try:
             answers = self._session.run(wanted, given, self._shrink if shrink else None)
         except Exception as exc:
-            raise BackendStepError(reason=_first_line(exc)) from exc
+            raise _run_error(exc) from exc
         return {
             name: raw(answer) if self._is_text[name] else answer for name, answer in zip(wanted, answers, strict=True)
         }
@@ -152,6 +163,18 @@ def _placement(session: Any) -> tuple[NodePlacement, ...]:
         NodePlacement(provider=name, n_nodes=found.total(), kinds=tuple(found.most_common()))
         for name, found in kinds.items()
     )
+
+
+def _run_error(exc: Exception) -> EdgeRtError:
+    """Tell whose fault a failed run is: the model loaded and the CPU does not fail, so it is the values or sizes given.
+
+    An index past the end of a table, a sequence longer than the model knows, a picture smaller than its filters; only
+    the lack of memory is ours.
+    """
+    said = _first_line(exc)
+    if type(exc).__name__ not in _NODE_ERRORS or _NODE_FAILED not in str(exc) or _NO_MEMORY.search(str(exc)):
+        return BackendStepError(reason=said)
+    return InvalidRequestError(param="inputs", problem=f"cannot be computed by this model: {said}")
 
 
 def _first_line(exc: Exception) -> str:

@@ -347,12 +347,24 @@ class TensorEngine:
 
     def _session_run(self, call: Call) -> Arrays:
         if not self._is_stateful:
-            return self._session.run(call.feeds, call.outputs)
+            return self._in_parts(call)
         if call.is_first:
             self._streams.forget(call.tenant, call.stream)
         feeds = self._streams.state(call.tenant, call.stream) | dict(call.feeds)
         names = tuple(dict.fromkeys((*call.outputs, *self._streams.outputs))) if call.outputs and call.stream else ()
         return self._session.run(feeds, names or call.outputs)
+
+    def _in_parts(self, call: Call) -> Arrays:
+        """Compute max_batch rows at a time: what more take at once is not in the memory that the load was granted."""
+        n_rows, n_at_once = _n_rows(call.feeds), self._max_batch
+        if n_at_once == 1 or n_rows <= n_at_once:
+            return self._session.run(call.feeds, call.outputs)
+        parts = []
+        for start in range(0, n_rows, n_at_once):
+            part = {name: array[start : start + n_at_once] for name, array in call.feeds.items()}
+            parts.append(self._session.run(part, call.outputs))
+            _check_rows(parts[-1], min(n_at_once, n_rows - start))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _answer(self, job: _Job, outputs: Arrays, begun_s: float, n_rows: int) -> None:
         """Keep the state of a call computed alone, and answer it."""
@@ -367,7 +379,9 @@ class TensorEngine:
                 outputs = {name: outputs[name] for name in call.outputs}
         self._count(max(1, n_rows))
         timings = TensorTimings(
-            queue_s=begun_s - job.submitted_s, compute_s=self._clock() - begun_s, batch_size=max(1, n_rows)
+            queue_s=begun_s - job.submitted_s,
+            compute_s=self._clock() - begun_s,
+            batch_size=max(1, min(n_rows, self._max_batch) if self._max_batch > 1 else n_rows),
         )
         self._deliver(job, outputs, timings, n_calls)
 

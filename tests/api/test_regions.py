@@ -296,7 +296,7 @@ def test_odd_packets_are_answered_and_leak_no_descriptor(path: Path) -> None:
             for packet, sent, word in (
                 (register, [], "0 descriptors"),
                 (register, fds[:2], "2 descriptors"),
-                (register, fds, "longer"),
+                (register, fds, "more than 4 descriptors"),
                 (b'{"op":"status"}', fds[:1], "1 descriptors"),
                 (b"\xff", fds[:1], "not a message"),
                 (b"{}", [], "not a message"),

@@ -157,14 +157,32 @@ def test_what_onnxruntime_refuses_is_a_load_error_in_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_fails_while_it_computes_is_a_step_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_values_that_the_model_cannot_compute_are_the_requests_fault(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     node = helper.make_node("Reshape", ["x", "s"], ["y"])
     model = make([node], [("x", 1, ["n"]), ("s", 7, [2])], [("y", 1, [None, None])])
     session = load(saved(model, tmp_path / "m.onnx"))
-    with pytest.raises(BackendStepError, match="onnxruntime says"):
+    with pytest.raises(
+        InvalidRequestError, match=r"inputs: cannot be computed by this model: onnxruntime says: .*Reshape"
+    ):
         session.run({"x": noise(6), "s": np.array([4, 4])})
     assert session.run({"x": noise(6), "s": np.array([2, 3])})["y"].shape == (2, 3)
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_index_past_the_end_of_a_table_is_the_requests_fault(tmp_path: Path) -> None:
+    model = make([helper.make_node("Gather", ["x", "i"], ["y"])], [("x", 1, ["n"]), ("i", 7, ["m"])], [("y", 1, ["m"])])
+    session = load(saved(model, tmp_path / "m.onnx"))
+    with pytest.raises(InvalidRequestError, match="idx=9 must be within"):
+        session.run({"x": noise(6), "i": np.array([9])})
+
+
+def test_memory_that_is_not_there_is_not_the_requests_fault(tmp_path: Path) -> None:
+    node = helper.make_node("Expand", ["x", "s"], ["y"])
+    session = load(saved(make([node], [("x", 1, [1]), ("s", 7, ["r"])], [("y", 1, [None])]), tmp_path / "m.onnx"))
+    with pytest.raises(BackendStepError, match="onnxruntime says"):
+        session.run({"x": noise(1), "s": np.array([2**46])})
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

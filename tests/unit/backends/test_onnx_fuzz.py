@@ -24,5 +24,6 @@ def test_damaged_files_are_refused_or_run(seed: int) -> None:
     assert done.returncode == 0, f"ended by {done.returncode} at {lines[-1:]}: {done.stderr[-2000:]}"
     assert len(lines) == N_FILES
     ends = Counter(line.split(" ", 2)[2] for line in lines)
-    assert set(ends) <= {"ModelFormatError", "BackendLoadError", "BackendStepError", "answered", "too large to run"}
+    refused = {"ModelFormatError", "BackendLoadError", "BackendStepError", "InvalidRequestError"}
+    assert set(ends) <= {*refused, "answered", "too large to run"}
     assert min(ends["ModelFormatError"], ends["BackendLoadError"], ends["answered"]) > 10  # it went through all of it

@@ -111,6 +111,27 @@ def test_a_bad_call_fails_at_once_and_never_meets_the_others() -> None:
     assert heard[0].outputs is not None
 
 
+def test_a_call_of_many_rows_takes_no_more_memory_than_a_batch() -> None:
+    watched = WatchedSession()
+    target = engine(watched)
+    (heard,) = submit(target, call("a", *range(21)))
+    target.step()
+    assert watched.runs == [8, 8, 5]
+    assert heard.outputs is not None
+    assert np.array_equal(heard.outputs["y"], alone("", {"x": rows(*range(21))})["y"])
+    assert heard.timings is not None
+    assert heard.timings.batch_size == 8
+
+
+def test_a_model_that_loses_rows_of_a_long_call_fails_it() -> None:
+    watched = WatchedSession()
+    watched.cut_rows = 1
+    target = engine(watched)
+    (heard,) = submit(target, call("a", *range(21)))
+    target.step()
+    assert "7" in str(heard.error)
+
+
 def test_when_a_batch_fails_only_the_culprit_does() -> None:
     def refuse_sevens(feeds: Any) -> None:
         if (feeds["x"] == 7).any():
