@@ -24,6 +24,7 @@ from edge_rt.api.regions import Regions, RegionServer
 from edge_rt.api.server import Server
 from edge_rt.catalog.store import Store
 from edge_rt.config import Loaded
+from edge_rt.devices import memory
 from edge_rt.errors import ConfigError
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.profile import Profile, profile_path
@@ -31,6 +32,7 @@ from edge_rt.scheduler.profile import Profile, profile_path
 _log = logging.getLogger("edge_rt.daemon")
 
 _LAST_WORDS_S: Final = 0.5  # after drain_s, for refusals to reach their clients
+_KEPT_BYTES: Final = 8 * 2**20  # of freed memory; a picture's tensor goes through three buffers of its size
 _OTHER_DESCRIPTORS: Final = 128  # listeners, workers' channels and outputs, files
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -56,6 +58,7 @@ def run(
     config = loaded.config
     telemetry.configure_logging(config.log.level, config.log.format)
     _allow_descriptors(loaded)
+    memory.keep_freed(_KEPT_BYTES)
     api_keys = _api_keys(loaded)
     listening = _listen(loaded, environ)
     try:

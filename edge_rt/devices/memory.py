@@ -10,6 +10,8 @@ from edge_rt.devices.cgroup import Cgroup, groups
 from edge_rt.devices.sysfs import SysfsRoot
 
 # cgroup v1 writes "no limit" as the largest page-aligned int64; anything near it is none.
+_M_TRIM_THRESHOLD = -1  # of malloc.h
+_M_MMAP_THRESHOLD = -3
 _V1_UNLIMITED = 2**62
 
 
@@ -70,6 +72,16 @@ def give_back() -> None:
     """Return memory that this process has freed to the system: glibc keeps much of it for good."""
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # other C libraries have none
         trim(0)
+
+
+def keep_freed(max_bytes: int) -> None:
+    """Let the C library keep up to so much freed memory for the next allocations, instead of giving it back at once.
+
+    A request's buffers of some 100 kB are new pages of the system's each time otherwise, with a fault for each page.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # as above
+        mallopt(_M_TRIM_THRESHOLD, max_bytes)
+        mallopt(_M_MMAP_THRESHOLD, max_bytes // 2)
 
 
 def _limit(root: SysfsRoot, group: Cgroup) -> CgroupLimit | None:

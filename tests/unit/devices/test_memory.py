@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+
+import pytest
 
 from edge_rt.devices import memory
 from edge_rt.devices.sysfs import SysfsRoot
@@ -76,3 +81,32 @@ def test_rss_of_this_process() -> None:
     rss = memory.process_rss_bytes().value
     assert rss is not None
     assert rss > MIB
+
+
+FAULTS = """
+import resource, sys
+import pytest
+
+from edge_rt.devices import memory
+memory.keep_freed(int(sys.argv[1]))
+def touch():
+    first = bytes(200_000)
+    second = first + b"x"
+    return len(second)
+for _ in range(20):
+    touch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(100):
+    touch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
+def test_memory_that_is_kept_costs_no_page_faults() -> None:
+    def faults(max_bytes: int) -> int:
+        command = [sys.executable, "-c", FAULTS, str(max_bytes)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert faults(128 * 1024) > 1000  # glibc's own thresholds
+    assert faults(8 * 2**20) < 100
