@@ -95,7 +95,9 @@ class Pull:
         record = place.record(self.manifest, variant)
         if record is None or record.tool in ("", self.tool(variant.derive)):
             return record is not None
-        # Made by another version of the quantiser: as good as ever where its parent cannot be had.
+        # Made by another version of the tool: as good as ever where that is not installed or its parent cannot be had.
+        if not self.tool(variant.derive):
+            return True
         parent = self.manifest.file(variant.derived_from)
         assert parent is not None
         has_parent = Place.of(self.root, self.manifest, parent).record(self.manifest, parent) is not None

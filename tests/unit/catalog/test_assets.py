@@ -129,6 +129,13 @@ def test_new_recipe_makes_new_variants(eye: Eye) -> None:
     assert [recipe for recipe, *_ in eye.derived] == ["build", "qdq-int8"] * 2
 
 
+def test_without_the_tool_what_is_here_stays(eye: Eye) -> None:
+    path = eye.pull("int8")
+    eye.store = Store(eye.folder / "store", (eye.manifest,), tool=lambda _: "")
+    assert eye.pull("int8") == path
+    assert len(eye.derived) == 2
+
+
 def test_verify_reads_assets_and_materials_too(eye: Eye) -> None:
     path = eye.pull("int8")
     assert len(eye.store.verify("eye", progress=eye.steps.append)) == 5
