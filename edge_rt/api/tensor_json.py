@@ -152,7 +152,7 @@ def _nested(shape: Sequence[int], size_bytes: int) -> bytes | None:
     for size in reversed(sizes):
         if (len(inner) + 1) * size > size_bytes:
             return None
-        inner = b"[" + b",".join([inner] * size) + b"]"
+        inner = b"[" + (b",".join([inner] * size) if inner else b"," * (size - 1)) + b"]"
     return inner
 
 
