@@ -13,6 +13,7 @@ from edge_rt.errors import ModelNotPulledError
 from edge_rt.worker.channel import Load, TensorLoad
 
 _NULL_N_CTX = 4096
+_TEXT_BACKENDS = frozenset({"native", "llama_cpu"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ def place(
     the first of those in the manifest's order. Raises ModelNotFoundError for a form that the manifest does not have.
     """
     backend = settings.backend or config.engine.backend
+    if manifest is not None and manifest.kind == "tensor" and not settings.backend and backend in _TEXT_BACKENDS:
+        backend = "auto"  # engine.backend says which of them runs language models; no tensor model is meant
     path: str | None
     if manifest is None or backend == "null":
         variant, quant, path = settings.variant, "none", ""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from edge_rt import config
+from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.scheduler.forms import load_message, place
 from edge_rt.worker.channel import Load
 
@@ -18,3 +21,19 @@ def test_a_step_has_a_row_for_every_stream() -> None:
     few = message(n_batch=32, n_parallel=100)
     assert (few.n_batch, few.n_seq_max) == (100, 100)
     assert message(n_batch=64, n_parallel=4).n_batch == 64
+
+
+def test_the_language_models_back_end_is_not_asked_to_run_tensor_models() -> None:
+    variant = Variant(id="int8", quant="INT8", file="m.onnx", source="pypi:a/1/a.whl#m.onnx", backends=("onnx_cpu",))
+    manifest = Manifest(id="m", name="m", license="MIT", kind="tensor", n_params=1, variants=(variant,))
+
+    def chosen(engine: str, own: str = "") -> tuple[str, tuple[str, ...]]:
+        settings = config.load(environ={}, flags={"engine.backend": engine}).config
+        form = config.ModelSettings(backend=own)  # type: ignore[arg-type]
+        placed = place("m", manifest, form, settings, features=frozenset(), find=lambda *_: Path("m.onnx"))
+        assert placed.tensor is not None
+        return placed.backend, placed.tensor.backends
+
+    assert chosen("native") == chosen("llama_cpu") == chosen("auto") == ("auto", ("onnx_cpu",))
+    assert chosen("native", "llama_cpu")[0] == "llama_cpu"  # asked for by name: refused with the reason
+    assert chosen("onnx_cpu")[0] == "onnx_cpu"
