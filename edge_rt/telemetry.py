@@ -78,7 +78,10 @@ METRICS: Final = (
     Metric("edge_rt_worker_resident_memory_bytes", "gauge", "RSS of the model's worker process.", ("model",)),
     Metric("edge_rt_place_requests", "counter", "Requests that a place answered.", ("model", "place")),
     Metric(
-        "edge_rt_place_spilled", "counter", "Of these, sent there because a better place was busy.", ("model", "place")
+        "edge_rt_place_spilled",
+        "counter",
+        "Of these, sent there as a better place was busy or not loaded.",
+        ("model", "place"),
     ),
     Metric("edge_rt_place_failures", "counter", "Requests that failed at a place and went on.", ("model", "place")),
     Metric("edge_rt_place_wrong", "counter", "Answers that were not the CPU's; the place is out.", ("model", "place")),

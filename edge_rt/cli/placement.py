@@ -195,5 +195,5 @@ def _number(value: float, *, guessed: bool) -> str:
 def _live_cells(place: dict[str, Any] | None) -> tuple[str, str, str]:
     if place is None:
         return "-", "-", "-"
-    state = place["state"] if place["retry_in_s"] is None else f"{place['state']}, {place['retry_in_s']:.0f} s"
+    state = f"{place['state']}, {place['retry_in_s']:.0f} s" if place["retry_in_s"] else place["state"]
     return state, str(place["queue"]), str(place["n_answered"])
