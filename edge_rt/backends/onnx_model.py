@@ -268,6 +268,8 @@ class _Reader:
                     field, "its number of dimensions is not known; export the model with the shapes of its inputs"
                 )
             shape = tuple(_size(dim) for dim in tensor.shape.dim) if tensor.HasField("shape") else (-1,)
+            if what == "input":
+                self._check_size(shape, field)  # no request could fill it, and a warm-up would
             specs[value.name] = TensorSpec(name=value.name, datatype=datatype, shape=shape)
             if len(specs) > MAX_TENSORS:
                 self._fail(f"graph.{what}", f"more than {MAX_TENSORS}")

@@ -222,8 +222,8 @@ class TensorEngine:
 
         A model that does not take zeros, or a 1 where any size goes, is not warmed up.
         """
-        feeds = {spec.name: _zeros(spec) for spec in self._session.inputs} | self._streams.state("", "")
         try:
+            feeds = {spec.name: _zeros(spec) for spec in self._session.inputs} | self._streams.state("", "")
             for _ in range(2):  # the first one allocates
                 self._session.run(feeds)
         except Exception as exc:  # noqa: BLE001 - a request that fails so will be told

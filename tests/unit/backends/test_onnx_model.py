@@ -324,3 +324,10 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 def test_every_datatype_has_a_name(tmp_path: Path) -> None:
     for name, elem_type in tensor_models.ELEM_TYPES.items():
         assert saved(identity(elem_type), tmp_path / "m.onnx").onnx.inputs[0].datatype == name
+
+
+def test_an_input_that_no_request_can_fill_is_refused(tmp_path: Path) -> None:
+    model = rows()
+    for dim in model.graph.input[0].type.tensor_type.shape.dim:
+        dim.dim_value = 2**31 - 1
+    assert "it makes a tensor of 4611686014132420609 elements" in refusal(model, tmp_path).problem
