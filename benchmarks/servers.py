@@ -150,9 +150,10 @@ class Server:
             begin.wait()
         except threading.BrokenBarrierError:
             raise failures[0] from None
-        begun_s, begun_cpu_s = time.perf_counter(), self.cpu_s()
+        stop.wait(seconds / 4)  # from here on as much is under way at the begin as at the end
+        n_before, begun_s, begun_cpu_s = sum(counts), time.perf_counter(), self.cpu_s()
         stop.wait(seconds)
-        n_done, elapsed_s, cpu_s = sum(counts), time.perf_counter() - begun_s, self.cpu_s() - begun_cpu_s
+        n_done, elapsed_s, cpu_s = sum(counts) - n_before, time.perf_counter() - begun_s, self.cpu_s() - begun_cpu_s
         stop.set()
         for thread in threads:
             thread.join()

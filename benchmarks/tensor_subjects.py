@@ -93,9 +93,10 @@ class Subject:
         for thread in threads:
             thread.start()
         begin.wait()
-        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+        stop.wait(seconds / 4)  # from here on as much is under way at the begin as at the end
+        n_before, begun_s, begun_cpu_s = sum(counts), time.perf_counter(), time.process_time()
         stop.wait(seconds)
-        n_done, elapsed_s = sum(counts), time.perf_counter() - begun_s
+        n_done, elapsed_s = sum(counts) - n_before, time.perf_counter() - begun_s
         cpu_s = time.process_time() - begun_cpu_s
         stop.set()
         for thread in threads:
