@@ -177,11 +177,13 @@ class PlacedModel:
         self._ranked_at_s = now_s
         self.order = [self._place(row) for row in self._ranking.ranked]
         for place in self.order:
-            if place.row.is_hot and place.breaker.state(now_s) == "closed":
-                place.breaker.trip(now_s)
+            if place.row.is_hot:
+                if not place.was_hot:
+                    _log.warning("%s is left for now: %s", place.name, place.row.reason)
+                if place.breaker.state(now_s) == "closed":
+                    place.breaker.trip(now_s)
                 place.was_hot = True
-                _log.warning("%s is left for now: %s", place.name, place.row.reason)
-            elif place.was_hot and not place.row.is_hot:
+            elif place.was_hot:
                 place.breaker.retry_now(now_s)
                 place.was_hot = False
             self.tell(place)

@@ -477,3 +477,14 @@ def test_another_form_on_the_device_that_failed_is_not_loaded_for_it() -> None:
         assert world.n_loaded == 1
 
     virtual_time.run(main())
+
+
+def test_a_hot_device_without_another_goes_on_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        dispatcher = World((cpu(hot=ALWAYS),)).dispatcher()
+        for number in range(6):
+            await ask(dispatcher, number)
+            await asyncio.sleep(REPLAN_S)
+
+    virtual_time.run(main())
+    assert sum("is left for now" in line for line in caplog.messages) == 1
