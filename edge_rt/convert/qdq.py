@@ -81,7 +81,7 @@ def convert_int8(src: Path, dst: Path, beside: Path | None) -> None:
     """Write src in 8 bit; beside holds the ranges of its activations. Raises ModelFormatError."""
     if beside is None:
         raise ModelFormatError(path=dst.name, field="derive_with", problem="the recipe needs a file of ranges")
-    model = quantize_int8(onnx.load(src), read_ranges(beside).ranges, name=src.name)
+    model = quantize_int8(onnx.load(src, load_external_data=False), read_ranges(beside).ranges, name=src.name)
     dst.write_bytes(model.SerializeToString(deterministic=True))
 
 

@@ -54,5 +54,9 @@ def test_wheel_holds_every_manifest_and_the_native_engine(tmp_path: Path) -> Non
             [sys.executable, "-c", script], cwd=tmp_path / "unpacked", capture_output=True, text=True, check=False
         )
         assert "portable" in child.stdout, child.stderr
+    shipped, held = (
+        sorted(p.name for p in folder.iterdir() if p.is_file()) for folder in (ROOT / "models", Path(place))
+    )
+    assert held == shipped  # labels, characters and ranges beside the manifests
     assert ids.split() == sorted(path.stem for path in (ROOT / "models").glob("*.toml"))
     assert chains.split() == sorted(path.stem for path in (ROOT / "models" / "chains").glob("*.toml"))
