@@ -64,7 +64,7 @@ def run(
     try:
         metrics = telemetry.Telemetry()
         store = Store.open(config.catalog, environ)
-        profile = Profile(profile_path(config.placement, store.root))
+        profile = Profile(profile_path(config.placement, store.root), warn=_log.warning)
         runtime = Runtime(loaded, store, metrics, profile=profile)
         regions = None
         if config.server.shm_socket_path:

@@ -20,6 +20,7 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _GUID_TAIL = bytes.fromhex("000000001000800000aa00389b71")  # of all formats that have a plain number too
 _RATES_HZ = (1000, 384_000)
 _MAX_CHANNELS = 64
+_UNKNOWN_BYTES = 0x7FFF0000  # what is written into a pipe begins before its size is known: ffmpeg, sox, arecord
 _N_ZEROS = 24  # of the resampling filter on each side; the transition band is some 8 % of the rate
 _BETA = 9.0  # Kaiser window: what is stopped is 90 dB down
 _PASS = 0.94  # of the lower Nyquist frequency
@@ -82,6 +83,8 @@ def _read_header(data: bytes, param: str) -> _Header:
         elif name == b"data":
             if not form:
                 raise _bad(param, "is broken: its sound comes before its format")
+            if size_bytes >= _UNKNOWN_BYTES:
+                size_bytes = min(size_bytes, len(data) - at)
             return _checked(form, at, size_bytes, param)
         at += size_bytes + size_bytes % 2
     raise _bad(param, "is cut: it ends before its sound begins")

@@ -153,7 +153,10 @@ def why_stale(entry: Entry, *, file: str, cpu_model: str, versions: Callable[[It
 
 
 class Profile:
-    """A profile file as the placement asks it; read again when it has changed."""
+    """A profile file as the placement asks it; read again when it has changed.
+
+    warn  hears what is wrong with it, each time that it is read
+    """
 
     def __init__(
         self,
@@ -161,8 +164,9 @@ class Profile:
         *,
         cpu_model: Callable[[], str] = lambda: cpu.model().value or "",
         versions: Callable[[Iterable[str]], dict[str, str]] = versions_now,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._path, self._versions = path, versions
+        self._path, self._versions, self._warn = path, versions, warn
         self._cpu_model = cpu_model
         self._stamp: tuple[int, int, int] | None = None
         self._entries: dict[tuple[str, ...], Entry] = {}
@@ -180,6 +184,8 @@ class Profile:
             entries, self.problems = read(self._path)
             self._entries = {entry.key: entry for entry in entries}
             self._stamp = stamp
+            for problem in self.problems:
+                self._warn(problem)
 
     def measured(
         self, model: str, variant: str, backend: str, device: str, *, file: str

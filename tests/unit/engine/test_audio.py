@@ -69,6 +69,12 @@ def test_extensible_header_is_read() -> None:
     assert decoded(riff(header, (2**22).to_bytes(3, "little"))).tolist() == [0.5]
 
 
+@pytest.mark.parametrize("size_bytes", [0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x7FFFF024])
+def test_sound_written_into_a_pipe_goes_to_the_end(size_bytes: int) -> None:
+    sound = np.arange(100, dtype="<i2").tobytes()
+    assert np.array_equal(decoded(riff(form(), sound, size_bytes=size_bytes)), decoded(riff(form(), sound)))
+
+
 def test_channels_are_averaged() -> None:
     frames = struct.pack("<4h", 16384, 0, -16384, 16384)
     assert decoded(wav(frames, n_channels=2)).tolist() == [0.25, 0]
@@ -91,8 +97,8 @@ def test_constant_stays_what_it_is() -> None:
 
 
 def test_too_long_is_refused_by_the_header_alone() -> None:
-    with pytest.raises(InvalidRequestError, match=r"is 134217.7 s long, the limit is 60 s"):
-        decoded(riff(form(), b"\0\0", size_bytes=0xFFFFFFFF))
+    with pytest.raises(InvalidRequestError, match=r"is 67106.8 s long, the limit is 60 s"):
+        decoded(riff(form(), b"\0\0", size_bytes=0x7FFEFFFF))
 
 
 @pytest.mark.parametrize(

@@ -166,3 +166,17 @@ def test_the_key_of_a_file_is_its_hash_or_its_size_and_time(tmp_path: Path) -> N
 def test_versions_are_those_installed() -> None:
     assert versions_now(["msgspec", "no-such-package"])["msgspec"]
     assert versions_now(["no-such-package"]) == {"no-such-package": ""}
+
+
+def test_what_is_wrong_with_a_file_is_told_once_each_time_it_changes(tmp_path: Path) -> None:
+    path, told = tmp_path / "p.json", []
+    profile = Profile(path, warn=told.append)
+    profile.refresh()
+    assert told == []
+    path.write_text("garbage")
+    profile.refresh()
+    profile.refresh()
+    assert [problem.partition(":")[0] for problem in told] == [f"{path} is damaged and is ignored"]
+    path.write_text("other garbage")
+    profile.refresh()
+    assert len(told) == 2
