@@ -1,0 +1,36 @@
+"""The detector that comes with edge_rt finds flaws on boards that it was not trained on."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("onnxruntime")
+
+from edge_rt import config
+from edge_rt.library import load_tensors
+from tools.pcb.average_precision import mean_average_precision
+from tools.pcb.boards import KINDS, Picture
+from tools.pcb.drawn import draw_boards
+
+
+def png(picture: Picture) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_it_finds_drawn_flaws(tmp_path: Path) -> None:
+    settings = config.load(flags={"catalog.store_dir": str(tmp_path / "store")}, environ={})
+    boards = draw_boards(6, 77_777)
+    found = []
+    with load_tensors("pcb-defect", settings=settings, pull=True) as model:
+        for board in boards:
+            answer = model.look(png(board.picture), reference=png(board.golden), min_score=0.05)
+            rows = [(b.x, b.y, b.x + b.width, b.y + b.height, b.score, KINDS.index(b.label)) for b in answer.boxes]
+            found.append(np.array(rows, np.float32).reshape(-1, 6))
+    assert mean_average_precision(found, [board.marks for board in boards]).mean > 0.75
