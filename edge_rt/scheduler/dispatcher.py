@@ -167,8 +167,6 @@ class Dispatcher:
         """Ask one place. None if it failed, which is noted in failures, or if its answer was wrong."""
         begun_s = asyncio.get_running_loop().time()
         ticket = place.breaker.begin(begun_s)
-        if ticket.role == "probe":
-            place.n_to_check = max(place.n_to_check, min(1, self._settings.n_checked))
         if place.n_to_check and isinstance(request, TensorRequest):
             request = replace(request, regions={})  # what is compared must come here; the API puts it into its region
         place.n_open += 1
