@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from edge_rt.convert.onnx_build import OnnxBuilder, Shape
 from edge_rt.convert.torch_file import read_state_dict
 from edge_rt.errors import ModelFormatError
 
-_OPSET = 17
-_IR_VERSION = 8
 _EPSILON = 1e-3  # of batch normalisation
 _MEAN, _SCALE = 127, 1 / 128
 
@@ -70,33 +69,31 @@ def build(state: State, stages: tuple[Stage, ...], side: int) -> onnx.ModelProto
     return builder.finish(value)
 
 
-class _Builder:
+class _Builder(OnnxBuilder):
     def __init__(self, state: State, side: int):
-        self._state = state
+        super().__init__(state)
         self._side = side
         self._input_side = side
         self._n_channels = 3
-        self._nodes: list[NodeProto] = []
-        self._constants: list[TensorProto] = []
 
     def pixels(self) -> str:
-        self._constant("pixel_scale", np.array(_SCALE, np.float32))
-        self._constant("pixel_zero", np.array(_MEAN, np.uint8))
-        self._node("Transpose", ["image"], "pixels", perm=[0, 3, 1, 2])
-        return self._node("DequantizeLinear", ["pixels", "pixel_scale", "pixel_zero"], "normalized")
+        self.constant("pixel_scale", np.array(_SCALE, np.float32))
+        self.constant("pixel_zero", np.array(_MEAN, np.uint8))
+        self.node("Transpose", ["image"], "pixels", perm=[0, 3, 1, 2])
+        return self.node("DequantizeLinear", ["pixels", "pixel_scale", "pixel_zero"], "normalized")
 
     def block(self, index: int, value: str, kernel: int, stride: int) -> str:
         """Expand unless the block is thin, convolve each channel, project; add what came in where it fits."""
         name, prefix = f"block{index}", f"_blocks.{index}"
         start, n_channels = value, self._n_channels
-        if f"{prefix}._expand_conv.weight" in self._state:
+        if f"{prefix}._expand_conv.weight" in self.state:
             value = self.conv(f"{name}/expand", value, f"{prefix}._expand_conv", f"{prefix}._bn0")
         value = self.conv(
             f"{name}/depthwise", value, f"{prefix}._depthwise_conv", f"{prefix}._bn1", stride=stride, kernel=kernel
         )
         value = self.conv(f"{name}/project", value, f"{prefix}._project_conv", f"{prefix}._bn2", activate=False)
         if stride == 1 and self._n_channels == n_channels:
-            value = self._node("Add", [value, start], f"{name}/add")
+            value = self.node("Add", [value, start], f"{name}/add")
         return value
 
     def conv(
@@ -113,9 +110,9 @@ class _Builder:
         side = -(-self._side // stride)
         padding = max(0, (side - 1) * stride + height - self._side)
         before, after = padding // 2, padding - padding // 2
-        self._constant(f"{name}/weight", weights)
-        self._constant(f"{name}/bias", bias)
-        result = self._node(
+        self.constant(f"{name}/weight", weights)
+        self.constant(f"{name}/bias", bias)
+        result = self.node(
             "Conv",
             [value, f"{name}/weight", f"{name}/bias"],
             name,
@@ -125,53 +122,33 @@ class _Builder:
             group=groups,
         )
         self._n_channels, self._side = n_out, side
-        return self._node("Clip", [result, "zero", "six"], f"{name}/relu6") if activate else result
+        return self.node("Clip", [result, "zero", "six"], f"{name}/relu6") if activate else result
 
     def finish(self, value: str) -> onnx.ModelProto:
-        weights, bias = self._floats("_fc.weight"), self._floats("_fc.bias")
-        if weights.ndim != 2 or weights.shape != (bias.size, self._n_channels):
+        weights, bias = self.floats("_fc.weight", 2), self.floats("_fc.bias", 1)
+        if weights.shape != (bias.size, self._n_channels):
             raise ValueError(f"_fc.weight has shape {weights.shape}, {self._n_channels} channels come")
-        value = self._node("GlobalAveragePool", [value], "pool")
-        value = self._node("Flatten", [value], "features", axis=1)
-        self._constant("classifier/weight", weights)
-        self._constant("classifier/bias", bias)
-        self._node("Gemm", [value, "classifier/weight", "classifier/bias"], "logits", transB=1)
-        self._constant("zero", np.array(0, np.float32))
-        self._constant("six", np.array(6, np.float32))
-        shape: list[str | int | None] = ["batch", self._input_side, self._input_side, 3]
-        graph = helper.make_graph(
-            self._nodes,
+        value = self.node("GlobalAveragePool", [value], "pool")
+        value = self.node("Flatten", [value], "features", axis=1)
+        self.constant("classifier/weight", weights)
+        self.constant("classifier/bias", bias)
+        self.node("Gemm", [value, "classifier/weight", "classifier/bias"], "logits", transB=1)
+        self.constant("zero", np.array(0, np.float32))
+        self.constant("six", np.array(6, np.float32))
+        shape: Shape = ["batch", self._input_side, self._input_side, 3]
+        return self.model(
             "efficientnet-lite",
             [helper.make_tensor_value_info("image", TensorProto.UINT8, shape)],
             [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", bias.size])],
-            self._constants,
         )
-        model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION, producer_name="edge_rt"
-        )
-        onnx.checker.check_model(model, full_check=True)
-        return model
-
-    def _node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        self._nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
-        return output
-
-    def _constant(self, name: str, value: NDArray[Any]) -> None:
-        self._constants.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
-
-    def _floats(self, name: str) -> NDArray[np.float32]:
-        array = self._state[name]
-        if array.dtype != np.float32 or not np.isfinite(array).all():
-            raise ValueError(f"{name} is not of finite 32-bit floats")
-        return array
 
     def _fold(self, weight: str, norm: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        weights = self._floats(f"{weight}.weight").astype(np.float64)
+        weights = self.floats(f"{weight}.weight", 4).astype(np.float64)
         gamma, beta, mean, variance = (
-            self._floats(f"{norm}.{part}").astype(np.float64)
+            self.floats(f"{norm}.{part}", 1).astype(np.float64)
             for part in ("weight", "bias", "running_mean", "running_var")
         )
-        if weights.ndim != 4 or {a.shape for a in (gamma, beta, mean, variance)} != {(weights.shape[0],)}:
+        if {a.shape for a in (gamma, beta, mean, variance)} != {(weights.shape[0],)}:
             raise ValueError(f"{weight} of shape {weights.shape} and {norm} of {gamma.shape} do not go together")
         if (variance < 0).any():
             raise ValueError(f"{norm}.running_var is negative")
