@@ -24,11 +24,12 @@ def png(picture: Picture) -> bytes:
     return file.getvalue()
 
 
-def test_it_finds_drawn_flaws(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_it_finds_drawn_flaws(tmp_path: Path, form: str) -> None:
     settings = config.load(flags={"catalog.store_dir": str(tmp_path / "store")}, environ={})
     boards = draw_boards(6, 77_777)
     found = []
-    with load_tensors("pcb-defect", settings=settings, pull=True) as model:
+    with load_tensors(f"pcb-defect:{form}", settings=settings, pull=True) as model:
         for board in boards:
             answer = model.look(png(board.picture), reference=png(board.golden), min_score=0.05)
             rows = [(b.x, b.y, b.x + b.width, b.y + b.height, b.score, KINDS.index(b.label)) for b in answer.boxes]
