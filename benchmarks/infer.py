@@ -32,7 +32,8 @@ from edge_rt.devices import cpu
 from edge_rt.engine.arrays import to_tensor
 from edge_rt.errors import EdgeRtError
 from edge_rt.scheduler.forms import load_message, place
-from edge_rt.types import EngineStats, TensorRequest
+from edge_rt.tensor_types import TensorRequest
+from edge_rt.types import EngineStats
 from edge_rt.worker.spawn import spawn
 from edge_rt.worker.supervisor import Worker
 

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from edge_rt import config
 from edge_rt.bench.samples import quantile
 from edge_rt.scheduler.placement import WEIGHTS, PolicyName
-from edge_rt.types import TensorRequest
+from edge_rt.tensor_types import TensorRequest
 from tests import virtual_time
 from tests.null_devices import Device, Window, World, request
 

@@ -11,7 +11,7 @@ from edge_rt.catalog import pipelines
 from edge_rt.catalog.chains import Cascade, Chain, Ocr
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.errors import UnsupportedFeatureError
-from edge_rt.types import MediaAnswer, MediaRequest, TensorTimings
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorTimings
 
 Look = Callable[[MediaRequest], Awaitable[MediaAnswer]]
 

@@ -44,16 +44,8 @@ from edge_rt.scheduler.queue import Admission, Queue
 from edge_rt.scheduler.residency import ModelWorker, Residency, ResidencyEvents, Slot
 from edge_rt.scheduler.status import ModelStatus, describe
 from edge_rt.scheduler.subjects import make_subject
-from edge_rt.types import (
-    Chunk,
-    GenerateRequest,
-    MediaAnswer,
-    MediaRequest,
-    TensorAnswer,
-    TensorRequest,
-    Timings,
-    Usage,
-)
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
+from edge_rt.types import Chunk, GenerateRequest, Timings, Usage
 from edge_rt.worker.channel import Load
 from edge_rt.worker.spawn import spawn
 from edge_rt.worker.supervisor import Worker, WorkerEvents

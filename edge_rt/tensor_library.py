@@ -31,7 +31,8 @@ from edge_rt.engine.waiting import WaitingInfer, infer_once
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_media
 from edge_rt.library_engine import Running
-from edge_rt.types import EngineStats, MediaAnswer, MediaRequest, TensorModelInfo, TensorSpec
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorModelInfo, TensorSpec
+from edge_rt.types import EngineStats
 from edge_rt.worker.channel import Load, TensorLoad
 from edge_rt.worker.tensor_load import load_tensor_session
 from edge_rt.worker.tensors import start_tensors

@@ -19,10 +19,8 @@ from edge_rt.scheduler.placement import Candidate, Measured, Policy, Ranking, ra
 from edge_rt.scheduler.probes import Probes
 from edge_rt.scheduler.residency import Residency
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import (
-    Chunk,
+from edge_rt.tensor_types import (
     DeviceState,
-    GenerateRequest,
     MediaAnswer,
     MediaRequest,
     Tensor,
@@ -31,6 +29,7 @@ from edge_rt.types import (
     TensorRequest,
     TensorTimings,
 )
+from edge_rt.types import Chunk, GenerateRequest
 from edge_rt.worker.channel import Load
 from edge_rt.worker.supervisor import WorkerEvents
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from edge_rt.engine.infer import Inferred
-from edge_rt.types import TensorTimings
+from edge_rt.tensor_types import TensorTimings
 
 Compute = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
 

@@ -19,18 +19,8 @@ from edge_rt.api.kserve_wire import RegionPart
 from edge_rt.api.shm_client import SharedTensor
 from edge_rt.api.status import rebuild
 from edge_rt.errors import DaemonLostError, DaemonUnreachableError, InvalidRequestError
-from edge_rt.types import (
-    Box,
-    FinishReason,
-    Label,
-    MediaAnswer,
-    MediaRequest,
-    Message,
-    Span,
-    Tensor,
-    TensorTimings,
-    Usage,
-)
+from edge_rt.tensor_types import Box, Label, MediaAnswer, MediaRequest, Span, Tensor, TensorTimings
+from edge_rt.types import FinishReason, Message, Usage
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 _DATA: Final = "data: "

@@ -15,17 +15,8 @@ from edge_rt.config import Config
 from edge_rt.errors import OverloadedError, UnsupportedFeatureError
 from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import (
-    Chunk,
-    GenerateRequest,
-    MediaAnswer,
-    MediaRequest,
-    ModelInfo,
-    TensorAnswer,
-    TensorModelInfo,
-    TensorRegion,
-    TensorRequest,
-)
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRegion, TensorRequest
+from edge_rt.types import Chunk, GenerateRequest, ModelInfo
 
 
 class ModelStatus(Protocol):

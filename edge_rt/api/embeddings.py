@@ -20,7 +20,7 @@ from edge_rt.api.media import check_task
 from edge_rt.api.schemas import decode_with, encode
 from edge_rt.api.sse import StopOnHangUp
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
-from edge_rt.types import MediaAnswer, MediaRequest
+from edge_rt.tensor_types import MediaAnswer, MediaRequest
 
 MAX_INPUTS: Final = 2048  # as OpenAI's
 _AT_A_TIME: Final = 16  # of one request: as many as are joined, and other callers keep their places in the queue

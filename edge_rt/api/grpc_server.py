@@ -32,7 +32,7 @@ from edge_rt.api.status import reply
 from edge_rt.api.tensor_json import pack
 from edge_rt.errors import ConfigError, EdgeRtError, InvalidRequestError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_shape, check_size
-from edge_rt.types import Datatype, Tensor, TensorRegion, TensorRequest
+from edge_rt.tensor_types import Datatype, Tensor, TensorRegion, TensorRequest
 
 _log = logging.getLogger("edge_rt.api")
 _access = logging.getLogger("edge_rt.access")

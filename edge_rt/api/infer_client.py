@@ -11,7 +11,7 @@ import msgspec
 from edge_rt.api.kserve_wire import Parameters, RegionPart, region_parameters
 from edge_rt.api.shm_client import SharedTensor
 from edge_rt.errors import DaemonLostError
-from edge_rt.types import Datatype, Tensor
+from edge_rt.tensor_types import Datatype, Tensor
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 _DTYPES: Final[Mapping[str, Datatype]] = {

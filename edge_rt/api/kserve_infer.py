@@ -22,7 +22,7 @@ from edge_rt.api.sse import StopOnHangUp
 from edge_rt.api.tensor_json import MAX_JSON_BYTES, from_json, to_json
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_shape, check_size
-from edge_rt.types import Tensor, TensorAnswer, TensorRegion, TensorRequest
+from edge_rt.tensor_types import Tensor, TensorAnswer, TensorRegion, TensorRequest
 from edge_rt.worker.regions import put
 
 HEADER_LENGTH: Final = "inference-header-content-length"

@@ -8,7 +8,7 @@ from importlib.metadata import version as installed_version
 from edge_rt.api.context import Api, ModelStatus
 from edge_rt.api.kserve_wire import IndexEntry, MetadataTensor, ModelMetadata, Parameter, ServerMetadata
 from edge_rt.errors import ModelNotFoundError, ModelNotPulledError, OverloadedError, UnsupportedFeatureError
-from edge_rt.types import TensorSpec
+from edge_rt.tensor_types import TensorSpec
 
 EXTENSIONS = ("binary_tensor_data", "sequence", "model_repository")
 

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from edge_rt.api.schemas import encode
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
-from edge_rt.types import ITEM_BYTES, Datatype, TensorAnswer
+from edge_rt.tensor_types import ITEM_BYTES, Datatype, TensorAnswer
 
 Parameter = bool | int | float | str
 Parameters = dict[str, Parameter]

@@ -31,7 +31,7 @@ from edge_rt.api.schemas import encode
 from edge_rt.api.sse import StopOnHangUp
 from edge_rt.api.status import HttpError
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
-from edge_rt.types import Box, MediaAnswer, MediaRequest
+from edge_rt.tensor_types import Box, MediaAnswer, MediaRequest
 
 _FORM: Final = "multipart/form-data"
 _ANY: Final = "application/octet-stream"

@@ -7,8 +7,8 @@ from typing import Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from edge_rt import types
-from edge_rt.types import MediaAnswer
+from edge_rt import tensor_types
+from edge_rt.tensor_types import MediaAnswer
 
 
 class Region(msgspec.Struct, forbid_unknown_fields=True):
@@ -131,7 +131,7 @@ class Embeddings(msgspec.Struct, kw_only=True, tag_field="object", tag="list"):
     usage: EmbeddingsUsage
 
 
-def _box(box: types.Box, *, is_read: bool = False) -> Box:
+def _box(box: tensor_types.Box, *, is_read: bool = False) -> Box:
     return Box(
         x=round(box.x, 2),
         y=round(box.y, 2),

@@ -37,7 +37,7 @@ from edge_rt.api import listen
 from edge_rt.api.callers import Peer
 from edge_rt.api.status import open_inference_body, reply
 from edge_rt.errors import AuthError, EdgeRtError, InvalidRequestError, OverloadedError
-from edge_rt.types import TensorRegion
+from edge_rt.tensor_types import TensorRegion
 
 _log = logging.getLogger("edge_rt.api")
 

@@ -26,7 +26,7 @@ import msgspec
 from edge_rt.api.kserve_wire import RegionPart
 from edge_rt.api.status import rebuild
 from edge_rt.errors import DaemonLostError, DaemonUnreachableError
-from edge_rt.types import ITEM_BYTES, Datatype
+from edge_rt.tensor_types import ITEM_BYTES, Datatype
 
 _MAX_PACKET_BYTES = 64 * 1024
 _TIMEOUT_S = 30.0

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
-from edge_rt.types import ITEM_BYTES, Datatype, Tensor
+from edge_rt.tensor_types import ITEM_BYTES, Datatype, Tensor
 
 MAX_JSON_BYTES: Final = 4 * 2**20  # of a request's JSON, and of a tensor that is answered in JSON
 _PIECE_BYTES: Final = 64 * 1024

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.catalog.gguf import GgufHeader, read_header
-from edge_rt.types import Capabilities, Datatype, ModelInfo, TensorModelInfo, TensorSpec
+from edge_rt.tensor_types import Datatype, TensorModelInfo, TensorSpec
+from edge_rt.types import Capabilities, ModelInfo
 
 if TYPE_CHECKING:
     from edge_rt.backends.onnx_model import OnnxModel

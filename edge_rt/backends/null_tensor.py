@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from edge_rt.backends.base import DTYPES, ModelFile, TensorOptions
 from edge_rt.backends.tensor_feeds import check_feeds, check_outputs
 from edge_rt.errors import BackendLoadError, BackendStepError
-from edge_rt.types import Datatype, NodePlacement, TensorModelInfo, TensorSpec
+from edge_rt.tensor_types import Datatype, NodePlacement, TensorModelInfo, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

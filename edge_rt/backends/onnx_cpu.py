@@ -25,7 +25,7 @@ from edge_rt.errors import (
     EdgeRtError,
     InvalidRequestError,
 )
-from edge_rt.types import NodePlacement, TensorModelInfo
+from edge_rt.tensor_types import NodePlacement, TensorModelInfo
 
 # onnxruntime's exceptions for a node that failed, what their text begins with, and how it tells of memory.
 _NODE_ERRORS = frozenset({"InvalidArgument", "Fail", "RuntimeException"})

@@ -25,7 +25,7 @@ from edge_rt.backends.onnx_tensors import MAX_DIMS, Folder, check_tensor, type_n
 from edge_rt.backends.tensor_feeds import MAX_ELEMENTS
 from edge_rt.catalog.regular import open_regular
 from edge_rt.errors import ModelFormatError
-from edge_rt.types import Datatype, TensorSpec
+from edge_rt.tensor_types import Datatype, TensorSpec
 
 MAX_FILE_BYTES = 2**31 - 1  # protobuf's own limit
 MAX_NODES = 50_000

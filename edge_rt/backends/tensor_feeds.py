@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import DTYPES
 from edge_rt.errors import InvalidRequestError
-from edge_rt.types import TensorSpec
+from edge_rt.tensor_types import TensorSpec
 
 # No honest request comes near: the worker channel's largest frame has fewer bytes. An empty tensor of a huge shape has
 # none, and yet may make a model allocate what the shape says.

@@ -21,7 +21,7 @@ from edge_rt.bench.samples import quantile
 from edge_rt.catalog.pipelines import Classify, Detect, DetectText, Embed, FindSpeech, ReadText
 from edge_rt.engine.start import prefer_big_cores
 from edge_rt.errors import BackendLoadError, EdgeRtError, from_wire
-from edge_rt.types import TensorSpec
+from edge_rt.tensor_types import TensorSpec
 from edge_rt.worker.channel import Load, TensorLoad
 
 _SEED = 42

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edge_rt.engine.images import decode
 from edge_rt.errors import BackendUnavailableError
-from edge_rt.types import Box
+from edge_rt.tensor_types import Box
 
 try:
     from PIL import ImageDraw, ImageFont

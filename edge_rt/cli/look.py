@@ -24,7 +24,7 @@ from edge_rt.catalog.store import Store
 from edge_rt.chains import run_chain, task_of
 from edge_rt.cli.progress import pull_progress
 from edge_rt.cli.talk import running_daemon
-from edge_rt.types import MediaAnswer, MediaRequest
+from edge_rt.tensor_types import MediaAnswer, MediaRequest
 
 _PICTURE: Final = "a picture (JPEG or PNG)"
 TAKES: Final = {

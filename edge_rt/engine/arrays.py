@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import DTYPES
 from edge_rt.errors import BackendStepError, InvalidRequestError
-from edge_rt.types import Datatype, Tensor
+from edge_rt.tensor_types import Datatype, Tensor
 
 _DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 _LENGTH = struct.Struct("<I")

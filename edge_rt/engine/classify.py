@@ -15,7 +15,7 @@ from edge_rt.engine.feeds import PictureFeeds
 from edge_rt.engine.images import turn_for
 from edge_rt.engine.infer import Infer, Inferred, sum_timings
 from edge_rt.errors import BackendStepError
-from edge_rt.types import Label, MediaAnswer, MediaRequest, TensorTimings
+from edge_rt.tensor_types import Label, MediaAnswer, MediaRequest, TensorTimings
 
 
 class ClassifyPipeline:

@@ -16,7 +16,7 @@ from edge_rt.engine.feeds import PictureFeeds
 from edge_rt.engine.images import turn_for
 from edge_rt.engine.infer import Infer, sum_timings
 from edge_rt.errors import BackendStepError
-from edge_rt.types import Box, MediaAnswer, MediaRequest
+from edge_rt.tensor_types import Box, MediaAnswer, MediaRequest
 
 _MAX_CANDIDATES = 3000  # that overlaps are looked for among, best first
 _MAX_LOG_SIZE = 12.0

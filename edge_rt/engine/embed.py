@@ -20,7 +20,7 @@ from edge_rt.errors import (
     InvalidRequestError,
     ModelFormatError,
 )
-from edge_rt.types import MediaAnswer, MediaRequest
+from edge_rt.tensor_types import MediaAnswer, MediaRequest
 
 try:
     from tokenizers import Tokenizer

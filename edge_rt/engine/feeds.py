@@ -12,7 +12,7 @@ from edge_rt.catalog.pipelines import ImageInput
 from edge_rt.engine.facts import ModelFacts, check_image_input, check_tensor, misfit
 from edge_rt.engine.images import Fit, decode, decode_request, prepare
 from edge_rt.errors import InvalidRequestError
-from edge_rt.types import Box, MediaRequest
+from edge_rt.tensor_types import Box, MediaRequest
 
 
 class PictureFeeds:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edge_rt.catalog.pipelines import ImageInput
 from edge_rt.devices.memory import give_back
 from edge_rt.errors import BackendUnavailableError, InvalidRequestError
-from edge_rt.types import Box, MediaRequest
+from edge_rt.tensor_types import Box, MediaRequest
 
 try:
     from PIL import Image, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from edge_rt.types import TensorTimings
+from edge_rt.tensor_types import TensorTimings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Protocol
 from edge_rt.catalog import pipelines
 from edge_rt.engine.facts import ModelFacts
 from edge_rt.engine.infer import Infer
-from edge_rt.types import MediaAnswer, MediaRequest, TensorSpec
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorSpec
 
 
 class Pipeline(Protocol):

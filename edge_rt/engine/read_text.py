@@ -17,7 +17,7 @@ from edge_rt.engine.facts import ModelFacts, check_tensor, misfit, read_labels
 from edge_rt.engine.images import decode_request, prepare, turn_for, whole
 from edge_rt.engine.infer import Infer, sum_timings
 from edge_rt.errors import BackendStepError
-from edge_rt.types import Box, Label, MediaAnswer, MediaRequest
+from edge_rt.tensor_types import Box, Label, MediaAnswer, MediaRequest
 
 _STANDING = 1.5  # height by width from which on a line may run up the picture, as PaddleOCR sees it
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edge_rt.backends.base import DTYPES
 from edge_rt.catalog.manifest import StateTensor
 from edge_rt.errors import BackendLoadError, BackendStepError
-from edge_rt.types import TensorSpec
+from edge_rt.tensor_types import TensorSpec
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,8 @@ from edge_rt.catalog.manifest import StateTensor
 from edge_rt.engine.batcher import Batch, Batcher
 from edge_rt.engine.streams import Streams
 from edge_rt.errors import BackendStepError, DeadlineError, EdgeRtError, InvalidRequestError, ShuttingDownError
-from edge_rt.types import EngineStats, TensorSpec, TensorTimings
+from edge_rt.tensor_types import TensorSpec, TensorTimings
+from edge_rt.types import EngineStats
 
 _log = logging.getLogger(__name__)
 

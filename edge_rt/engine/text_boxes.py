@@ -16,7 +16,7 @@ from edge_rt.engine.facts import ModelFacts, check_tensor
 from edge_rt.engine.images import Fit, decode_request, is_inside, prepare, turn_for, whole
 from edge_rt.engine.infer import Infer, sum_timings
 from edge_rt.errors import BackendStepError
-from edge_rt.types import Box, MediaAnswer, MediaRequest
+from edge_rt.tensor_types import Box, MediaAnswer, MediaRequest
 
 _MAX_PARTS = 1000  # of a map that are looked at, the highest first: noise may have a hundred thousand
 

@@ -14,7 +14,7 @@ from edge_rt.engine.audio import decode_wav
 from edge_rt.engine.facts import ModelFacts, check_tensor, misfit, refuse_picture_options
 from edge_rt.engine.infer import Infer, sum_timings
 from edge_rt.errors import BackendStepError
-from edge_rt.types import MediaAnswer, MediaRequest, Span, TensorTimings
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, Span, TensorTimings
 
 
 class SpeechPipeline:

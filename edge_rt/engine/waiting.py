@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edge_rt.engine.infer import Inferred
 from edge_rt.engine.tensors import Arrays, Call, Sink
 from edge_rt.errors import DeadlineError, EdgeRtError, OverloadedError
-from edge_rt.types import TensorTimings
+from edge_rt.tensor_types import TensorTimings
 
 
 class Engine(Protocol):

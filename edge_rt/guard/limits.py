@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from edge_rt.config import Limits
 from edge_rt.errors import InvalidRequestError
-from edge_rt.types import ITEM_BYTES, GenerateRequest, MediaRequest, Message, Sampling, TensorRequest
+from edge_rt.tensor_types import ITEM_BYTES, MediaRequest, TensorRequest
+from edge_rt.types import GenerateRequest, Message, Sampling
 
 _MAX_INT = 2**31 - 1  # what the back ends' C interfaces hold
 _MAX_SEED = 2**63 - 1

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from edge_rt.types import Box, Label, MediaAnswer, Tensor, TensorAnswer
+from edge_rt.tensor_types import Box, Label, MediaAnswer, Tensor, TensorAnswer
 
 MAX_ELEMENTS = 32 * 1024
 

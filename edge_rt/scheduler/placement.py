@@ -18,7 +18,7 @@ from typing import Literal
 
 from edge_rt.catalog.manifest import Variant
 from edge_rt.errors import ModelNotFoundError
-from edge_rt.types import DeviceState
+from edge_rt.tensor_types import DeviceState
 
 PolicyName = Literal["latency", "energy", "balanced"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from edge_rt.scheduler.breaker import Breaker
 from edge_rt.scheduler.placement import Option, PolicyName, Ranked, choose, wait_s
-from edge_rt.types import TensorTimings
+from edge_rt.tensor_types import TensorTimings
 
 PRIOR_LOAD_S = 2.0
 SHOWN_S = 60.0  # a device that was slow and is left for it gets another chance after so long

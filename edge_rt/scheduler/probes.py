@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
 
 from edge_rt.devices import cpu, memory, thermal
-from edge_rt.types import DeviceState
+from edge_rt.tensor_types import DeviceState
 from edge_rt.worker.probe import probe
 
 _log = logging.getLogger(__name__)

@@ -16,17 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from edge_rt.errors import BackendLoadError, EdgeRtError, ModelTooLargeError, ShuttingDownError, from_wire
-from edge_rt.types import (
-    Chunk,
-    EngineStats,
-    GenerateRequest,
-    MediaAnswer,
-    MediaRequest,
-    ModelInfo,
-    TensorAnswer,
-    TensorModelInfo,
-    TensorRequest,
-)
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
 from edge_rt.worker.supervisor import WorkerEvents
 
 _log = logging.getLogger(__name__)

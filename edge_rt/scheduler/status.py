@@ -9,7 +9,8 @@ from edge_rt.catalog.manifest import Manifest
 from edge_rt.scheduler.forms import Placement
 from edge_rt.scheduler.queue import Queue
 from edge_rt.scheduler.residency import Slot, State
-from edge_rt.types import EngineStats, ModelInfo, TensorModelInfo
+from edge_rt.tensor_types import TensorModelInfo
+from edge_rt.types import EngineStats, ModelInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

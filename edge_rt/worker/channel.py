@@ -19,17 +19,8 @@ import msgspec
 
 from edge_rt.catalog.manifest import StateTensor
 from edge_rt.catalog.pipelines import Pipeline
-from edge_rt.types import (
-    Chunk,
-    EngineStats,
-    GenerateRequest,
-    MediaAnswer,
-    MediaRequest,
-    ModelInfo,
-    TensorAnswer,
-    TensorModelInfo,
-    TensorRequest,
-)
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
 
 # The largest honest frame holds a tensor request's inputs; anything near the cap is a bug or a broken peer.
 MAX_FRAME_BYTES = 256 * 2**20
@@ -290,6 +281,8 @@ class WorkerChannel:
         self._readable.register(sock, select.POLLIN)
         self._reader: FrameReader[ToWorker] = FrameReader(ToWorker)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._n_queued = 0  # frames that the writer has or shall have; those sent at once come after them
+        self._order = threading.Lock()
         self._writer = threading.Thread(target=self._write, name="channel-writer", daemon=True)
         self._writer.start()
 
@@ -307,14 +300,31 @@ class WorkerChannel:
             if messages := self._reader.feed(data):
                 return messages
 
-    def send(self, message: FromWorker) -> None:
-        """Queue a message for the writer thread. Raises ChannelError if it is too large."""
-        self._outbox.put(encode(message))
+    def send(self, message: FromWorker, *, at_once: bool = False) -> None:
+        """Queue a message for the writer thread. Raises ChannelError if it is too large.
+
+        at_once  write it here as far as the socket takes it, if nothing is queued: one thread less has to wake up, but
+                 messages of one moment are not joined
+        """
+        frame: bytes | memoryview = encode(message)
+        with self._order:
+            if at_once and not self._n_queued:
+                frame = self._write_at_once(memoryview(frame))
+            if frame:
+                self._n_queued += 1
+                self._outbox.put(bytes(frame))
 
     def flush(self) -> None:
         """Write out what is queued and end the writer; nothing can be sent after it."""
         self._outbox.put(None)
         self._writer.join()
+
+    def _write_at_once(self, frame: memoryview) -> memoryview:
+        """Give what the socket did not take; the writer meets an error again."""
+        try:
+            return frame[self._sock.send(frame, socket.MSG_DONTWAIT) :]
+        except OSError:
+            return frame
 
     def _write(self) -> None:
         closing = False
@@ -327,3 +337,5 @@ class WorkerChannel:
                 self._sock.sendall(b"".join(frame for frame in frames if frame is not None))
             except OSError:
                 return  # the front process is gone; receive sees it too and ends this one
+            with self._order:
+                self._n_queued -= sum(frame is not None for frame in frames)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from edge_rt.errors import BackendUnavailableError
-from edge_rt.types import DeviceState
+from edge_rt.tensor_types import DeviceState
 
 TIMEOUT_S = 20.0
 MAX_OUTPUT_BYTES = 64 * 1024

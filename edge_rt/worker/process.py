@@ -13,17 +13,8 @@ from itertools import count
 from typing import Protocol
 
 from edge_rt.errors import BackendLoadError, EdgeRtError, SlowReaderError, WorkerLostError, from_wire
-from edge_rt.types import (
-    Chunk,
-    EngineStats,
-    GenerateRequest,
-    MediaAnswer,
-    MediaRequest,
-    ModelInfo,
-    TensorAnswer,
-    TensorModelInfo,
-    TensorRequest,
-)
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
 from edge_rt.worker import channel
 from edge_rt.worker.channel import ParentChannel
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from edge_rt.errors import InvalidRequestError
-from edge_rt.types import Tensor, TensorRegion
+from edge_rt.tensor_types import Tensor, TensorRegion
 
 
 def fetch(tensor: Tensor) -> Tensor:

@@ -11,17 +11,8 @@ from typing import Protocol, TypeVar
 
 from edge_rt import config
 from edge_rt.errors import BackendLoadError, EdgeRtError, WorkerLostError
-from edge_rt.types import (
-    Chunk,
-    EngineStats,
-    GenerateRequest,
-    MediaAnswer,
-    MediaRequest,
-    ModelInfo,
-    TensorAnswer,
-    TensorModelInfo,
-    TensorRequest,
-)
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
 from edge_rt.worker.channel import Load
 from edge_rt.worker.process import Launch, Process
 

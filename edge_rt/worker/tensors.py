@@ -21,7 +21,7 @@ from edge_rt.engine.arrays import to_array, to_tensor
 from edge_rt.engine.pipeline import Pipeline, make_pipeline
 from edge_rt.engine.tensors import Arrays, Call, TensorEngine, TensorSettings
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
-from edge_rt.types import MediaRequest, Tensor, TensorAnswer, TensorRequest, TensorTimings
+from edge_rt.tensor_types import MediaRequest, Tensor, TensorAnswer, TensorRequest, TensorTimings
 from edge_rt.worker import channel, service
 from edge_rt.worker.channel import ChannelError, Load, TensorLoad, WorkerChannel
 from edge_rt.worker.regions import fetch, put
@@ -101,7 +101,7 @@ class _RequestSink:
             n_stream_calls=n_stream_calls,
         )
         try:
-            self._channel.send(channel.Inferred(self._id, answer))
+            self._channel.send(channel.Inferred(self._id, answer), at_once=True)
         except ChannelError as exc:
             raise BackendStepError(reason=f"the answer cannot be sent: {exc}") from exc
 

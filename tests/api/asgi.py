@@ -21,22 +21,17 @@ from edge_rt.guard.limits import check_media, check_request, check_tensors
 from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.scheduler.placement import Refused
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import (
-    Capabilities,
-    Chunk,
-    GenerateRequest,
+from edge_rt.tensor_types import (
     MediaAnswer,
     MediaRequest,
-    ModelInfo,
     Tensor,
     TensorAnswer,
     TensorModelInfo,
     TensorRequest,
     TensorSpec,
     TensorTimings,
-    Timings,
-    Usage,
 )
+from edge_rt.types import Capabilities, Chunk, GenerateRequest, ModelInfo, Timings, Usage
 
 PEER = Peer(pid=4, uid=1000, gid=100)
 USAGE = Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2)

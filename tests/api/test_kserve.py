@@ -27,7 +27,7 @@ from edge_rt.api.shm_client import SharedMemory, SharedTensor
 from edge_rt.backends.base import ModelFile, TensorOptions
 from edge_rt.backends.null_tensor import NullTensorSession
 from edge_rt.errors import InvalidRequestError, ModelNotFoundError
-from edge_rt.types import ITEM_BYTES, Tensor
+from edge_rt.tensor_types import ITEM_BYTES, Tensor
 from tests.api.daemon import CONFIG, Daemon
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: edge_rt[onnx]")

@@ -18,7 +18,7 @@ from edge_rt.api.context import Api
 from edge_rt.config import Catalog, Config, Server
 from edge_rt.errors import ConfigError, EdgeRtError
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import ITEM_BYTES, Tensor
+from edge_rt.tensor_types import ITEM_BYTES, Tensor
 from tests.api.asgi import FakeTensorRuntime
 
 pytest.importorskip("grpc", reason="grpcio is not installed: edge_rt[grpc]")

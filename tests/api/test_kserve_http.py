@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edge_rt import errors
 from edge_rt.api.callers import ApiKeys
-from edge_rt.types import ITEM_BYTES, Tensor
+from edge_rt.tensor_types import ITEM_BYTES, Tensor
 from tests.api.asgi import Call, FakeTensorRuntime, Reply, app_of, ask
 
 INFER = "/v2/models/eyes/infer"

@@ -15,7 +15,7 @@ from edge_rt.catalog.chains import Chain, Ocr
 from edge_rt.config import Config, Server
 from edge_rt.errors import ContextLengthError, InvalidRequestError
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import Box, Label, MediaAnswer, MediaRequest, Span, TensorTimings
+from edge_rt.tensor_types import Box, Label, MediaAnswer, MediaRequest, Span, TensorTimings
 from tests.api.asgi import Call, FakeRuntime, FakeStatus, Reply
 
 TIMINGS = TensorTimings(queue_s=0.1, compute_s=0.2, batch_size=3)

@@ -26,7 +26,7 @@ from edge_rt.api.shm_client import SharedMemory
 from edge_rt.config import Config, Server
 from edge_rt.errors import ConfigError, DaemonUnreachableError, EdgeRtError, InvalidRequestError, OverloadedError
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import Tensor, TensorRegion
+from edge_rt.tensor_types import Tensor, TensorRegion
 from edge_rt.worker.regions import fetch, put
 from tests.api.asgi import PEER, Call, FakeTensorRuntime, app_of
 

@@ -17,7 +17,7 @@ from edge_rt.backends import registry
 from edge_rt.backends.base import DTYPES, Absent, ModelFile, TensorBackend, TensorOptions, TensorSession
 from edge_rt.backends.tensor_feeds import MAX_ELEMENTS
 from edge_rt.errors import BackendStepError, InvalidRequestError
-from edge_rt.types import TensorSpec
+from edge_rt.tensor_types import TensorSpec
 
 BACKENDS = ("null", "onnx_cpu")
 Load = Callable[[str], TensorSession]

@@ -25,7 +25,7 @@ from edge_rt.api.client import Client
 from edge_rt.catalog.store import Store
 from edge_rt.cli import main
 from edge_rt.errors import InvalidRequestError, ModelNotPulledError, UnsupportedFeatureError
-from edge_rt.types import Box, MediaRequest
+from edge_rt.tensor_types import Box, MediaRequest
 from tests.api.daemon import Daemon
 from tests.pictures import encoded, noise
 from tests.tiny_tensors import write_models

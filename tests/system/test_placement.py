@@ -17,7 +17,7 @@ from edge_rt.catalog.store import Store
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.places import PlaceStatus
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import TensorRequest
+from edge_rt.tensor_types import TensorRequest
 from tests.system.test_tensor_workers import expected, request, y
 from tests.system.test_workers import run
 

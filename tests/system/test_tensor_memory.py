@@ -21,7 +21,7 @@ from edge_rt.engine.arrays import to_tensor
 from edge_rt.errors import EdgeRtError, InvalidRequestError
 from edge_rt.runtime import Runtime
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import TensorRequest
+from edge_rt.tensor_types import TensorRequest
 from tests.system.test_tensor_workers import MANIFEST
 from tests.system.test_workers import pid_of, run
 

@@ -20,7 +20,8 @@ from edge_rt.engine.arrays import to_array, to_tensor
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError, WorkerLostError
 from edge_rt.runtime import Runtime
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import EngineStats, GenerateRequest, MediaRequest, TensorAnswer, TensorRequest
+from edge_rt.tensor_types import MediaRequest, TensorAnswer, TensorRequest
+from edge_rt.types import EngineStats, GenerateRequest
 from tests.system.test_workers import pid_of, restarts, run, until
 from tests.unit.engine.tensor_sessions import STATEFUL, alone, rows
 

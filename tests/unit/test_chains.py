@@ -10,7 +10,7 @@ from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.catalog.pipelines import Classify, DetectText, ImageInput, Pipeline, ReadText
 from edge_rt.chains import run_chain, task_of
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
-from edge_rt.types import Box, Label, MediaAnswer, MediaRequest, TensorTimings
+from edge_rt.tensor_types import Box, Label, MediaAnswer, MediaRequest, TensorTimings
 
 CASCADE = Cascade(id="both", name="Both", first="small", then="large", min_score=0.8)
 OCR = Ocr(id="text", name="Text", detect="finder", read="reader")

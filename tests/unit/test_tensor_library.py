@@ -22,7 +22,7 @@ from edge_rt.errors import (
     UnsupportedFeatureError,
 )
 from edge_rt.tensor_library import TensorModel
-from edge_rt.types import MediaAnswer, MediaRequest
+from edge_rt.tensor_types import MediaAnswer, MediaRequest
 from tests.system.test_tensor_workers import BATCHING, MANIFEST, STATE
 from tests.unit.engine.tensor_sessions import STATEFUL, alone, rows
 

@@ -9,7 +9,7 @@ from edge_rt.backends.base import DTYPES, ModelFile, TensorBackend, TensorOption
 from edge_rt.backends.null import NullBackend
 from edge_rt.backends.null_tensor import NullTensorSession
 from edge_rt.errors import BackendLoadError, BackendStepError
-from edge_rt.types import TensorSpec
+from edge_rt.tensor_types import TensorSpec
 
 
 def session(script: str = "", naps: list[float] | None = None) -> NullTensorSession:

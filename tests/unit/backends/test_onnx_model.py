@@ -18,7 +18,7 @@ from edge_rt.backends import onnx_model  # noqa: E402
 from edge_rt.backends.onnx_model import read_model  # noqa: E402
 from edge_rt.backends.onnx_scan import MAX_STRUCTURE_BYTES, structure_bytes  # noqa: E402
 from edge_rt.errors import ModelFormatError  # noqa: E402
-from edge_rt.types import TensorSpec  # noqa: E402
+from edge_rt.tensor_types import TensorSpec  # noqa: E402
 from tests import tensor_models  # noqa: E402
 from tests.tensor_models import conv, identity, int4, make, nested, rows, saved, with_external_data  # noqa: E402
 

@@ -13,7 +13,7 @@ from edge_rt.catalog.manifest import StateTensor
 from edge_rt.catalog.pipelines import Classify, FindSpeech, ImageInput
 from edge_rt.devices.base import Reading, known, unknown
 from edge_rt.errors import BackendLoadError, BackendStepError
-from edge_rt.types import TensorSpec
+from edge_rt.tensor_types import TensorSpec
 from edge_rt.worker.channel import Load, TensorLoad
 
 

@@ -13,7 +13,7 @@ from edge_rt.backends.base import ModelFile, TensorOptions
 from edge_rt.backends.null_tensor import NullTensorSession
 from edge_rt.engine.tensors import Arrays, Call
 from edge_rt.errors import EdgeRtError
-from edge_rt.types import TensorTimings
+from edge_rt.tensor_types import TensorTimings
 
 STATEFUL = "inputs=x:FP32:1x4+s:FP32:1x8,outputs=y:FP32:1x4+t:FP32:1x8"
 

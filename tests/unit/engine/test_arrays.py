@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from edge_rt.backends.base import DTYPES
 from edge_rt.engine.arrays import datatype_of, to_array, to_tensor
 from edge_rt.errors import BackendStepError, InvalidRequestError
-from edge_rt.types import ITEM_BYTES, Datatype, Tensor
+from edge_rt.tensor_types import ITEM_BYTES, Datatype, Tensor
 
 NUMERIC = [name for name in get_args(Datatype) if name != "BYTES"]
 

@@ -9,7 +9,7 @@ from PIL import Image
 from edge_rt.catalog.pipelines import Classify, ImageInput
 from edge_rt.engine.pipeline import Pipeline, make_pipeline
 from edge_rt.errors import BackendStepError, InvalidRequestError, ModelFormatError
-from edge_rt.types import Box, MediaRequest, TensorSpec
+from edge_rt.tensor_types import Box, MediaRequest, TensorSpec
 from edge_rt.worker.channel import TensorLoad
 from tests.pictures import FakeInfer, encoded, noise
 

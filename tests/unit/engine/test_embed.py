@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from edge_rt.catalog.pipelines import Embed
 from edge_rt.engine.pipeline import Pipeline, make_pipeline
 from edge_rt.errors import BackendStepError, ContextLengthError, InvalidRequestError, ModelFormatError
-from edge_rt.types import Box, MediaRequest, TensorSpec
+from edge_rt.tensor_types import Box, MediaRequest, TensorSpec
 from edge_rt.worker.channel import TensorLoad
 from tests.pictures import FakeInfer
 

@@ -14,7 +14,7 @@ from PIL import Image
 from edge_rt.catalog.pipelines import ImageInput
 from edge_rt.engine.images import check_region, decode, prepare, turn_for
 from edge_rt.errors import InvalidRequestError
-from edge_rt.types import Box
+from edge_rt.tensor_types import Box
 from tests.pictures import encoded, noise
 
 MAX_PIXELS = 1_000_000

@@ -14,7 +14,7 @@ from edge_rt.engine.images import straightened
 from edge_rt.engine.pipeline import Pipeline, make_pipeline
 from edge_rt.engine.read_text import ctc_text
 from edge_rt.errors import BackendStepError, ModelFormatError
-from edge_rt.types import Box, MediaRequest, TensorSpec
+from edge_rt.tensor_types import Box, MediaRequest, TensorSpec
 from edge_rt.worker.channel import TensorLoad
 from tests.pictures import FakeInfer, encoded, noise
 

@@ -14,7 +14,7 @@ from edge_rt.engine.images import check_region
 from edge_rt.engine.pipeline import Pipeline, make_pipeline
 from edge_rt.engine.text_boxes import components, in_reading_order, smallest_rectangle, text_rectangles
 from edge_rt.errors import BackendStepError, InvalidRequestError, ModelFormatError
-from edge_rt.types import Box, MediaRequest, TensorSpec
+from edge_rt.tensor_types import Box, MediaRequest, TensorSpec
 from edge_rt.worker.channel import TensorLoad
 from tests.pictures import FakeInfer, encoded
 

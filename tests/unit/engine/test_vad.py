@@ -11,7 +11,7 @@ from edge_rt.catalog.pipelines import FindSpeech
 from edge_rt.engine.pipeline import make_pipeline
 from edge_rt.engine.vad import find_spans, windows
 from edge_rt.errors import InvalidRequestError, ModelFormatError
-from edge_rt.types import Box, MediaRequest, Span, TensorSpec
+from edge_rt.tensor_types import Box, MediaRequest, Span, TensorSpec
 from edge_rt.worker.channel import TensorLoad
 from tests.pictures import FakeInfer
 from tests.unit.engine.test_audio import wav

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_rt.scheduler.agreement import MAX_ELEMENTS, difference
-from edge_rt.types import Box, Label, MediaAnswer, Span, Tensor, TensorAnswer, TensorTimings
+from edge_rt.tensor_types import Box, Label, MediaAnswer, Span, Tensor, TensorAnswer, TensorTimings
 
 TIMINGS = TensorTimings(queue_s=0.0, compute_s=0.0, batch_size=1)
 CODES = {"FP64": "d", "FP32": "f", "FP16": "e", "INT8": "b", "UINT8": "B", "INT16": "h", "UINT16": "H"}

@@ -11,7 +11,7 @@ from edge_rt.errors import BackendLoadError, BackendStepError, DeadlineError, Wo
 from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.placed_model import REPLAN_S
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import TensorAnswer, TensorRegion
+from edge_rt.tensor_types import TensorAnswer, TensorRegion
 from tests import virtual_time
 from tests.null_devices import Device, World, lost, request
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edge_rt.catalog.manifest import Accuracy, Variant
 from edge_rt.errors import ModelNotFoundError
 from edge_rt.scheduler.placement import Candidate, Measured, Option, Policy, PolicyName, Ranking, choose, rank, wait_s
-from edge_rt.types import DeviceState
+from edge_rt.tensor_types import DeviceState
 
 
 def variant(name: str, quant: str, *backends: str, accuracy: float | None = None) -> Variant:

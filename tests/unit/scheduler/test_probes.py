@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from edge_rt.scheduler.probes import HOT_AGE_S, MAX_AGE_S, Probes, cpu_state
-from edge_rt.types import DeviceState
+from edge_rt.tensor_types import DeviceState
 from tests import virtual_time
 
 NPU = DeviceState(backend="qnn", id="htp", kind="npu", temp_c=50.0)

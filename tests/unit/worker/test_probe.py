@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.types import DeviceState
+from edge_rt.tensor_types import DeviceState
 from edge_rt.worker.probe import MAX_OUTPUT_BYTES, probe
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from edge_rt import config
 from edge_rt.errors import BackendLoadError, EdgeRtError, ModelFormatError, ShuttingDownError, WorkerLostError
-from edge_rt.types import Chunk, EngineStats, TensorAnswer, TensorRequest, TensorTimings
+from edge_rt.tensor_types import TensorAnswer, TensorRequest, TensorTimings
+from edge_rt.types import Chunk, EngineStats
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, ToWorker
 from edge_rt.worker.process import Handle

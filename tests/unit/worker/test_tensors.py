@@ -25,7 +25,7 @@ from edge_rt.errors import (
     UnsupportedFeatureError,
     from_wire,
 )
-from edge_rt.types import MediaAnswer, MediaRequest, Tensor, TensorRequest
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, Tensor, TensorRequest
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, TensorLoad, WorkerChannel
 from edge_rt.worker.tensors import Service, serve
