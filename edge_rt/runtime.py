@@ -331,7 +331,12 @@ class Runtime:
     def _entry(self, model: str) -> _Entry:
         entry = self._entries.get(model)
         if entry is None:
-            raise ModelNotFoundError(model=model, known=tuple(self._entries))
+            if model in self._chains:
+                raise UnsupportedFeatureError(
+                    feature=f"a request for {model} alone",
+                    remedy="it is a chain of models: send it a file (docs/media.md)",
+                )
+            raise ModelNotFoundError(model=model, known=(*self._entries, *self._chains))
         return entry
 
     def _slots(self, model: str) -> list[Slot]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -210,6 +211,9 @@ def _output(job: Job) -> Path | None:
         output = Path(f"{Path(job.file).stem}.found.png")
     if output.suffix.lower() not in {".png", ".jpg", ".jpeg"}:
         raise click.UsageError(f"--output {output}: name a .png or .jpg file.")
+    if not os.access(output.parent, os.W_OK):
+        problem = "cannot be written to" if output.parent.is_dir() else "does not exist"
+        raise click.UsageError(f"--output {output}: the folder {output.parent} {problem}.")
     for source in (job.file, job.reference):
         if source is not None and output.exists() and Path(source).exists() and output.samefile(source):
             raise click.UsageError(f"{output} is a file that is looked at; name another with --output.")

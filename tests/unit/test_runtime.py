@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_rt import config
-from edge_rt.catalog.chains import Chain
+from edge_rt.catalog.chains import Chain, Ocr
 from edge_rt.catalog.manifest import Asset, Manifest, Variant
 from edge_rt.errors import (
     BackendLoadError,
@@ -22,6 +22,7 @@ from edge_rt.errors import (
     ModelNotPulledError,
     QueueFullError,
     ShuttingDownError,
+    UnsupportedFeatureError,
 )
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.residency import ModelWorker
@@ -59,7 +60,7 @@ class FakeStore:
         return (MANIFEST,)
 
     def chains(self) -> tuple[Chain, ...]:
-        return ()
+        return (Ocr(id="page", name="Page", detect="lines", read="reader"),)
 
     def path(self, manifest: Manifest, variant: Variant) -> Path | None:
         return Path("/store") / variant.file if variant.id in self.pulled else None
@@ -489,5 +490,16 @@ def test_tokenize_and_detokenize_load_the_model() -> None:
         runtime = make(World())
         assert await runtime.tokenize("null", "abc", special=True, add_bos=False) == [3, 1, 0]
         assert await runtime.detokenize("null", (1, 2)) == "[1, 2]"
+
+    virtual_time.run(main())
+
+
+def test_a_chain_asked_as_if_it_were_one_model_is_told_from_a_model_that_is_not_there() -> None:
+    async def main() -> None:
+        runtime = make(World())
+        with pytest.raises(UnsupportedFeatureError, match="it is a chain of models: send it a file"):
+            runtime.model("page")
+        with pytest.raises(ModelNotFoundError, match="null, page"):
+            runtime.model("none")
 
     virtual_time.run(main())

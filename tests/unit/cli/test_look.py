@@ -148,6 +148,7 @@ def test_lines_are_found_and_read(run: Command) -> None:
         (["flaws", "golden.png", "--reference", "none.png"], 2, "none.png: No such file"),
         (["flaws", "golden.png", "-o", "golden.png"], 2, "golden.png is a file that is looked at"),
         (["flaws", "golden.png", "-o", "x.gif"], 2, "name a .png or .jpg file"),
+        (["flaws", "golden.png", "-o", "nowhere/x.png"], 2, "the folder nowhere does not exist"),
         (["colors", "golden.png", "-o", "x.png"], 2, "--output is for boxes"),
         (["speech", "golden.png", "--reference", "golden.png"], 2, "--reference is for models that compare"),
         (["colors", "golden.png", "--temperature", "1"], 2, "the sampling options are for text"),
