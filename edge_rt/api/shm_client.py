@@ -11,6 +11,7 @@ tritonclient's set_shared_memory writes too.
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import math
 import mmap
@@ -84,8 +85,7 @@ class SharedMemory:
     def _ask(self, message: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd is not None else []
         try:
-            self._sock.sendmsg([msgspec.json.encode(message)], rights)
-            packet = self._sock.recv(_MAX_PACKET_BYTES)
+            packet = self._exchange(msgspec.json.encode(message), rights)
         except OSError as exc:
             raise DaemonLostError(address=self.address, reason=exc.strerror or str(exc)) from exc
         if not packet:
@@ -94,6 +94,15 @@ class SharedMemory:
         if "error" in answer:
             raise rebuild(400, packet)
         return answer
+
+    def _exchange(self, packet: bytes, rights: list[tuple[int, int, array.array[int]]]) -> bytes:
+        """Send and wait for the answer; one given before the daemon closed is read all the same."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._sock.sendmsg([packet], rights)
+        try:
+            return self._sock.recv(_MAX_PACKET_BYTES)
+        except ConnectionResetError:  # what was sent was not read; the kernel says so before it gives the answer
+            return self._sock.recv(_MAX_PACKET_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

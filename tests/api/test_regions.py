@@ -7,6 +7,7 @@ import asyncio
 import fcntl
 import json
 import os
+import select
 import socket
 import stat
 import tempfile
@@ -23,6 +24,7 @@ from edge_rt.api.callers import Peer
 from edge_rt.api.context import Api
 from edge_rt.api.regions import Regions, RegionServer
 from edge_rt.api.shm_client import SharedMemory
+from edge_rt.api.status import reply
 from edge_rt.config import Config, Server
 from edge_rt.errors import ConfigError, DaemonUnreachableError, EdgeRtError, InvalidRequestError, OverloadedError
 from edge_rt.telemetry import Telemetry
@@ -329,6 +331,23 @@ def test_connections_have_a_limit(path: Path) -> None:
             assert first.regions() == {}
 
     with_server(path, talk, max_regions=1)
+
+
+def test_an_answer_that_came_before_the_connection_was_closed_is_read(path: Path) -> None:
+    def refuse() -> None:
+        sock, _ = listener.accept()
+        assert select.select([sock], [], [], 10)[0]  # the question is there, and is never read
+        sock.send(reply(OverloadedError(resource="connections", limit=1, setting="server.max_regions")).body)
+        sock.close()
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with SharedMemory(path) as shared, pytest.raises(OverloadedError):
+            shared.regions()
+        thread.join()
 
 
 def ask_for_ever(sock: socket.socket) -> None:
