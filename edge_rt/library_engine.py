@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Self
 from edge_rt.errors import ShuttingDownError, UnsupportedFeatureError
 
 
-class Running:
+class Running(ABC):
     """A loaded model. Close it, or use it in a with statement.
 
     Any thread may use and close it. A process made by fork cannot use its parent's: no thread survives a fork.
@@ -34,8 +35,9 @@ class Running:
         # An engine that computes while the interpreter takes itself down would be cut off inside its back end.
         atexit.register(self.close)
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError
+        """Run the engine until it is stopped."""
 
     def close(self, drain_s: float = 0.0) -> None:
         """Stop the engine, giving what runs drain_s to finish, and free the model's memory."""
