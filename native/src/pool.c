@@ -18,10 +18,14 @@ typedef struct worker {
     int number;
 } worker;
 
+/* Chunks that a thread takes one after the other, from the first on; others take from the end what it does not get to.
+ * The job's number << 32 | end << 16 | next chunk. Number and chunks in one word: a thread that slept through the end of a
+ * job cannot take a chunk of the next one by mistake. */
+typedef struct share {
+    _Alignas(64) atomic_uint_least64_t chunks;
+} share;
+
 struct en_pool {
-    /* The job's number << 32 | chunks << 16 | chunks taken. Number and counts in one word: a thread that slept through
-     * the end of a job cannot take a chunk of the next one by mistake. */
-    _Alignas(64) atomic_uint_least64_t ticket;
     _Alignas(64) atomic_int n_left;   /* chunks not yet done */
     _Alignas(64) atomic_uint epoch;   /* changes when a job comes: what workers sleep on */
     atomic_int n_sleeping;
@@ -34,6 +38,7 @@ struct en_pool {
     cpu_set_t maker_cpus;
     uint32_t number;
     worker workers[EN_MAX_THREADS];
+    share shares[EN_MAX_THREADS];
 };
 
 static void sleep_while(atomic_uint *word, unsigned value) {
@@ -53,17 +58,26 @@ static inline void relax(void) {
 static int shorter(int spins) { return spins / 2 < MIN_SPINS ? MIN_SPINS : spins / 2; }
 static int longer(int spins) { return spins * 2 > MAX_SPINS ? MAX_SPINS : spins * 2; }
 
-/* Do chunks of the current job until none is left to take. */
-static void work(en_pool *pool, int thread) {
-    uint64_t ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
+/* Take the next chunk of a share, or its last; -1 if none is left. */
+static int take(share *from, int is_own) {
+    uint64_t now = atomic_load_explicit(&from->chunks, memory_order_acquire);
     for (;;) {
-        if ((ticket & 0xffff) >= (ticket >> 16 & 0xffff)) return;
-        if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket + 1, memory_order_acq_rel,
-                                                   memory_order_acquire))
-            continue;
-        pool->fn(pool->job, (int)(ticket & 0xffff), thread);
-        if (atomic_fetch_sub(&pool->n_left, 1) == 1 && atomic_load(&pool->owner_sleeps)) wake(&pool->n_left, 1);
-        ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
+        int next = now & 0xffff, end = now >> 16 & 0xffff;
+        if (next >= end) return -1;
+        uint64_t rest = is_own ? now + 1 : now - (1 << 16);
+        if (atomic_compare_exchange_weak_explicit(&from->chunks, &now, rest, memory_order_acq_rel, memory_order_acquire))
+            return is_own ? next : end - 1;
+    }
+}
+
+/* Do chunks of the current job until none is left to take: those of this thread's share, then what others have left. */
+static void work(en_pool *pool, int thread) {
+    for (int i = 0; i < pool->n_threads; i++) {
+        share *from = &pool->shares[(thread + i) % pool->n_threads];
+        for (int chunk; (chunk = take(from, i == 0)) >= 0;) {
+            pool->fn(pool->job, chunk, thread);
+            if (atomic_fetch_sub(&pool->n_left, 1) == 1 && atomic_load(&pool->owner_sleeps)) wake(&pool->n_left, 1);
+        }
     }
 }
 
@@ -139,8 +153,12 @@ void en_pool_run(en_pool *pool, en_job_fn *fn, void *job, int n_chunks) {
     pool->fn = fn;
     pool->job = job;
     atomic_store_explicit(&pool->n_left, n_chunks, memory_order_relaxed);
-    uint64_t ticket = (uint64_t)++pool->number << 32 | (uint64_t)n_chunks << 16;
-    atomic_store_explicit(&pool->ticket, ticket, memory_order_release);
+    pool->number++;
+    for (int i = 0; i < pool->n_threads; i++) {
+        uint64_t first = (uint64_t)n_chunks * i / pool->n_threads, end = (uint64_t)n_chunks * (i + 1) / pool->n_threads;
+        uint64_t chunks = (uint64_t)pool->number << 32 | end << 16 | first;
+        atomic_store_explicit(&pool->shares[i].chunks, chunks, memory_order_release);
+    }
     atomic_fetch_add(&pool->epoch, 1);
     if (atomic_load(&pool->n_sleeping) > 0) wake(&pool->epoch, INT_MAX);
     work(pool, 0);
