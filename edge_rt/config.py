@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from edge_rt.errors import ConfigError
+from edge_rt.types import Route
 
 _PREFIX = "EDGE_RT__"
 SYSTEM_FILE = Path("/etc/edge_rt/config.toml")
@@ -129,6 +130,57 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     offline: bool = False
 
 
+class Cache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    enabled: bool = True  # answers that a request would get again are kept: greedy or seeded ones
+    store_file: str = ""  # "": cache.sqlite in the store
+    max_bytes: Positive = 256 * 2**20
+    max_answer_bytes: Positive = 2**20  # a larger answer is not kept
+    ttl_s: PositiveSeconds = 24 * 3600.0
+    volatile_ttl_s: PositiveSeconds = 60.0  # of answers to questions about today or now
+    isolate: bool = True  # nobody gets an answer that another user asked for
+    sampled: bool = False  # also answers drawn without a seed
+    tensors: bool = False  # also outputs of tensor models
+    similar_frames: Count = 0  # bits of 64 in which two pictures' hashes may differ to count as one; 0: only equal ones
+    semantic: Literal["off", "shadow", "on"] = "off"  # answers to questions that mean the same; shadow only measures
+    max_error: Annotated[float, Meta(gt=0.0, le=0.5)] = 0.02  # share of all requests that may get a wrong answer so
+    verify_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.08  # of would-be hits that are computed and compared
+    max_semantic: Positive = 20_000  # questions searched
+
+
+class Router(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    route: Route = "auto"  # of requests that ask for none; cloud only where [cloud.NAME] has an endpoint
+    cloud_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.4  # of requests, that the router may send
+    max_cost_per_day: Annotated[float, Meta(ge=0.0)] = 0.0  # in the currency of the prices; 0: no limit
+    offline: bool = False  # send nothing
+    keep_private: tuple[str, ...] = ("secret", "card", "iban", "email", "phone")  # what never leaves
+    private_words: tuple[str, ...] = ()  # names of fields that never leave either
+    scorer: bool = True  # judge difficulty before decoding; needs edge_rt[vectors]
+    hold_back_tokens: Count = 16  # of an answer's beginning, until its confidence is known; 0: no second thoughts
+    shadow_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0  # of local answers that the cloud judges, to learn
+    hedge: bool = False  # ask the cloud too when the device is late
+
+
+class CloudEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    base_url: str = ""  # of an OpenAI-compatible API, with /v1; or unix:PATH
+    model: str = ""
+    api_key_file: str = ""  # or a systemd credential: credential:NAME
+    priority: int = 0  # lower ones are asked first
+    n_ctx: Count = 0  # 0: not known
+    price_in: Annotated[float, Meta(ge=0.0)] = 0.0  # of a million prompt tokens
+    price_out: Annotated[float, Meta(ge=0.0)] = 0.0  # of a million tokens of answer
+    connect_timeout_s: PositiveSeconds = 3.0
+    first_byte_timeout_s: PositiveSeconds = 20.0
+    next_byte_timeout_s: PositiveSeconds = 20.0
+    timeout_s: PositiveSeconds = 300.0  # of the whole answer
+    retry_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1  # retries, of requests
+    max_failures: Positive = 3  # one after the other, then it is left alone
+    retry_s: PositiveSeconds = 5.0  # until one request tries again
+    slow_s: PositiveSeconds = 15.0  # a first byte later than this counts as a failure
+    ca_file: str = ""  # "": the system's
+    allow_private: bool = False  # addresses of the local network may be asked
+    allow_http: bool = False  # without TLS; for a peer on a Unix socket it is not needed
+
+
 class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -152,6 +204,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scheduler: Scheduler = Scheduler()
     worker: Worker = Worker()
     catalog: Catalog = Catalog()
+    cache: Cache = Cache()
+    router: Router = Router()
+    cloud: dict[str, CloudEndpoint] = {}
     log: Log = Log()
     models: dict[str, ModelSettings] = {}
 
@@ -165,6 +220,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """List the [models.*] tables that name none of the known ids."""
         plain = {_plain(model_id) for model_id in known}
         return tuple(name for name in self.models if _plain(name) not in plain)
+
+
+_NAMED: dict[str, type[msgspec.Struct]] = {"models": ModelSettings, "cloud": CloudEndpoint}  # tables of tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,19 +355,20 @@ def _convert(values: dict[str, Any], origins: Mapping[Key, str], *, strict: bool
 
 
 def _locate(values: Mapping[str, Any], place: str, *, strict: bool) -> Key:
-    """Find the key msgspec complains of; it writes [...] for a mapping's key, which only [models.*] has."""
+    """Find the key msgspec complains of; it writes [...] for a name in [models.*] or [cloud.*]."""
     key: list[str] = []
     for name, index in re.findall(r"\.(\w+)|\[([^]]+)\]", place):
         if name:
             key.append(name)
         elif index == "...":
-            key.append(next(model_id for model_id, table in values["models"].items() if not _is_model(table, strict)))
+            kind = _NAMED[key[0]]
+            key.append(next(name for name, table in values[key[0]].items() if not _is_a(kind, table, strict)))
     return tuple(key)
 
 
-def _is_model(table: Any, strict: bool) -> bool:
+def _is_a(kind: type[msgspec.Struct], table: Any, strict: bool) -> bool:
     try:
-        msgspec.convert(table, ModelSettings, strict=strict)
+        msgspec.convert(table, kind, strict=strict)
     except msgspec.ValidationError:
         return False
     return True
@@ -317,14 +376,14 @@ def _is_model(table: Any, strict: bool) -> bool:
 
 def _suggest(key: Key) -> str:
     known = [dotted(known) for known, _ in _flatten(msgspec.to_builtins(Config()))]
-    if key[0] == "models" and len(key) > 2:
-        known = [dotted((*key[:2], name)) for name in ModelSettings.__struct_fields__]
+    if key[0] in _NAMED and len(key) > 2:
+        known = [dotted((*key[:2], name)) for name in _NAMED[key[0]].__struct_fields__]
     near = difflib.get_close_matches(dotted(key), known, n=1, cutoff=0.75)
     return f"; did you mean {near[0]}?" if near else "; `edge_rt config show` lists them all"
 
 
 def _choices(key: Key) -> tuple[str, ...]:
-    table: type[Any] = ModelSettings if key[0] == "models" else type(getattr(Config(), key[0]))
+    table: type[Any] = _NAMED[key[0]] if key[0] in _NAMED else type(getattr(Config(), key[0]))
     kind = get_type_hints(table)[key[-1]]
     return tuple(choice for part in (get_args(kind) or (kind,)) for choice in (get_args(part) or (part,)) if choice)
 

@@ -11,6 +11,10 @@ EdgeRtError(code, retryable)
 │ ├ QueueFullError · OverloadedError · DeadlineError · ShuttingDownError
 ├ BackendError
 │ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError
+├ CacheError
+│ ├ NotCachedError · CacheStoreError
+├ CloudError
+│ ├ CloudUnreachableError · CloudTimeoutError · CloudRejectedError · CloudAnswerError · CircuitOpenError · MustStayError
 └ DaemonUnreachableError · DaemonLostError
 
 Fields first: a class holds the facts, the sentence is made from them, nobody parses text. The sentence says
@@ -325,6 +329,113 @@ class WorkerLostError(BackendError):
 
     def __str__(self) -> str:
         return f"the worker process of {self.model} ended ({self.reason}); it is being restarted, try again"
+
+
+class CacheError(EdgeRtError):
+    """Something about the answer cache."""
+
+    code = "cache_error"
+
+
+@dataclass(eq=False)
+class NotCachedError(CacheError):
+    """Cache-Control: only-if-cached, and it is not."""
+
+    code = "not_cached"
+
+    def __str__(self) -> str:
+        return "no stored answer fits this request, and only-if-cached forbids computing one"
+
+
+@dataclass(eq=False)
+class CacheStoreError(CacheError):
+    """The file of stored answers cannot be used."""
+
+    code = "cache_store"
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}. Delete the file to begin anew, or set cache.store_file"
+
+
+class CloudError(EdgeRtError):
+    """A cloud endpoint did not answer as it should; endpoint is its name in the configuration."""
+
+    code = "cloud_error"
+    retryable = True
+
+
+@dataclass(eq=False)
+class CloudUnreachableError(CloudError):
+    code = "cloud_unreachable"
+    endpoint: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"cloud endpoint {self.endpoint} cannot be reached: {self.reason}"
+
+
+@dataclass(eq=False)
+class CloudTimeoutError(CloudError):
+    """phase is what took too long: connect, first byte, next byte or whole answer."""
+
+    code = "cloud_timeout"
+    endpoint: str
+    phase: str
+    timeout_s: float
+
+    def __str__(self) -> str:
+        return f"cloud endpoint {self.endpoint}: no {self.phase} within {self.timeout_s:g} s (cloud.{self.endpoint})"
+
+
+@dataclass(eq=False)
+class CloudRejectedError(CloudError):
+    """The endpoint answered with an HTTP error; its message is shown shortened and holds no key."""
+
+    code = "cloud_rejected"
+    endpoint: str
+    status: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"cloud endpoint {self.endpoint} answered HTTP {self.status}: {self.message}"
+
+
+@dataclass(eq=False)
+class CloudAnswerError(CloudError):
+    """The endpoint's answer breaks its protocol, or broke off after a part of it had left."""
+
+    code = "cloud_answer"
+    endpoint: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"cloud endpoint {self.endpoint}: {self.problem}"
+
+
+@dataclass(eq=False)
+class CircuitOpenError(CloudError):
+    """Too many failures lately: the endpoint is left alone for a while."""
+
+    code = "circuit_open"
+    endpoint: str
+    retry_after_s: float
+
+    def __str__(self) -> str:
+        return f"cloud endpoint {self.endpoint} failed lately and is left alone for {self.retry_after_s:.0f} s more"
+
+
+@dataclass(eq=False)
+class MustStayError(CloudError):
+    """The request was to go to the cloud, and a rule keeps it on the device."""
+
+    code = "must_stay"
+    retryable = False
+    rule: str
+
+    def __str__(self) -> str:
+        return f"the request may not leave this device: {self.rule}. Ask with route auto or local"
 
 
 @dataclass(eq=False)

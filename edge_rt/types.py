@@ -12,6 +12,8 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length"]
 Phase = Literal["prefill", "decode"]
+Route = Literal["auto", "local", "cloud"]
+CacheState = Literal["hit-exact", "hit-semantic", "miss", "shadow", "bypass"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,26 @@ CHAT_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheWishes:
+    """What a request's Cache-Control asks of the answer cache (RFC 9111).
+
+    no_cache        compute anew; the answer is stored
+    no_store        leave nothing of request and answer behind
+    only_if_cached  fail with NotCachedError rather than compute
+    max_age_s       no answer older than this
+    sampled         an answer that was drawn without a seed may be stored and given again
+    tags            names under which the answer can be removed
+    """
+
+    no_cache: bool = False
+    no_store: bool = False
+    only_if_cached: bool = False
+    max_age_s: float | None = None
+    sampled: bool = False
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One generation. Exactly one of prompt, prompt_token_ids and messages is set.
 
@@ -66,6 +88,8 @@ class GenerateRequest:
                  None means; 0 guesses none
     tenant       who asks, a quota key; the peer's uid on a Unix socket
     deadline_s   seconds from submission after which the request may be dropped unanswered
+    route        where it is answered: on the device, by a cloud model, or as the router decides
+    cache        what it asks of the answer cache
     """
 
     id: str
@@ -82,6 +106,8 @@ class GenerateRequest:
     max_draft: int | None = None
     tenant: str = ""
     deadline_s: float | None = None
+    route: Route = "auto"
+    cache: CacheWishes = field(default_factory=CacheWishes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +171,31 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where an answer comes from, and why.
+
+    endpoint      name of the cloud endpoint; "" if the device answered
+    reason        why it was answered there, a fixed word or two (docs/router.md)
+    cache         what the answer cache did; None where there is none
+    age_s         of a stored answer
+    similarity    of the stored question to this one, 0..1, for a semantic hit
+    cost          what the cloud charges for it, in the currency of the endpoint's prices
+    """
+
+    endpoint: str = ""
+    reason: str = ""
+    cache: CacheState | None = None
+    age_s: float | None = None
+    similarity: float | None = None
+    cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """A piece of an answer. The last one of an answer, and only it, has finish_reason, usage and timings.
 
     text is always whole characters: joined chunks equal the unary answer.
+    origin is set on the first chunk of an answer that came through cache and router; its cost may follow on the last.
     """
 
     text: str
@@ -157,6 +204,7 @@ class Chunk:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge_rt import config
+from edge_rt.breaker import Breaker, Ticket
 from edge_rt.errors import (
     BackendLoadError,
     BackendUnavailableError,
@@ -18,7 +19,6 @@ from edge_rt.errors import (
     ModelTooLargeError,
     WorkerLostError,
 )
-from edge_rt.scheduler.breaker import Breaker, Ticket
 from edge_rt.scheduler.placement import Candidate, PolicyName, Ranked, Ranking, Refused, reference
 from edge_rt.scheduler.places import Place, PlaceStatus, pick
 from edge_rt.scheduler.residency import ModelWorker, Residency

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from edge_rt.scheduler.breaker import Breaker
+from edge_rt.breaker import Breaker
 from edge_rt.scheduler.placement import Option, PolicyName, Ranked, choose, wait_s
 from edge_rt.tensor_types import TensorTimings
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from edge_rt import config
-from edge_rt.config import Config, Loaded, ModelSettings
+from edge_rt.config import CloudEndpoint, Config, Loaded, ModelSettings
 from edge_rt.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
@@ -208,14 +210,28 @@ def test_a_dotted_key_can_be_read_back(key: config.Key) -> None:
 def test_the_example_lists_every_key_with_its_default(tmp_path: Path) -> None:
     loaded = config.load(EXAMPLE, environ={})
     assert loaded.config == Config()
-    assert [setting.key for setting in loaded.settings() if setting.origin == "default"] == ["models"]
+    assert [setting.key for setting in loaded.settings() if setting.origin == "default"] == ["cloud", "models"]
 
 
-def test_the_examples_model_table_lists_every_key(file: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("models.smollm2-135m-instruct", ModelSettings(keep_alive_s=300.0)),
+        ("cloud.example", CloudEndpoint()),
+    ],
+)
+def test_the_examples_tables_of_tables_list_every_key(file: Path, name: str, expected: msgspec.Struct) -> None:
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
-    start = lines.index("# [models.smollm2-135m-instruct]")
-    table = "\n".join(line.removeprefix("# ") for line in lines[start:])
+    start = lines.index(f"# [{name}]")
+    table = "\n".join(line.removeprefix("# ") for line in takewhile(bool, lines[start:]))
     loaded = load(file, table)
-    assert loaded.config.model("smollm2-135m-instruct") == ModelSettings(keep_alive_s=300.0)
+    kind, _, member = name.partition(".")
+    assert getattr(loaded.config, kind)[member] == expected
     keys = [setting.key.split(".")[-1] for setting in loaded.settings() if setting.origin == str(file)]
-    assert keys == list(ModelSettings.__struct_fields__)
+    assert keys == list(expected.__struct_fields__)
+
+
+def test_a_fault_in_a_cloud_table_is_named(file: Path) -> None:
+    error = failure(file, "[cloud.big]\nprice_in = -1.0\n")
+    assert (error.key, "Expected `float` >= 0.0" in error.problem) == ("cloud.big.price_in", True)
+    assert "did you mean cloud.big.base_url" in failure(file, '[cloud.big]\nbase_ur = "x"\n').problem

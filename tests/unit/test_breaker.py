@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_rt.scheduler.breaker import MAX_PAUSE_FACTOR, Breaker, Ticket
+from edge_rt.breaker import MAX_PAUSE_FACTOR, Breaker, Ticket
 
 RETRY_S = 10.0
 

@@ -1,0 +1,1 @@
+"""Static embeddings of short texts."""
