@@ -90,6 +90,7 @@ class GenerateRequest:
     deadline_s   seconds from submission after which the request may be dropped unanswered
     route        where it is answered: on the device, by a cloud model, or as the router decides
     cache        what it asks of the answer cache
+    max_signals  how many tokens of the answer, from its first on, come with a TokenSignal
     """
 
     id: str
@@ -108,6 +109,7 @@ class GenerateRequest:
     deadline_s: float | None = None
     route: Route = "auto"
     cache: CacheWishes = field(default_factory=CacheWishes)
+    max_signals: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,20 @@ class TokenLogprob:
     raw: bytes
     logprob: float
     top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSignal:
+    """How sure the model was of a token of its answer, by the softmax of the logits as they are.
+
+    logprob  of the token, natural log
+    margin   probability of the most likely token less that of the second, 0..1
+    entropy  of the distribution, in nats
+    """
+
+    logprob: float
+    margin: float
+    entropy: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +217,7 @@ class Chunk:
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    signals: tuple[TokenSignal, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     timings: Timings | None = None

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.errors import BackendStepError, InvalidRequestError
-from edge_rt.types import Sampling
+from edge_rt.types import Sampling, TokenSignal
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -109,6 +109,20 @@ class Sampler:
         log_total = math.log(float(self._exponentials(logits, 1.0).sum(dtype=np.float64)))
         top = _largest(logits, n_top) if n_top else ()
         return float(logits[token_id]) - peak - log_total, [(int(i), float(logits[i]) - peak - log_total) for i in top]
+
+    def signal(self, logits: F32, token_id: int) -> TokenSignal:
+        """Say how sure the model was, under the softmax of the logits as they are. Good to 1e-5."""
+        peak = _finite_max(logits)
+        exps = self._exponentials(logits, 1.0)[: self._n_vocab]
+        total = float(exps.sum(dtype=np.float64))
+        # sum p log p; a banned token's -inf counts nothing
+        weighted = float(np.dot(exps, np.maximum(logits - np.float32(peak), np.float32(-1e4))))
+        entropy = math.log(total) - weighted / total
+        exps[int(logits.argmax())] = 0.0
+        margin = (1.0 - float(exps.max())) / total
+        return TokenSignal(
+            logprob=float(logits[token_id]) - peak - math.log(total), margin=margin, entropy=max(entropy, 0.0)
+        )
 
     def _adjust(self, logits: F32) -> F32:
         """Apply bias and penalties, in a copy where there are any."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edge_rt.engine.drafts import PromptLookup
 from edge_rt.engine.prefix import Slot
 from edge_rt.engine.sampling import Sampler
 from edge_rt.engine.text import TextStream
 from edge_rt.errors import EdgeRtError
-from edge_rt.types import Chunk, FinishReason, GenerateRequest, Timings, TokenLogprob, Usage
+from edge_rt.types import Chunk, FinishReason, GenerateRequest, Timings, TokenLogprob, TokenSignal, Usage
 
 
 class Sink(Protocol):
@@ -51,6 +55,7 @@ class Sequence:
     _text: list[str] = field(default_factory=list)
     _ids: list[int] = field(default_factory=list)
     _logprobs: list[TokenLogprob] = field(default_factory=list)
+    _signals: list[TokenSignal] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.n_prompt = len(self.token_ids)
@@ -80,13 +85,18 @@ class Sequence:
         if self.lookup is not None:
             self.lookup.push()
 
-    def accept(self, token_id: int, logprob: TokenLogprob | None) -> None:
-        """Add a token to the answer that is sent."""
+    def accept(self, token_id: int, logits: NDArray[np.float32], piece: Callable[..., bytes]) -> None:
+        """Add a token to the answer that is sent, with what the request wants to know of the logits it came from."""
+        if self.request.top_logprobs is not None:
+            logprob, top = self.sampler.logprobs(logits, token_id, self.request.top_logprobs)
+            best = tuple((i, piece(i, special=True), value) for i, value in top)
+            raw = piece(token_id, special=True)
+            self._logprobs.append(TokenLogprob(token_id=token_id, raw=raw, logprob=logprob, top=best))
+        if self.n_answer <= self.request.max_signals:
+            self._signals.append(self.sampler.signal(logits, token_id))
         self.sampler.accept(token_id)
         self._ids.append(token_id)
         self._text.append(self.text.push(token_id))
-        if logprob is not None:
-            self._logprobs.append(logprob)
 
     def send(self, now_s: float) -> None:
         """Send what there is."""
@@ -118,9 +128,10 @@ class Sequence:
             text="".join(self._text),
             token_ids=tuple(self._ids),
             logprobs=tuple(self._logprobs),
+            signals=tuple(self._signals),
             finish_reason=reason,
             usage=usage,
             timings=timings,
         )
-        self._text, self._ids, self._logprobs = [], [], []
+        self._text, self._ids, self._logprobs, self._signals = [], [], [], []
         return chunk

@@ -36,7 +36,7 @@ from edge_rt.errors import (
     EdgeRtError,
     ShuttingDownError,
 )
-from edge_rt.types import EngineStats, FinishReason, GenerateRequest, TokenLogprob
+from edge_rt.types import EngineStats, FinishReason, GenerateRequest
 
 _log = logging.getLogger(__name__)
 
@@ -387,7 +387,7 @@ class TokenEngine:
         if token_id in self._session.vocab.eog_ids and not request.ignore_eos:
             finish = "stop"
         else:
-            sequence.accept(token_id, self._logprob(sequence, logits, token_id))
+            sequence.accept(token_id, logits, self._session.piece)
             if sequence.text.stopped:
                 finish = "stop"
             elif sequence.n_answer == request.max_tokens or len(sequence.token_ids) >= self._session.caps.n_ctx:
@@ -397,19 +397,6 @@ class TokenEngine:
             self._release(sequence)
             sequence.finish(finish, self._clock())
         return finish is None
-
-    def _logprob(self, sequence: Sequence, logits: NDArray[np.float32], token_id: int) -> TokenLogprob | None:
-        n_top = sequence.request.top_logprobs
-        if n_top is None:
-            return None
-        logprob, top = sequence.sampler.logprobs(logits, token_id, n_top)
-        piece = self._session.piece
-        return TokenLogprob(
-            token_id=token_id,
-            raw=piece(token_id, special=True),
-            logprob=logprob,
-            top=tuple((i, piece(i, special=True), value) for i, value in top),
-        )
 
     # -- slots and trouble -----------------------------------------------------------------------------------------
 

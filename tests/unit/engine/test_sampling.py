@@ -420,6 +420,25 @@ def test_no_rivals_may_be_asked_for() -> None:
     assert sampler(2).logprobs(row(0, 0), 1, 0) == (pytest.approx(np.log(0.5)), [])
 
 
+@pytest.mark.parametrize("n_vocab", [30, 49152])
+def test_a_signal_is_of_the_unmodified_softmax(n_vocab: int) -> None:
+    logits = spread(n_vocab) + np.float32(1000)
+    logits[7] = -np.inf
+    p = np.exp(logits.astype(np.float64) - logits.max())
+    p /= p.sum()
+    first, second = np.sort(p)[:-3:-1]
+    signal = sampler(n_vocab, (3,), temperature=0.3, repeat_penalty=2.0).signal(logits, 3)
+    assert signal.logprob == pytest.approx(np.log(p[3]), abs=1e-5)
+    assert signal.margin == pytest.approx(first - second, abs=1e-5)
+    assert signal.entropy == pytest.approx(-(p[p > 0] * np.log(p[p > 0])).sum(), abs=1e-4)
+
+
+def test_a_signal_tells_certainty_from_ignorance() -> None:
+    certain, ignorant = sampler(4).signal(row(-np.inf, 9, -np.inf, -np.inf), 1), sampler(4).signal(row(1, 1, 1, 1), 2)
+    assert (certain.logprob, certain.margin, certain.entropy) == (0.0, 1.0, 0.0)
+    assert (ignorant.margin, ignorant.entropy) == (0.0, pytest.approx(np.log(4)))
+
+
 def test_logprobs_of_broken_logits_are_an_error() -> None:
     with pytest.raises(BackendStepError):
         sampler(2).logprobs(row(0, np.nan), 0, 1)

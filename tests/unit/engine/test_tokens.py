@@ -274,6 +274,15 @@ def test_fast_tokens_share_a_chunk_and_the_first_never_waits() -> None:
     assert 5 <= len(answer.chunks) <= 12
 
 
+def test_the_first_tokens_come_with_signals() -> None:
+    bench = Bench()
+    answer = bench.ask(chat("abcdef", max_signals=4))
+    bench.run(answer)
+    signals = [signal for chunk in answer.chunks for signal in chunk.signals]
+    assert len(signals) == 4
+    assert all(signal.margin > 0.9 and signal.logprob <= 0 <= signal.entropy for signal in signals)
+
+
 def test_logprobs_come_with_their_tokens_and_not_for_the_end() -> None:
     bench = Bench()
     answer = bench.ask(chat("abc", top_logprobs=2))
