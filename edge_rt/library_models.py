@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from edge_rt.errors import ModelNotPulledError, OfflineError
 from edge_rt.scheduler.forms import Placement, place
 from edge_rt.worker.channel import TensorLoad
 from edge_rt.worker.derive import derive
+
+_log = logging.getLogger(__name__)
 
 _MAX_DEFAULT_N_CTX = 4096
 _DEFAULT_DELAY_S = 0.002
@@ -49,6 +52,8 @@ def find_model(model: str | Path, settings: config.Config, *, pull: bool, progre
         placement = placed()
     if placement.path is None:
         raise OfflineError(model=model_id) if settings.catalog.offline else ModelNotPulledError(model=model_id)
+    if placement.variant_reason:
+        _log.warning("%s", placement.variant_reason)
     return placement
 
 

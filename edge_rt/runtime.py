@@ -15,6 +15,7 @@ The null back end answers without weights. A model of it exists where the config
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -49,6 +50,8 @@ from edge_rt.types import Chunk, GenerateRequest, Timings, Usage
 from edge_rt.worker.channel import Load
 from edge_rt.worker.spawn import spawn
 from edge_rt.worker.supervisor import Worker, WorkerEvents
+
+_log = logging.getLogger(__name__)
 
 
 class ModelStore(Protocol):
@@ -323,7 +326,10 @@ class Runtime:
             return
 
         def make(events: WorkerEvents, force: bool) -> ModelWorker:
-            load = load_message(self._placement(model), self._config, force=force)
+            placement = self._placement(model)
+            if placement.variant_reason:
+                _log.warning("%s", placement.variant_reason)
+            load = load_message(placement, self._config, force=force)
             return self._make_worker(load, self._config.worker, events)
 
         self._residency.add(model, make, keep_alive_s=keep_alive_s)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -124,10 +125,11 @@ class TensorModel(Running):
         with self._using():
             infer = WaitingInfer(self._engine, request_id=request.id, max_streams=self._max_streams)
             try:
-                return self._pipeline.run(request, infer)
+                answer = self._pipeline.run(request, infer)
             finally:
                 infer.abandon()  # an interrupt may leave a call behind
                 infer.close()
+        return replace(answer, place=f"{self.info.backend}:{self.info.device}", variant=self.info.variant)
 
     def stats(self) -> EngineStats:
         return self._engine.stats()

@@ -189,6 +189,7 @@ class MediaAnswer:
     embedding  of a text, which had n_tokens
     width, height  of the picture; duration_s of the recording
     stage      which model of a cascade answered; early or full of a model with an early exit; "" of others
+    variant    the model's form that answered
     """
 
     task: str
@@ -204,6 +205,7 @@ class MediaAnswer:
     stage: str = ""
     timings: TensorTimings | None = None
     place: str = ""
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

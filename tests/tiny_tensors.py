@@ -3,6 +3,7 @@
 colors, colors-large  red, green or blue, whichever a picture has most of; the large one is surer; colors-both asks both
 flaws                 where a grey picture of 64 × 64 differs from its reference
 speech                speech is what is loud
+colors-forms          the same in two forms, by write_forms
 lines, reader         bright is text, and all text reads "x"; page asks both
 """
 
@@ -93,6 +94,17 @@ def write_models(folder: Path) -> Path:
     for name, text in CHAINS.items():
         (folder / "chains" / f"{name}.toml").write_text(f'id = "{name}"\nname = "{name}"\n{text}')
     return folder
+
+
+def write_forms(folder: Path) -> None:
+    """Write colors-forms, whose int8 is the form that runs and whose fp32 answers the same less surely."""
+    text = MANIFEST.partition("[[variants]]")[0].format(id="colors-forms")
+    for form, proto in (("int8", _colors(1.0)), ("fp32", _colors(0.01))):
+        path = folder / f"colors-forms.{form}.onnx"
+        path.write_bytes(data := proto.SerializeToString())
+        text += f'[[variants]]\nid = "{form}"\nquant = "{form.upper()}"\nfile = "{path.name}"\nsource = "file:{path}"\n'
+        text += f'size_bytes = {len(data)}\nsha256 = "{hashlib.sha256(data).hexdigest()}"\n'
+    (folder / "colors-forms.toml").write_text(text + CLASSIFY)
 
 
 def _write(folder: Path, model: str, proto: onnx.ModelProto, more: str, assets: dict[str, bytes] | None = None) -> None:

@@ -80,18 +80,20 @@ def _model_routes(api: Api) -> list[Route]:
 
     def card(status: ModelStatus) -> schemas.ModelCard:
         info, task = status.info, api.runtime.tasks().get(status.id, UNSET)
+        kind = status.manifest.kind if status.manifest is not None else UNSET
         if (tensor := status.tensor) is not None:
             meta = schemas.ModelMeta(
                 size=tensor.size_bytes,
                 quant=tensor.quant,
+                variant=tensor.variant or UNSET,
                 backend=tensor.backend,
                 backend_reason=tensor.backend_reason or UNSET,
                 max_batch=tensor.max_batch,
             )
-            return schemas.ModelCard(id=status.id, created=created, status="loaded", task=task, meta=meta)
+            return schemas.ModelCard(id=status.id, created=created, status="loaded", kind=kind, task=task, meta=meta)
         if info is None:
             meta = schemas.ModelMeta()
-            return schemas.ModelCard(id=status.id, created=created, status="unloaded", task=task, meta=meta)
+            return schemas.ModelCard(id=status.id, created=created, status="unloaded", kind=kind, task=task, meta=meta)
         meta = schemas.ModelMeta(
             n_ctx=info.caps.n_ctx,
             n_ctx_train=info.n_ctx_train,
@@ -99,10 +101,11 @@ def _model_routes(api: Api) -> list[Route]:
             n_vocab=info.caps.n_vocab,
             size=info.size_bytes,
             quant=info.quant,
+            variant=info.variant or UNSET,
             backend=info.backend,
             backend_reason=info.backend_reason or UNSET,
         )
-        return schemas.ModelCard(id=status.id, created=created, status="loaded", meta=meta)
+        return schemas.ModelCard(id=status.id, created=created, status="loaded", kind=kind, meta=meta)
 
     def chain_card(chain: Chain) -> schemas.ModelCard | None:
         """Describe a chain; None unless all its models have been pulled."""
@@ -113,6 +116,7 @@ def _model_routes(api: Api) -> list[Route]:
             id=chain.id,
             created=created,
             status="loaded" if all(part.tensor for part in parts) else "unloaded",
+            kind="tensor",
             task=api.runtime.tasks().get(chain.id, UNSET),
             models=chain.parts,
             meta=schemas.ModelMeta(),

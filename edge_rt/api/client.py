@@ -244,6 +244,7 @@ class _Found(msgspec.Struct):
     duration_s: float = 0.0
     stage: str = ""
     place: str = ""
+    variant: str = ""
     timings: TensorTimings | None = None
 
     def answer(self, task: str) -> MediaAnswer:

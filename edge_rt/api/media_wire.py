@@ -62,10 +62,11 @@ class Span(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """place: the back end and device; stage: which model of a cascade answered."""
+    """place: the back end and device; variant: the form that ran; stage: which model of a cascade answered."""
 
     model: str
     place: str = ""
+    variant: str = ""
     stage: str = ""
     timings: Timings | UnsetType = UNSET
 
@@ -157,6 +158,7 @@ def classification(model: str, answer: MediaAnswer) -> Classification:
         width=answer.width,
         height=answer.height,
         place=answer.place,
+        variant=answer.variant,
         stage=answer.stage,
         timings=_timings(answer),
     )
@@ -169,6 +171,7 @@ def detection(model: str, answer: MediaAnswer) -> Detection:
         width=answer.width,
         height=answer.height,
         place=answer.place,
+        variant=answer.variant,
         stage=answer.stage,
         timings=_timings(answer),
     )
@@ -185,6 +188,7 @@ def reading(model: str, answer: MediaAnswer) -> Reading:
         width=answer.width,
         height=answer.height,
         place=answer.place,
+        variant=answer.variant,
         stage=answer.stage,
         timings=_timings(answer),
     )
@@ -196,6 +200,7 @@ def speech(model: str, answer: MediaAnswer) -> Speech:
         spans=[Span(round(span.start_s, 3), round(span.end_s, 3)) for span in answer.spans],
         duration_s=round(answer.duration_s, 3),
         place=answer.place,
+        variant=answer.variant,
         stage=answer.stage,
         timings=_timings(answer),
     )

@@ -314,6 +314,7 @@ class ModelMeta(_Answer, kw_only=True):
     n_vocab: int | None = None
     size: int | None = None
     quant: str | None = None
+    variant: str | UnsetType = UNSET
     backend: str | None = None
     backend_reason: str | UnsetType = UNSET  # why one that comes before it did not take the model
     max_batch: int | UnsetType = UNSET  # rows that requests for a tensor model are joined to
@@ -325,6 +326,7 @@ class ModelCard(_Answer, kw_only=True):
     created: int
     owned_by: str = "edge_rt"
     status: Literal["loaded", "unloaded"]
+    kind: str | UnsetType = UNSET  # text or tensor; a model of the null back end is both
     task: str | UnsetType = UNSET  # what a model with a pipeline does with a file
     models: tuple[str, ...] | UnsetType = UNSET  # those that a chain asks
     meta: ModelMeta

@@ -215,6 +215,8 @@ def _target(name: str, backend: config.Backend | None, settings: config.Config) 
         placement = place(model_id, store.get(model_id), own, settings, features=cpu.features(), find=store.path)
     if placement.path is None:
         raise ModelNotPulledError(model=model_id)
+    if placement.variant_reason:
+        click.echo(f"edge_rt bench: {placement.variant_reason}", err=True)
     file = ModelFile(
         model=model_id, variant=placement.variant, path=Path(placement.path or model_id), quant=placement.quant
     )

@@ -68,12 +68,17 @@ class Chat:
         self._turns: list[Message] = []
 
     def run(self) -> None:
+        """Converse to the end of the input. Raises UsageError for a piped input in which nothing stands."""
+        n_lines = 0
         while (text := _read()) is not None:
+            n_lines += bool(text.strip())
             if text.startswith("/"):
                 if not self._obey(text):
                     return
             elif text.strip():
                 self._answer(text)
+        if not n_lines and not sys.stdin.isatty():
+            raise click.UsageError("There is no question on stdin.")
 
     def _obey(self, text: str) -> bool:
         """Carry out a slash command; False ends the chat."""

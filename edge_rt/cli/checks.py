@@ -170,6 +170,8 @@ def model(patient: Patient) -> Check:
     if not placement.path:
         return ok("model", f"{placement.model} needs no file")
     found.verify(placement.model, placement.variant, progress=lambda _progress: None)
+    if placement.variant_reason:
+        return warn("model", f"{full_name} is sound, but {placement.variant_reason}", "see there")
     return ok("model", f"{full_name}: pulled, sha256 is right")
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -103,8 +103,7 @@ class LocalEyes:
             self._models[request.model] = self._load(request.model)
         options: dict[str, Any] = {"regions": request.regions, "top_k": request.top_k, "min_score": request.min_score}
         answer: MediaAnswer = self._models[request.model].look(request.data, reference=request.reference, **options)
-        info = self._models[request.model].info
-        return replace(answer, place=f"{info.backend}:{info.device}")
+        return answer
 
 
 class _Uncounted:
@@ -278,4 +277,5 @@ def _account(eyes: Eyes, answer: MediaAnswer) -> str:
     if answer.timings is not None:
         parts.append(f"computed in {answer.timings.compute_s * 1e3:.1f} ms")
         parts.append(f"waited {answer.timings.queue_s * 1e3:.1f} ms")
-    return " · ".join([*parts, f"on {eyes.place}" + (f": {answer.place}" if answer.place else "")])
+    where = " on ".join(filter(None, (answer.variant, answer.place)))
+    return " · ".join([*parts, f"on {eyes.place}" + (f": {where}" if where else "")])

@@ -106,7 +106,8 @@ def command(
         else:
             click.echo()
         if verbose and talk.account is not None:
-            click.echo(f"{talk.account.line()} · on {talk.place}: {talk.backend() or 'back end unknown'}", err=True)
+            ran = " on ".join(filter(None, (talk.variant(), talk.backend() or "back end unknown")))
+            click.echo(f"{talk.account.line()} · on {talk.place}: {ran}", err=True)
 
 
 def _read(prompt: str | None) -> str:
@@ -124,4 +125,11 @@ def _read(prompt: str | None) -> str:
 
 def _record(model: str, talk: Talk, answer: str) -> dict[str, Any]:
     account = talk.account.record() if talk.account is not None else {}
-    return {"model": model, "place": talk.place, "backend": talk.backend(), "text": answer, **account}
+    return {
+        "model": model,
+        "place": talk.place,
+        "variant": talk.variant(),
+        "backend": talk.backend(),
+        "text": answer,
+        **account,
+    }

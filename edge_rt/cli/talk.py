@@ -16,7 +16,7 @@ from edge_rt.api.client import Client, Piece
 from edge_rt.api.listen import socket_path
 from edge_rt.catalog.store import is_file_name
 from edge_rt.cli.progress import pull_progress
-from edge_rt.errors import ConfigError, DaemonUnreachableError, UnsupportedFeatureError
+from edge_rt.errors import ConfigError, DaemonUnreachableError, ModelNotFoundError, UnsupportedFeatureError
 from edge_rt.types import FinishReason, Message, Usage
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,12 +75,15 @@ class Talk(Protocol):
     place    where it runs, for people
     account  what the last whole answer took, None before and while one comes
     backend  the back end that answers, and why it is not the first choice; None if unknown
+    variant  the model's form that answers; None if unknown, and of a file
     """
 
     place: str
     account: Account | None
 
     def backend(self) -> str | None: ...
+
+    def variant(self) -> str | None: ...
 
     def ask(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Iterator[str]:
         """Stream an answer: to a conversation, or the continuation of a text. Closing the iterator stops it."""
@@ -99,6 +102,10 @@ class DaemonTalk:
     def backend(self) -> str | None:
         meta = self._client.model(self._model).get("meta", {})
         return backend_line(meta["backend"], meta.get("backend_reason", "")) if meta.get("backend") else None
+
+    def variant(self) -> str | None:
+        variant: str | None = self._client.model(self._model).get("meta", {}).get("variant")
+        return variant
 
     def ask(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Iterator[str]:
         self.account = None
@@ -138,6 +145,9 @@ class LocalTalk:
 
     def backend(self) -> str | None:
         return backend_line(self._model.info.backend, self._model.info.backend_reason)
+
+    def variant(self) -> str | None:
+        return self._model.info.variant or None
 
     def ask(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Iterator[str]:
         self.account = None
@@ -200,6 +210,7 @@ def open_talk(loaded: config.Loaded, model: str, *, socket: Path | None, local: 
     """Connect to a running daemon, else load the model here, and pull it if need be."""
     with running_daemon(loaded, model, socket=socket, local=local) as client:
         if client is not None:
+            _check_talks(client, model)
             yield DaemonTalk(client, model)
             return
     from edge_rt.library import load_text  # numpy and llama.cpp, which a call to the daemon does not need
@@ -208,6 +219,17 @@ def open_talk(loaded: config.Loaded, model: str, *, socket: Path | None, local: 
         loaded_model = load_text(model, settings=loaded, pull=True, progress=progress, force=force)
     with loaded_model:
         yield LocalTalk(loaded_model)
+
+
+def _check_talks(client: Client, model: str) -> None:
+    """Raise UnsupportedFeatureError for a model of the daemon's that takes no text, before anybody writes to it."""
+    try:
+        card = client.model(model)
+    except ModelNotFoundError:
+        return  # nor is one that has not been pulled: the question's own error tells them apart
+    if card.get("kind") == "tensor":
+        takes = f"it takes files: `edge_rt run {model} FILE`" if card.get("task") else "it is a tensor model"
+        raise UnsupportedFeatureError(feature=f"text from {model}", remedy=takes)
 
 
 def answer_options(command: F) -> F:

@@ -236,9 +236,7 @@ class Dispatcher:
                 answer = await worker.look(request)
         place.answered(answer.timings, loop.time() - begun_at_s, loop.time())
         candidate = place.row.candidate
-        if isinstance(answer, TensorAnswer):
-            return replace(answer, place=candidate.place, variant=candidate.variant)
-        return replace(answer, place=candidate.place)
+        return replace(answer, place=candidate.place, variant=candidate.variant)
 
     # Answers of new devices are compared with the CPU's.
 

@@ -23,6 +23,7 @@ class Placement:
     backend  its name, or "auto": then the worker chooses, who can read the file's header
     variant  the form's id; for the null back end the latency it plays
     path     the form's file: None if it is not in the store, "" if the back end needs none
+    variant_reason  why it is not the form that would run here, "" if it is; to be told wherever it is loaded
     """
 
     model: str
@@ -34,6 +35,7 @@ class Placement:
     n_seq_max: int
     chat_template: str | None
     tensor: TensorLoad | None = None
+    variant_reason: str = ""
 
 
 def place(
@@ -56,11 +58,14 @@ def place(
     if manifest is not None and manifest.kind == "tensor" and not settings.backend and backend in _TEXT_BACKENDS:
         backend = "auto"  # engine.backend says which of them runs language models; no tensor model is meant
     path: str | None
+    reason = ""
     if manifest is None or backend == "null":
         variant, quant, path = settings.variant, "none", ""
     else:
         best = pick_variant(manifest, features, settings.variant, backend=backend)
-        variant, quant, path = _form(manifest, best, settings.variant, find)
+        chosen, path = _form(manifest, best, settings.variant, find)
+        variant, quant = chosen.id, chosen.quant
+        reason = form_reason(manifest, best, chosen)
     tensor = None
     if as_tensor and manifest is None:
         tensor = _tensor_load(None, config, {}, ())
@@ -81,6 +86,18 @@ def place(
         n_ctx=settings.n_ctx or config.engine.n_ctx or (manifest.n_ctx if manifest is not None else _NULL_N_CTX),
         n_seq_max=settings.n_parallel or config.engine.n_parallel,
         chat_template=manifest.chat_template if manifest is not None else None,
+        variant_reason=reason,
+    )
+
+
+def form_reason(manifest: Manifest, best: Variant, chosen: Variant) -> str:
+    """Say why another form than the best one runs, and what to do about it; "" if it is the best one. Pure."""
+    if chosen.id == best.id:
+        return ""
+    return (
+        f"{manifest.id} runs as {chosen.id}: the file of {best.id}, which would run here, is missing or not whole. "
+        f"`edge_rt models pull {manifest.id}:{best.id}` brings it; "
+        f'models.{manifest.id}.variant = "{chosen.id}" says that this is meant'
     )
 
 
@@ -108,11 +125,11 @@ def _tensor_load(
 
 def _form(
     manifest: Manifest, best: Variant, wanted: str, find: Callable[[Manifest, Variant], Path | None]
-) -> tuple[str, str, str | None]:
+) -> tuple[Variant, str | None]:
     for variant in (best, *(() if wanted else manifest.variants)):
         if (path := find(manifest, variant)) is not None:
-            return variant.id, variant.quant, str(path)
-    return best.id, best.quant, None
+            return variant, str(path)
+    return best, None
 
 
 def load_message(placement: Placement, config: Config, *, force: bool) -> Load:

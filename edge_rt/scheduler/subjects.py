@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +13,13 @@ import msgspec
 from edge_rt.catalog.manifest import Asset, Manifest, Variant
 from edge_rt.config import Config, ModelSettings
 from edge_rt.errors import BackendLoadError
-from edge_rt.scheduler.forms import load_message, place
+from edge_rt.scheduler.forms import form_reason, load_message, place
 from edge_rt.scheduler.placement import Candidate, Measured, Policy, Ranking, backends_of, rank, rank_scripts
 from edge_rt.scheduler.probes import Probes
 from edge_rt.scheduler.profile import Profile, file_key
 from edge_rt.worker.channel import Load
+
+_log = logging.getLogger(__name__)
 
 
 class Finder(Protocol):
@@ -81,6 +84,7 @@ class CatalogSubject:
 
     def load(self, candidate: Candidate, *, force: bool) -> Load:
         """Write what the worker of a candidate needs to know. Raises ModelNotPulledError."""
+        self._tell_form(candidate)
         placement = place(
             self.manifest.id,
             self.manifest,
@@ -91,6 +95,14 @@ class CatalogSubject:
             find_asset=self.store.asset_path,
         )
         return msgspec.structs.replace(load_message(placement, self.config, force=force), device=candidate.device)
+
+    def _tell_form(self, candidate: Candidate) -> None:
+        """Log where the form that the manifest prefers is not here and no setting names another."""
+        best, chosen = self.manifest.variants[0], self.manifest.variant(candidate.variant)
+        if chosen is None or self.settings.variant or self.store.path(self.manifest, best) is not None:
+            return
+        if reason := form_reason(self.manifest, best, chosen):
+            _log.warning("%s", reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from edge_rt.errors import InvalidRequestError, ModelNotPulledError, Unsupported
 from edge_rt.tensor_types import Box, MediaRequest
 from tests.api.daemon import Daemon
 from tests.pictures import encoded, noise
-from tests.tiny_tensors import write_models
+from tests.tiny_tensors import write_forms, write_models
 from tests.unit.engine.test_audio import wav
 
 PULLED = ("colors", "colors-large", "flaws", "speech", "lines")
@@ -51,6 +51,7 @@ def media() -> Iterator[Media]:
     models = folder / "models"
     models.mkdir()
     write_models(models)
+    write_forms(models)
     extra = f"\n[limits]\nmax_pixels = 1000000\n\n[server]\nmax_file_bytes = {MAX_FILE_BYTES}\n"
     variables = {"EDGE_RT__CATALOG__MANIFEST_DIRS": str(models)}
     try:
@@ -59,6 +60,7 @@ def media() -> Iterator[Media]:
             store = Store.open(settings.config.catalog, {})
             for model in PULLED:
                 store.pull(model, progress=lambda _: None, offline=False, derive=lambda *_: None)
+            store.pull("colors-forms", "fp32", progress=lambda _: None, offline=False, derive=lambda *_: None)
             yield Media(daemon, folder, settings, client)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -196,4 +198,26 @@ def test_command_line_asks_the_daemon(media: Media) -> None:
     done = CliRunner().invoke(main, ["--config", str(media.folder / "config.toml"), *args], env=env)
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[1].split()[1] == "green"
-    assert f"the daemon on {media.daemon.socket}: onnx_cpu:cpu" in done.stderr
+    assert f"the daemon on {media.daemon.socket}: fp32 on onnx_cpu:cpu" in done.stderr
+
+
+@pytest.mark.parametrize(("stdin", "words"), [("", "colors is not supported; it takes files"), ("hi\n", "takes files")])
+def test_a_chat_with_a_model_of_files_is_refused_at_once(media: Media, stdin: str, words: str) -> None:
+    done = CliRunner().invoke(main, ["chat", "colors", "--socket", str(media.daemon.socket)], input=stdin)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert words in done.stderr
+    assert "edge_rt run colors FILE" in done.stderr
+
+
+def test_a_chat_without_a_question_is_wrong_use(media: Media) -> None:
+    done = CliRunner().invoke(main, ["chat", "null", "--socket", str(media.daemon.socket)], input="")
+    assert done.exit_code == 2
+    assert "no question on stdin" in done.stderr
+
+
+def test_the_daemon_says_which_form_answered_and_why(media: Media) -> None:
+    store = Store.open(media.settings.config.catalog, {})
+    assert media.client.look("classify", request("colors-forms", encoded(noise(8, 8)))).variant == "fp32"
+    assert "edge_rt models pull colors-forms:int8" in media.daemon.log
+    assert store.path(store.get("colors-forms"), store.get("colors-forms").variants[0]) is None
+    assert media.client.model("colors-forms")["meta"]["variant"] == "fp32"

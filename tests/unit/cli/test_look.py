@@ -14,7 +14,7 @@ pytest.importorskip("onnxruntime")
 
 from edge_rt.cli import main
 from tests.pictures import encoded
-from tests.tiny_tensors import write_models
+from tests.tiny_tensors import write_forms, write_models
 from tests.unit.engine.test_audio import wav
 
 
@@ -26,6 +26,7 @@ class Command:
         models = folder / "models"
         models.mkdir()
         write_models(models)
+        write_forms(models)
         self._config = folder / "config.toml"
         self._config.write_text(
             f'[catalog]\nstore_dir = "{folder / "store"}"\nmanifest_dirs = ["{models}"]\n'
@@ -68,7 +69,7 @@ def test_labels_of_a_picture(run: Command) -> None:
     assert done.exit_code == 0, done.output
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows == [["SCORE", "LABEL"], ["0.675", "blue"], ["0.225", "green"], ["0.101", "red"]]
-    assert "on this process: onnx_cpu:cpu" in done.stderr
+    assert "on this process: fp32 on onnx_cpu:cpu" in done.stderr
 
 
 def test_options_of_a_picture(run: Command) -> None:
@@ -177,3 +178,21 @@ def test_models_of_a_chain_are_pulled_shown_and_verified_together(run: Command) 
     refused = run.models("rm", "page")
     assert refused.exit_code == 2
     assert "its models are lines and reader" in refused.stderr
+
+
+@pytest.mark.parametrize("harm", ["lost", "cut short"])
+def test_another_form_than_the_best_says_so(run: Command, harm: str, caplog: pytest.LogCaptureFixture) -> None:
+    picture(run.folder / "part.png", 10, 90, 200)
+    for form in ("int8", "fp32"):
+        assert run.models("pull", f"colors-forms:{form}").exit_code == 0
+    assert json.loads(run("colors-forms", "part.png", "--json").stdout)["variant"] == "int8"
+    best = run.folder / "store" / "models" / "colors-forms" / "colors-forms.int8.onnx"
+    best.write_bytes(best.read_bytes()[:-10]) if harm == "cut short" else best.unlink()
+    done = run("colors-forms", "part.png", "--json")
+    assert json.loads(done.stdout)["variant"] == "fp32"
+    assert "edge_rt models pull colors-forms:int8" in caplog.text  # which Python writes to stderr
+    assert run.models("pull", "colors-forms").exit_code == 0
+    caplog.clear()
+    again = run("colors-forms", "part.png", "-v")
+    assert "int8 on onnx_cpu:cpu" in again.stderr
+    assert "models pull" not in caplog.text

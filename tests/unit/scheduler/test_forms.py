@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge_rt import config
 from edge_rt.catalog.manifest import Manifest, Variant
-from edge_rt.scheduler.forms import load_message, place
+from edge_rt.scheduler.forms import Placement, load_message, place
 from edge_rt.worker.channel import Load
 
 
@@ -37,3 +37,25 @@ def test_the_language_models_back_end_is_not_asked_to_run_tensor_models() -> Non
     assert chosen("native") == chosen("llama_cpu") == chosen("auto") == ("auto", ("onnx_cpu",))
     assert chosen("native", "llama_cpu")[0] == "llama_cpu"  # asked for by name: refused with the reason
     assert chosen("onnx_cpu")[0] == "onnx_cpu"
+
+
+def test_another_form_than_the_best_runs_only_with_a_reason() -> None:
+    forms = [
+        Variant(id=form, quant=form.upper(), file=f"{form}.onnx", source="shipped:x", sha256="0" * 64, size_bytes=1)
+        for form in ("int8", "fp32")
+    ]
+    manifest = Manifest(id="m", name="m", license="MIT", kind="tensor", n_params=1, variants=tuple(forms))
+    settings = config.load(environ={}).config
+
+    def placed(here: set[str], wanted: str = "") -> Placement:
+        own = config.ModelSettings(variant=wanted)
+        found = {form: Path(f"{form}.onnx") for form in here}
+        return place("m", manifest, own, settings, features=frozenset(), find=lambda _, v: found.get(v.id))
+
+    assert placed({"int8", "fp32"}).variant_reason == ""
+    lost = placed({"fp32"})
+    assert lost.variant == "fp32"
+    assert "the file of int8" in lost.variant_reason
+    assert "edge_rt models pull m:int8" in lost.variant_reason
+    assert placed({"fp32"}, "fp32").variant_reason == ""  # it is meant
+    assert placed({"fp32"}, "int8").path is None
