@@ -103,7 +103,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tolerance: Annotated[float, Meta(ge=0.0)] = 0.02  # largest difference allowed, of the output's largest value
     max_failures: Positive = 3  # one after the other, then the device is left alone
     retry_s: PositiveSeconds = 2.0  # until one request tries again; doubles with each failure, up to 5 times
-    max_device_c: PositiveSeconds = 85.0  # a hotter device comes last
+    max_device_c: PositiveSeconds = 85.0  # a hotter device comes last …
+    cool_by_c: Seconds = 5.0  # … until it has cooled by so much below that
+    probe_s: PositiveSeconds = 5.0  # between two readings of the devices in use; longer where a probe costs much
 
 
 class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -39,7 +39,7 @@ from edge_rt.guard.limits import check_media, check_request, check_tensors, chec
 from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.forms import Placement, load_message, place
 from edge_rt.scheduler.placed_model import DispatchEvents, DispatchStatus
-from edge_rt.scheduler.probes import Probes
+from edge_rt.scheduler.probes import Probes, make_probes
 from edge_rt.scheduler.profile import Profile
 from edge_rt.scheduler.queue import Admission, Queue
 from edge_rt.scheduler.residency import ModelWorker, Residency, ResidencyEvents, Slot
@@ -112,10 +112,7 @@ class Runtime:
         self._make_worker = make_worker
         self._features = features()  # read once: they do not change, and every request asks
         self._residency = Residency(max_loaded=self._config.worker.max_loaded, events=telemetry)
-        self._profile, self._probes = (
-            profile or Profile(None),
-            probes or Probes(max_device_c=self._config.placement.max_device_c),
-        )
+        self._profile, self._probes = profile or Profile(None), probes or make_probes(self._config.placement)
         self._dispatcher = Dispatcher(
             self._config.placement,
             self._residency,
@@ -123,6 +120,7 @@ class Runtime:
             lambda load, events: make_worker(load, self._config.worker, events),
             max_streams=self._config.tensor.max_streams,
         )
+        self._probes.listen(self._dispatcher.replan)
         self._entries: dict[str, _Entry] = {}
         self._state = "new"
         manifests: dict[str, Manifest | None] = {manifest.id: manifest for manifest in store.manifests()}

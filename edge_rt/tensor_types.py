@@ -254,6 +254,7 @@ class DeviceState:
     reference   right but slow: not chosen unless the back end is named
     features    instruction sets of a CPU
     free_bytes  that a model may still take; temp_c; None where nobody says
+    is_hot      it was too hot and has not cooled enough; who keeps the readings knows, not the probe
     fault       why it cannot be used, "" if it can
     """
 
@@ -266,6 +267,7 @@ class DeviceState:
     features: frozenset[str] = frozenset()
     free_bytes: int | None = None
     temp_c: float | None = None
+    is_hot: bool = False
     fault: str = ""
 
     @property

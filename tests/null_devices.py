@@ -33,6 +33,8 @@ from edge_rt.types import Chunk, GenerateRequest
 from edge_rt.worker.channel import Load
 from edge_rt.worker.supervisor import WorkerEvents
 
+PROBE_S = 0.5  # what a probe in a child takes
+
 Window = tuple[float, float]
 
 
@@ -45,7 +47,7 @@ class Device:
     """kind and service_s are what the profile knows; the rest happens.
 
     faults        windows of time in which requests fail, after fail_s
-    hot           windows in which it says that it is
+    hot, gone     windows in which it says that it is
     heat_c_per_j, cool_per_s  how energy warms it and how fast it nears ambient
     throttle_c    above it everything takes throttle_factor as long
     jitter        standard deviation of the service time's logarithm
@@ -69,6 +71,7 @@ class Device:
     ambient_c: float = 40.0
     temp_c: float = 40.0
     hot: tuple[Window, ...] = ()
+    gone: tuple[Window, ...] = ()
     energy_j: float = 0.0
     n_runs: int = 0
     n_failed: int = 0
@@ -107,7 +110,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.probes = Probes(probe=self._probe, max_device_c=85.0)
+        self.probes = Probes(probe=self._probe, max_device_c=85.0, cool_by_c=5.0)
         self.origin_s = asyncio.get_running_loop().time()
 
     def now_s(self) -> float:
@@ -123,11 +126,19 @@ class World:
         await self.probes.ensure(["sim"])
 
     async def _probe(self, backend: str) -> tuple[DeviceState, ...]:
+        await asyncio.sleep(PROBE_S)
         return self._states()
 
     def _states(self) -> tuple[DeviceState, ...]:
         return tuple(
-            DeviceState(backend="sim", id=d.name, kind=d.kind, simulated=True, temp_c=d.temperature_c(self.now_s()))
+            DeviceState(
+                backend="sim",
+                id=d.name,
+                kind=d.kind,
+                simulated=True,
+                temp_c=d.temperature_c(self.now_s()),
+                fault="scripted: gone" if inside(d.gone, self.now_s()) else "",
+            )
             for d in self.devices
         )
 
@@ -160,6 +171,7 @@ class World:
         residency = Residency(max_loaded=max_loaded, events=telemetry)
         dispatcher = Dispatcher(loaded.placement, residency, telemetry, self.make_worker)
         dispatcher.add("m", self, keep_alive_s=-1.0)
+        self.probes.listen(dispatcher.replan)
         return dispatcher
 
 

@@ -21,7 +21,7 @@ from edge_rt.devices import cpu
 from edge_rt.errors import BackendError, EdgeRtError, ModelNotFoundError, UnsupportedFeatureError
 from edge_rt.scheduler.forms import load_message, place
 from edge_rt.scheduler.placement import PolicyName, Ranked, Ranking, Refused
-from edge_rt.scheduler.probes import Probes
+from edge_rt.scheduler.probes import make_probes
 from edge_rt.scheduler.profile import Profile, profile_path
 from edge_rt.scheduler.subjects import CatalogSubject, ScriptedSubject, make_subject
 
@@ -60,7 +60,7 @@ def command(
         ranking = _text_ranking(manifest, settings, store)
     else:
         profile = Profile(profile_path(settings.placement, store.root))
-        probes = Probes(max_device_c=settings.placement.max_device_c)
+        probes = make_probes(settings.placement)
         ranking = asyncio.run(_ranked(make_subject(name, manifest, settings, store, probes, profile)))
         for problem in profile.problems:
             click.echo(f"edge_rt placement: {problem}", err=True)

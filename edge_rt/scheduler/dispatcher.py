@@ -78,6 +78,11 @@ class Dispatcher:
             slot=slot or name,
         )
 
+    def replan(self) -> None:
+        """Let each model's next request rank its places anew: the devices have been looked at."""
+        for model in self._models.values():
+            model.replan()
+
     async def infer(self, request: TensorRequest, due_at_s: float) -> TensorAnswer:
         """Answer a request; it waits for a place to be loaded until due_at_s.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
@@ -165,6 +166,10 @@ class PlacedModel:
             now_s = asyncio.get_running_loop().time()
             place.breaker.failed(place.breaker.begin(now_s), now_s)
             self.tell(place)
+
+    def replan(self) -> None:
+        """Let the next request rank the places anew."""
+        self._ranked_at_s = -math.inf
 
     async def ranked(self, *, fresh: bool = False) -> PlacedModel:
         """See that the ranking is there and not older than REPLAN_S."""

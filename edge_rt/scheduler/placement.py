@@ -120,6 +120,7 @@ class Policy:
     variant: str = ""
     backend: str = ""
     max_device_c: float = 85.0
+    cool_by_c: float = 5.0
 
     @property
     def pins_backend(self) -> bool:
@@ -298,10 +299,21 @@ def _speed(candidate: Candidate, device: DeviceState) -> float:
     return speed * _KIND_SPEED.get(device.kind, 1.0)
 
 
+def is_hot(temp_c: float | None, *, was_hot: bool, max_device_c: float, cool_by_c: float) -> bool:
+    """Say whether a device is too hot: from max_device_c on, and until it has cooled by cool_by_c below that.
+
+    Without the margin a device would be left and come back with every reading around the limit. One whose temperature
+    nobody tells is not hot. Pure.
+    """
+    return temp_c is not None and temp_c >= max_device_c - (cool_by_c if was_hot else 0.0)
+
+
 def _tier(device: DeviceState, memory_bytes: int, policy: Policy) -> tuple[int, str]:
     """Say how far back a device's state puts it, -1 is out, and why."""
-    if device.temp_c is not None and device.temp_c >= policy.max_device_c:
-        return _HOT, f"last: {device.temp_c:.0f} °C, the limit is {policy.max_device_c:.0f} °C"
+    limit_c, cool_by_c = policy.max_device_c, policy.cool_by_c
+    if is_hot(device.temp_c, was_hot=device.is_hot, max_device_c=limit_c, cool_by_c=cool_by_c):
+        until = f", until it is below {limit_c - cool_by_c:.0f} °C" if cool_by_c else ""
+        return _HOT, f"last: {device.temp_c:.0f} °C, the limit is {limit_c:.0f} °C{until}"
     if device.free_bytes is not None and memory_bytes > device.free_bytes:
         need = f"needs {memory_bytes / 2**20:.0f} MiB, {device.free_bytes / 2**20:.0f} MiB are free"
         # In the machine's own memory other models can make room; of a device's nobody here knows who holds it.

@@ -1,4 +1,8 @@
-"""What devices there are and how they are, as the front process knows it: probed in children, kept for a while."""
+"""What devices there are and how they are, as the front process knows it: read again and again while they are asked for.
+
+The machine's own CPU is read here, a vendor's back end in a child process, which takes CPU time: the longer it takes,
+the rarer it comes. Where nobody asks for devices none is read.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,11 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
+from dataclasses import replace
 
+from edge_rt import config
 from edge_rt.devices import cpu, memory, thermal
+from edge_rt.scheduler.placement import is_hot
 from edge_rt.tensor_types import DeviceState
 from edge_rt.worker.probe import probe
 
@@ -18,8 +25,8 @@ _log = logging.getLogger(__name__)
 # their worker tells.
 _ON_CPU = frozenset({"onnx_cpu"})
 
-MAX_AGE_S = 30.0
-HOT_AGE_S = 10.0  # of a device that is left for its heat: it is wanted back
+WATCHED_S = 60.0  # a back end that nobody has asked for so long is not read any more
+COST_FACTOR = 20.0  # a probe in a child may take a twentieth of the time
 
 
 def cpu_state(backend: str) -> DeviceState:
@@ -33,26 +40,40 @@ def cpu_state(backend: str) -> DeviceState:
     )
 
 
-class Probes:
-    """Devices by back end. Belongs to one event loop.
+def make_probes(settings: config.Placement) -> Probes:
+    return Probes(max_device_c=settings.max_device_c, cool_by_c=settings.cool_by_c, every_s=settings.probe_s)
 
-    max_device_c  from which on a device is hot
-    host          describes the CPU to a back end that runs there
+
+class Probes:
+    """Devices by back end. Belongs to one event loop, whose time() is the clock.
+
+    max_device_c, cool_by_c  see placement.is_hot
+    every_s  between two readings of a back end, at least
+    host     describes the CPU to a back end that runs there
     """
 
     def __init__(
         self,
         *,
         max_device_c: float = math.inf,
+        cool_by_c: float = 0.0,
+        every_s: float = 5.0,
         probe: Callable[[str], Awaitable[tuple[DeviceState, ...]]] = probe,
         host: Callable[[str], DeviceState] = cpu_state,
         on_cpu: frozenset[str] = _ON_CPU,
     ) -> None:
-        self._max_device_c = max_device_c
+        self._max_device_c, self._cool_by_c, self._every_s = max_device_c, cool_by_c, every_s
         self._probe, self._host, self._on_cpu = probe, host, on_cpu
         self._found: dict[str, tuple[DeviceState, ...]] = {}
-        self._found_at_s: dict[str, float] = {}
+        self._due_at_s: dict[str, float] = {}  # of the next reading
+        self._asked_at_s: dict[str, float] = {}
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._watcher: asyncio.Task[None] | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call listener after each reading."""
+        self._listeners.append(listener)
 
     async def ensure(self, backends: Iterable[str]) -> None:
         """Wait until each of the back ends has been probed once."""
@@ -61,25 +82,41 @@ class Probes:
             await asyncio.wait(missing)
 
     def states(self, backends: Iterable[str]) -> tuple[DeviceState, ...]:
-        """Give what is known now; what is old is probed again by the side."""
+        """Give what is known now; while it is asked for, it is read again every so often."""
         now_s = asyncio.get_running_loop().time()
         states: list[DeviceState] = []
         for backend in backends:
-            if backend in self._on_cpu:
-                states.append(self._host(backend))
-                continue
-            found = self._found.get(backend, ())
-            is_hot = any(device.temp_c is not None and device.temp_c >= self._max_device_c for device in found)
-            if now_s - self._found_at_s.get(backend, -math.inf) >= (HOT_AGE_S if is_hot else MAX_AGE_S):
-                self._begin(backend)
-            states += found
+            self._asked_at_s[backend] = now_s
+            if backend in self._on_cpu and now_s >= self._due_at_s.get(backend, -math.inf):
+                self._take(backend, (self._host(backend),), took_s=0.0)
+            states += self._found.get(backend, ())
+        if states and (self._watcher is None or self._watcher.done()):
+            self._watcher = asyncio.get_running_loop().create_task(self._watch(), context=Context())
         return tuple(states)
 
     async def close(self) -> None:
-        for task in self._under_way.values():
+        tasks = [*self._under_way.values(), *((self._watcher,) if self._watcher is not None else ())]
+        for task in tasks:
             task.cancel()
-        if self._under_way:
-            await asyncio.wait(self._under_way.values())
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _watch(self) -> None:
+        """Read what is due, until nobody has asked for anything for a while."""
+        while True:
+            now_s = asyncio.get_running_loop().time()
+            watched = [b for b, at_s in self._asked_at_s.items() if now_s - at_s < WATCHED_S]
+            if not watched:
+                return
+            for backend in watched:
+                if now_s < self._due_at_s.get(backend, -math.inf):
+                    continue
+                if backend in self._on_cpu:
+                    self._take(backend, (self._host(backend),), took_s=0.0)
+                else:
+                    self._begin(backend)
+            due_at_s = min((self._due_at_s[b] for b in watched if b not in self._under_way), default=math.inf)
+            await asyncio.sleep(min(due_at_s - now_s, self._every_s))
 
     def _begin(self, backend: str) -> asyncio.Task[None]:
         if backend not in self._under_way:
@@ -89,9 +126,28 @@ class Probes:
         return self._under_way[backend]
 
     async def _look(self, backend: str) -> None:
+        begun_at_s = asyncio.get_running_loop().time()
         devices = await self._probe(backend)
         for device in devices:
-            if device.fault and device not in self._found.get(backend, ()):
+            if device.fault and device.fault not in {known.fault for known in self._found.get(backend, ())}:
                 _log.warning("back end %s: %s", backend, device.fault)
-        self._found[backend] = devices
-        self._found_at_s[backend] = asyncio.get_running_loop().time()
+        self._take(backend, devices, took_s=asyncio.get_running_loop().time() - begun_at_s)
+
+    def _take(self, backend: str, devices: tuple[DeviceState, ...], *, took_s: float) -> None:
+        """Keep a reading. What is hot must have cooled by a margin before it is not."""
+        were_hot = {known.id for known in self._found.get(backend, ()) if known.is_hot}
+        self._found[backend] = tuple(
+            replace(
+                device,
+                is_hot=is_hot(
+                    device.temp_c,
+                    was_hot=device.id in were_hot,
+                    max_device_c=self._max_device_c,
+                    cool_by_c=self._cool_by_c,
+                ),
+            )
+            for device in devices
+        )
+        self._due_at_s[backend] = asyncio.get_running_loop().time() + max(self._every_s, took_s * COST_FACTOR)
+        for listener in self._listeners:
+            listener()

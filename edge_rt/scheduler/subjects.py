@@ -150,6 +150,7 @@ def make_subject(
         variant=settings.variant,
         backend=settings.backend,
         max_device_c=config.placement.max_device_c,
+        cool_by_c=config.placement.cool_by_c,
     )
     if manifest is None or settings.backend == "null":
         return ScriptedSubject(model=model, manifest=manifest, settings=settings, config=config, policy=policy)

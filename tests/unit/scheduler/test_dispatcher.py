@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 from edge_rt.errors import BackendLoadError, BackendStepError, DeadlineError, WorkerLostError
 from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.placed_model import REPLAN_S
+from edge_rt.scheduler.probes import COST_FACTOR
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import TensorAnswer, TensorRegion
 from tests import virtual_time
-from tests.null_devices import Device, World, lost, request
+from tests.null_devices import PROBE_S, Device, World, lost, request
 
 ALWAYS = ((0.0, 1e9),)
 
@@ -229,6 +231,45 @@ def test_a_hot_device_is_left_and_tried_again_when_it_has_cooled() -> None:
         assert (await ask(dispatcher, 1)).place == "sim:cpu"
         await asyncio.sleep(40.0)
         assert (await ask(dispatcher, 2)).place == "sim:npu"
+
+    virtual_time.run(main())
+
+
+def test_a_device_that_gets_hot_under_load_is_left_within_a_probes_interval_and_comes_back_when_it_has_cooled() -> None:
+    async def main() -> None:
+        # 90 °C at 30 W, and the limit is 85: it heats up again and again, but neither at once nor with each reading.
+        heated = npu(service_s=0.1, power_w=30.0, heat_c_per_j=0.034, cool_per_s=0.02)
+        telemetry = Telemetry()
+        world = World((cpu(service_s=0.5), heated), is_probed_late=True)
+        dispatcher = world.dispatcher(telemetry, n_checked=0, retry_s=1.0)
+        await loaded(dispatcher)
+        places, hottest_c = [], 0.0
+        for number in range(6000):
+            places.append((await ask(dispatcher, number)).place)
+            hottest_c = max(hottest_c, heated.temperature_c(world.now_s()))
+        moves = sum(a != b for a, b in pairwise(places))
+        assert {"sim:cpu", "sim:npu"} == set(places)
+        assert hottest_c < 88.0, "it is left within a few seconds"
+        assert 4 <= moves <= world.now_s() / 20.0, f"{moves} moves in {world.now_s():.0f} s"
+
+    virtual_time.run(main())
+
+
+def test_a_device_whose_probe_tells_of_a_fault_is_left_and_comes_back() -> None:
+    async def main() -> None:
+        world = World((cpu(), npu(gone=((20.0, 60.0),))), is_probed_late=True)
+        dispatcher = world.dispatcher(n_checked=0)
+        await loaded(dispatcher)
+        places = {}
+        for number in range(100):
+            places[round(world.now_s())] = (await ask(dispatcher, number)).place
+            await asyncio.sleep(1.0)
+        late_s = COST_FACTOR * PROBE_S + PROBE_S + 6.0
+        for at_s, place in places.items():
+            if at_s < 20 or at_s > 60 + late_s:
+                assert place == "sim:npu", at_s
+            elif 20 + late_s < at_s < 60:
+                assert place == "sim:cpu", at_s
 
     virtual_time.run(main())
 

@@ -117,7 +117,7 @@ def test_hot_devices_come_last_and_full_ones_behind_or_out() -> None:
     full = dataclasses.replace(FPGA, free_bytes=2**20)
     ranking = rank("m", (INT8,), (CPU, hot, full), Policy(max_device_c=85.0), pulled=ALL)
     assert order(ranking) == ["int8 on onnx_cpu:cpu", "int8 on qnn:htp"]
-    assert ranking.ranked[-1].reason.endswith("last: 91 °C, the limit is 85 °C")
+    assert ranking.ranked[-1].reason.endswith("last: 91 °C, the limit is 85 °C, until it is below 80 °C")
     assert "1 MiB are free" in why(ranking, "int8 on overlay:fpga0")
     crowded = dataclasses.replace(CPU, free_bytes=2**20)
     behind = rank("m", (INT8,), (crowded, hot), Policy(), pulled=ALL)
