@@ -1,4 +1,4 @@
-"""What devices there are and how they are, as the front process knows it: read again and again while they are asked for.
+"""What devices there are and how they are, as the front process knows it: read again while they are in use.
 
 The machine's own CPU is read here, a vendor's back end in a child process, which takes CPU time: the longer it takes,
 the rarer it comes. Where nobody asks for devices none is read.
