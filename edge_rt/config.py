@@ -153,8 +153,16 @@ class Router(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     route: Route = "auto"  # of requests that ask for none; cloud only where [cloud.NAME] has an endpoint
     cloud_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.4  # of requests, that the router may send
     max_cost_per_day: Annotated[float, Meta(ge=0.0)] = 0.0  # in the currency of the prices; 0: no limit
+    tenants: dict[str, Route] = {}  # of single users' requests that ask for none: "uid:1000" = "local"
     offline: bool = False  # send nothing
-    keep_private: tuple[str, ...] = ("secret", "card", "iban", "email", "phone")  # what never leaves
+    metered: bool = False  # the network is paid by the byte: send only what the device cannot do
+    min_battery: Annotated[float, Meta(ge=0.0, le=1.0)] = (
+        0.2  # with less charge, the cloud decodes rather than the device
+    )
+    max_energy_j_per_day: Annotated[float, Meta(ge=0.0)] = (
+        0.0  # of the device's answers; beyond, the cloud; 0: no limit
+    )
+    keep_private: tuple[str, ...] = ("secret", "card", "iban", "email", "phone", "directive")  # what never leaves
     private_words: tuple[str, ...] = ()  # names of fields that never leave either
     scorer: bool = True  # judge difficulty before decoding; needs edge_rt[vectors]
     hold_back_tokens: Count = 16  # of an answer's beginning, until its confidence is known; 0: no second thoughts
@@ -181,6 +189,8 @@ class CloudEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ca_file: str = ""  # "": the system's
     allow_private: bool = False  # addresses of the local network may be asked
     allow_http: bool = False  # without TLS; for a peer on a Unix socket it is not needed
+    full_sampling: bool = False  # send top_k, min_p and repeat_penalty too: llama-server and edge_rt know them
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # newer models want the longer one
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -363,12 +373,14 @@ def _locate(values: Mapping[str, Any], place: str, *, strict: bool) -> Key:
         if name:
             key.append(name)
         elif index == "...":
-            kind = _NAMED[key[0]]
-            key.append(next(name for name, table in values[key[0]].items() if not _is_a(kind, table, strict)))
+            kind: Any = _NAMED[key[0]] if key[0] in _NAMED else get_type_hints(type(getattr(Config(), key[0])))[key[1]]
+            if key[0] not in _NAMED:  # a table of plain values: any of them
+                (_, kind) = get_args(kind)
+            key.append(next(name for name, table in _get(values, tuple(key)).items() if not _is_a(kind, table, strict)))
     return tuple(key)
 
 
-def _is_a(kind: type[msgspec.Struct], table: Any, strict: bool) -> bool:
+def _is_a(kind: Any, table: Any, strict: bool) -> bool:
     try:
         msgspec.convert(table, kind, strict=strict)
     except msgspec.ValidationError:
@@ -386,7 +398,7 @@ def _suggest(key: Key) -> str:
 
 def _choices(key: Key) -> tuple[str, ...]:
     table: type[Any] = _NAMED[key[0]] if key[0] in _NAMED else type(getattr(Config(), key[0]))
-    kind = get_type_hints(table)[key[-1]]
+    kind = get_type_hints(table)[key[-1] if key[0] in _NAMED else key[1]]
     return tuple(choice for part in (get_args(kind) or (kind,)) for choice in (get_args(part) or (part,)) if choice)
 
 

@@ -391,15 +391,20 @@ class CloudTimeoutError(CloudError):
 
 @dataclass(eq=False)
 class CloudRejectedError(CloudError):
-    """The endpoint answered with an HTTP error; its message is shown shortened and holds no key."""
+    """The endpoint answered with an HTTP error; its message is shown shortened and holds no key.
+
+    retry_after_s  the pause it asked for, 0 if it asked for none
+    """
 
     code = "cloud_rejected"
     endpoint: str
     status: int
     message: str
+    retry_after_s: float = 0.0
 
     def __str__(self) -> str:
-        return f"cloud endpoint {self.endpoint} answered HTTP {self.status}: {self.message}"
+        pause = f" (try again in {self.retry_after_s:.0f} s)" if self.retry_after_s else ""
+        return f"cloud endpoint {self.endpoint} answered HTTP {self.status}: {self.message}{pause}"
 
 
 @dataclass(eq=False)

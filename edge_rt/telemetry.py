@@ -86,6 +86,14 @@ METRICS: Final = (
     Metric("edge_rt_place_failures", "counter", "Requests that failed at a place and went on.", ("model", "place")),
     Metric("edge_rt_place_wrong", "counter", "Answers that were not the CPU's; the place is out.", ("model", "place")),
     Metric("edge_rt_place_state", "gauge", "0 closed, 1 half open, 2 open, 3 answers wrongly.", ("model", "place")),
+    Metric("edge_rt_route_decisions", "counter", "Requests by where they were sent, and why.", ("where", "reason")),
+    Metric("edge_rt_cloud_answers", "counter", "Whole answers of a cloud endpoint.", ("endpoint",)),
+    Metric("edge_rt_cloud_failures", "counter", "Tries that an endpoint failed, by error.", ("endpoint", "code")),
+    Metric("edge_rt_cloud_retries", "counter", "Tries at an endpoint that had failed the same request.", ("endpoint",)),
+    Metric("edge_rt_cloud_tokens", "counter", "Tokens of whole answers: prompt or completion.", ("endpoint", "kind")),
+    Metric("edge_rt_cloud_cost", "counter", "What they cost, in the currency of its prices.", ("endpoint",)),
+    Metric("edge_rt_cloud_first_byte_seconds", "histogram", "Request to first text of a try.", ("endpoint",), _TTFT_S),
+    Metric("edge_rt_cloud_state", "gauge", "0 closed, 1 half open, 2 open, 4 asked for a pause.", ("endpoint",)),
     Metric("edge_rt_build_info", "gauge", "Always 1; the labels say what runs.", ("version",)),
 )  # and edge_rt_process_*: memory, CPU and open files of the front process, by the client library
 
@@ -106,7 +114,7 @@ _GAUGES: Final = {
     "edge_rt_prefix_bytes": "prefix_bytes",
     "edge_rt_worker_resident_memory_bytes": "rss_bytes",
 }
-_PLACE_STATES: Final = {"closed": 0, "half_open": 1, "open": 2, "wrong": 3}
+_PLACE_STATES: Final = {"closed": 0, "half_open": 1, "open": 2, "wrong": 3, "resting": 4}
 
 
 @dataclass(slots=True)
@@ -224,6 +232,26 @@ class Telemetry:
 
     def place_state(self, model: str, place: str, state: str) -> None:
         self._gauges["edge_rt_place_state"].labels(model, place).set(_PLACE_STATES[state])
+
+    def routed(self, where: str, reason: str) -> None:
+        """Count a decision of the router; reason is one of its fixed words."""
+        self._counters["edge_rt_route_decisions"].labels(where, reason).inc()
+
+    def cloud_answered(self, endpoint: str, *, usage: Usage, cost: float, first_byte_s: float) -> None:
+        self._counters["edge_rt_cloud_answers"].labels(endpoint).inc()
+        self._counters["edge_rt_cloud_tokens"].labels(endpoint, "prompt").inc(usage.prompt_tokens)
+        self._counters["edge_rt_cloud_tokens"].labels(endpoint, "completion").inc(usage.completion_tokens)
+        self._counters["edge_rt_cloud_cost"].labels(endpoint).inc(cost)
+        self._histograms["edge_rt_cloud_first_byte_seconds"].labels(endpoint).observe(first_byte_s)
+
+    def cloud_failed(self, endpoint: str, code: str) -> None:
+        self._counters["edge_rt_cloud_failures"].labels(endpoint, code).inc()
+
+    def cloud_retried(self, endpoint: str) -> None:
+        self._counters["edge_rt_cloud_retries"].labels(endpoint).inc()
+
+    def cloud_state(self, endpoint: str, state: str) -> None:
+        self._gauges["edge_rt_cloud_state"].labels(endpoint).set(_PLACE_STATES[state])
 
     def exposition(self) -> bytes:
         """Give all metrics in Prometheus' text format (CONTENT_TYPE)."""

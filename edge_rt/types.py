@@ -141,11 +141,15 @@ class TokenSignal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of one request. cached_tokens is the part of prompt_tokens not computed again."""
+    """Token counts of one request. cached_tokens is the part of prompt_tokens not computed again.
+
+    is_estimate  a cloud endpoint counted nothing: the prompt by its bytes, the answer by its events
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    is_estimate: bool = False
 
     @property
     def total_tokens(self) -> int:

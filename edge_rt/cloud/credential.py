@@ -1,0 +1,118 @@
+"""Keys of cloud endpoints: read from files only their owner may read, shown nowhere.
+
+What keeps a key secret, and what does not: it never enters a configuration value, a log line, an exception or a repr,
+and hide_memory keeps it out of core dumps and away from debuggers of the same user. Who can read this process' memory
+as root can read the key, and so can any code inside this process; Python cannot wipe a string from memory either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import resource
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from edge_rt.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_PREFIX: Final = "credential:"
+_MAX_KEY_BYTES: Final = 8192
+_MIN_ECHO: Final = 8  # characters of a key in a row that count as a part of it, in an answer that repeats it
+_PR_SET_DUMPABLE: Final = 4
+
+
+class Key:
+    """A secret string that shows itself only to `authorization`."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def authorization(self) -> bytes:
+        return b"Bearer " + self._text.encode("ascii")
+
+    def censored(self, text: str) -> str:
+        """Take the key, and long parts of it, out of a text that a server sent."""
+        text = text.replace(self._text, "***")
+        return re.sub(
+            rf"[^\s'\"`,;:()<>]{{{_MIN_ECHO},}}",
+            lambda found: "***" if found[0].strip(".*…") in self._text else found[0],
+            text,
+        )
+
+    def __repr__(self) -> str:
+        return "Key(***)"
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a key is not written anywhere")
+
+
+def load_key(setting: str, value: str, environ: Mapping[str, str] = os.environ) -> Key | None:
+    """Read the key that a setting (its dotted name and value) names; None where the value is "".
+
+    credential:NAME is a file of that name in $CREDENTIALS_DIRECTORY, which systemd makes. Raises ConfigError, that
+    never shows what the file holds, for one that others may read or write, and for one that does not hold one key.
+    """
+    if not value:
+        return None
+    is_credential = value.startswith(_PREFIX)
+    path = _credential(setting, value, environ) if is_credential else Path(value)
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno())
+            if not is_credential:  # systemd's directory is guarded as a whole
+                _check_mode(setting, path, mode)
+            raw = file.read(_MAX_KEY_BYTES + 1)
+    except OSError as exc:
+        raise ConfigError(key=setting, problem=f"cannot be read: {exc.strerror}", origin=str(path)) from exc
+    key = raw.strip()
+    if not key or len(raw) > _MAX_KEY_BYTES or not re.fullmatch(rb"[\x21-\x7e]+", key):
+        problem = f"must hold one key: a line of visible ASCII characters, {_MAX_KEY_BYTES} bytes at most"
+        raise ConfigError(key=setting, problem=problem, origin=str(path))
+    return Key(key.decode("ascii"))
+
+
+def _credential(setting: str, value: str, environ: Mapping[str, str]) -> Path:
+    name = value.removeprefix(_PREFIX)
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name in (".", ".."):
+        raise ConfigError(key=setting, problem=f"{name!r} is no name of a credential", origin="configuration")
+    directory = environ.get("CREDENTIALS_DIRECTORY")
+    if not directory:
+        problem = f"needs the credential {name!r}: start by systemd with LoadCredential={name}:FILE"
+        raise ConfigError(key=setting, problem=problem, origin="CREDENTIALS_DIRECTORY is not set")
+    return Path(directory, name)
+
+
+def _check_mode(setting: str, path: Path, status: os.stat_result) -> None:
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(key=setting, problem="is no regular file", origin=str(path))
+    if status.st_uid not in (0, os.geteuid()):
+        raise ConfigError(key=setting, problem=f"belongs to another user (uid {status.st_uid})", origin=str(path))
+    if mode & 0o027:
+        problem = f"has mode {mode:04o}: others may read or change it. chmod 600 it and replace the key"
+        raise ConfigError(key=setting, problem=problem, origin=str(path))
+    if mode & 0o040:
+        _log.warning("%s has mode %04o: its group may read a key; 0600 is enough", path, mode)
+
+
+def hide_memory() -> None:
+    """Keep this process' memory, which holds a key, out of core dumps.
+
+    PR_SET_DUMPABLE also keeps other processes of this user from reading it through ptrace and /proc. RLIMIT_CORE alone
+    would not do: the kernel ignores it where cores go to a program, as to systemd-coredump. Both leave worker
+    processes alone as far as dumps go, which begin anew with exec.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        _log.warning("the kernel does not let core dumps be switched off: %s", os.strerror(ctypes.get_errno()))

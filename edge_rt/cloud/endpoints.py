@@ -1,0 +1,352 @@
+"""Several endpoints as one: in order of priority, with breakers, retries under a budget, and costs.
+
+What goes wrong before the first text of an answer is made up for by the next endpoint, or by another try; what goes
+wrong after it is the caller's to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Protocol
+
+from edge_rt.breaker import Breaker, Ticket
+from edge_rt.cloud import address, retry, wire
+from edge_rt.cloud.client import Upstream
+from edge_rt.cloud.credential import hide_memory
+from edge_rt.cloud.speed import Speed
+from edge_rt.config import CloudEndpoint
+from edge_rt.errors import (
+    CircuitOpenError,
+    CloudAnswerError,
+    CloudError,
+    CloudRejectedError,
+    CloudTimeoutError,
+    ContextLengthError,
+)
+from edge_rt.types import Chunk, GenerateRequest, Origin, Usage
+
+_log = logging.getLogger(__name__)
+
+State = Literal["closed", "half_open", "open", "resting"]
+_BROKEN_STATUS: Final = frozenset({401, 403, 404, 405, 407})  # no request will fare better until somebody mends it
+
+
+class CloudEvents(Protocol):
+    """Where the figures go; edge_rt.telemetry.Telemetry is one."""
+
+    def cloud_answered(self, endpoint: str, *, usage: Usage, cost: float, first_byte_s: float) -> None: ...
+
+    def cloud_failed(self, endpoint: str, code: str) -> None: ...
+
+    def cloud_retried(self, endpoint: str) -> None: ...
+
+    def cloud_state(self, endpoint: str, state: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointHealth:
+    """One endpoint as it is now.
+
+    state          closed: it works; open and half_open: it failed lately; resting: it asked for a pause
+    retry_after_s  until a request may be sent, 0 when one may
+    first_byte_*   quantiles of the last answers; None before the first
+    """
+
+    name: str
+    state: State
+    retry_after_s: float
+    first_byte_p50_s: float | None
+    first_byte_p95_s: float | None
+    tokens_per_s: float | None
+    n_ctx: int
+    price_in: float
+    price_out: float
+    n_requests: int
+    n_failures: int
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        return (prompt_tokens * self.price_in + completion_tokens * self.price_out) / 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudHealth:
+    """All endpoints, those asked first coming first."""
+
+    endpoints: tuple[EndpointHealth, ...]
+
+    @property
+    def best(self) -> EndpointHealth | None:
+        """The one that a request would be sent to."""
+        return next((one for one in self.endpoints if one.state == "closed"), None)
+
+
+class CloudModels:
+    """Everything that [cloud.NAME] names. Belongs to one event loop, whose clock it uses.
+
+    Raises ConfigError for a setting that cannot be used. With a key among the settings, `protect` is called once: it
+    keeps keys out of core dumps, for the whole process.
+    """
+
+    def __init__(
+        self,
+        endpoints: Mapping[str, CloudEndpoint],
+        events: CloudEvents,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        resolve: address.Resolve = address.resolve,
+        chance: Callable[[], float] = random.random,
+        protect: Callable[[], None] = hide_memory,
+    ) -> None:
+        self._events, self._chance = events, chance
+        self._endpoints = [
+            _Endpoint(Upstream(name, settings, environ=environ, resolve=resolve))
+            for name, settings in sorted(endpoints.items(), key=lambda item: (item[1].priority, item[0]))
+        ]
+        self._probes: set[asyncio.Task[None]] = set()
+        if any(endpoint.upstream.key is not None for endpoint in self._endpoints):
+            protect()
+
+    def health(self, now_s: float | None = None) -> CloudHealth:
+        """Describe every endpoint. One whose pause is over is asked, in the background, whether it works again."""
+        now_s = asyncio.get_running_loop().time() if now_s is None else now_s
+        self._wake(now_s)
+        return CloudHealth(endpoints=tuple(endpoint.health(now_s) for endpoint in self._endpoints))
+
+    async def generate(
+        self, request: GenerateRequest, *, due_at_s: float | None = None, reason: str = ""
+    ) -> AsyncGenerator[Chunk, None]:
+        """Stream one answer. Closing the iterator stops the work at the endpoint.
+
+        due_at_s  of the first text, by the loop's clock
+        reason    why it goes to the cloud, for its Origin: the first chunk has it, and the last once more with the cost
+
+        Raises CloudError, with CircuitOpenError at once where no endpoint can be asked; DeadlineError;
+        ContextLengthError where none is large enough; UnsupportedFeatureError for what only the device can do.
+        """
+        clock = asyncio.get_running_loop().time
+        self._wake(clock())
+        n_prompt_tokens, idempotency_key = wire.estimated_tokens(request), str(uuid.uuid4())
+        candidates = self._large_enough(n_prompt_tokens)
+        failed: dict[str, list[CloudError]] = {}
+        errors: list[CloudError] = []
+        while True:
+            n_before = len(errors)
+            for endpoint in candidates:
+                # A request that may be answered here as well does not find out whether an endpoint works again.
+                if not endpoint.may(clock(), try_it=request.route == "cloud"):
+                    continue
+                so_far = failed.setdefault(endpoint.name, [])
+                if so_far and not self._may_retry(endpoint, so_far):
+                    continue
+                has_begun = False
+                try:
+                    async with aclosing(self._ask(endpoint, request, due_at_s, reason, idempotency_key)) as answer:
+                        async for chunk in answer:
+                            has_begun = True
+                            yield chunk
+                    return
+                except CloudError as exc:
+                    if has_begun:
+                        raise
+                    so_far.append(exc)
+                    errors.append(exc)
+                    _log.info("%s", exc)
+            pause_s = self._pause_s(failed, clock(), due_at_s) if len(errors) > n_before else None
+            if pause_s is None:
+                raise errors[-1] if errors else self._closed(candidates, clock())
+            await asyncio.sleep(pause_s)
+
+    async def close(self) -> None:
+        """Hang up everywhere."""
+        for task in self._probes:
+            task.cancel()
+        await asyncio.gather(*self._probes, return_exceptions=True)
+        for endpoint in self._endpoints:
+            await endpoint.upstream.close()
+
+    def _large_enough(self, n_prompt_tokens: int) -> list[_Endpoint]:
+        fit = [e for e in self._endpoints if not 0 < e.upstream.settings.n_ctx <= n_prompt_tokens]
+        if not fit and self._endpoints:
+            largest = max(endpoint.upstream.settings.n_ctx for endpoint in self._endpoints)
+            raise ContextLengthError(prompt_tokens=n_prompt_tokens, n_ctx=largest)
+        return fit
+
+    def _may_retry(self, endpoint: _Endpoint, errors: list[CloudError]) -> bool:
+        """Spend a retry if the endpoint's last failure is one that may pass, and there is one left."""
+        if len(errors) >= retry.MAX_TRIES or not _may_pass(errors[-1]) or not endpoint.budget.take():
+            return False
+        self._events.cloud_retried(endpoint.name)
+        return True
+
+    def _pause_s(self, failed: Mapping[str, list[CloudError]], now_s: float, due_at_s: float | None) -> float | None:
+        """Say when to begin another round, None if there is no use."""
+        pauses: list[float] = []
+        for endpoint in self._endpoints:
+            errors = failed.get(endpoint.name)
+            if not errors or not _may_pass(errors[-1]) or not endpoint.budget.has_any:
+                continue
+            asked_s = errors[-1].retry_after_s if isinstance(errors[-1], CloudRejectedError) else 0.0
+            pause_s = retry.pause_s(len(errors), self._chance(), asked_s)
+            if pause_s is not None and endpoint.may(now_s + pause_s, try_it=False):
+                pauses.append(pause_s)
+        if not pauses or (due_at_s is not None and now_s + min(pauses) >= due_at_s):
+            return None
+        return min(pauses)
+
+    def _closed(self, candidates: list[_Endpoint], now_s: float) -> CircuitOpenError:
+        soonest = min(candidates, key=lambda endpoint: endpoint.retry_after_s(now_s), default=None)
+        if soonest is None:
+            return CircuitOpenError(endpoint="(none)", retry_after_s=0.0)
+        return CircuitOpenError(endpoint=soonest.name, retry_after_s=soonest.retry_after_s(now_s))
+
+    async def _ask(
+        self, endpoint: _Endpoint, request: GenerateRequest, due_at_s: float | None, reason: str, idempotency_key: str
+    ) -> AsyncGenerator[Chunk, None]:
+        """Ask one endpoint once, and keep account of what comes of it."""
+        clock = asyncio.get_running_loop().time
+        began_s, slow_s = clock(), endpoint.upstream.settings.slow_s
+        ticket = endpoint.begin(began_s)
+        first_byte_s: float | None = None
+        origin = Origin(endpoint=endpoint.name, reason=reason)
+        error: BaseException | None = None
+        try:
+            answer = endpoint.upstream.stream(request, due_at_s=due_at_s, idempotency_key=idempotency_key)
+            async with aclosing(answer):
+                async for chunk in answer:
+                    said = chunk
+                    if first_byte_s is None:
+                        first_byte_s = clock() - began_s
+                        said = replace(chunk, origin=origin)
+                    if chunk.usage is not None and chunk.timings is not None:
+                        cost = endpoint.cost(chunk.usage)
+                        said = replace(chunk, origin=replace(origin, cost=cost))
+                        endpoint.speed.answered(
+                            first_byte_s=first_byte_s,
+                            n_tokens=chunk.usage.completion_tokens,
+                            decode_s=chunk.timings.decode_s,
+                        )
+                        self._events.cloud_answered(
+                            endpoint.name, usage=chunk.usage, cost=cost, first_byte_s=first_byte_s
+                        )
+                    yield said
+        except BaseException as exc:
+            error = exc
+            raise
+        finally:
+            waited_s = clock() - began_s if first_byte_s is None else first_byte_s
+            if isinstance(error, CloudError):
+                self._events.cloud_failed(endpoint.name, error.code)
+            endpoint.end(ticket, error, clock(), has_begun=first_byte_s is not None, is_slow=waited_s > slow_s)
+            self._events.cloud_state(endpoint.name, endpoint.state(clock()))
+
+    def _wake(self, now_s: float) -> None:
+        """Begin to probe the endpoints whose pause is over."""
+        for endpoint in self._endpoints:
+            if endpoint.state(now_s) == "half_open" and endpoint.breaker.allows(now_s):
+                task = asyncio.get_running_loop().create_task(self._probe(endpoint, endpoint.begin(now_s)))
+                self._probes.add(task)
+                task.add_done_callback(self._probes.discard)
+
+    async def _probe(self, endpoint: _Endpoint, ticket: Ticket) -> None:
+        clock = asyncio.get_running_loop().time
+        error: BaseException | None = None
+        first_byte_s = 0.0
+        try:
+            first_byte_s = await endpoint.upstream.probe()
+        except CloudError as exc:
+            error = exc
+        except BaseException as exc:
+            error = exc
+            raise
+        finally:
+            is_slow = first_byte_s > endpoint.upstream.settings.slow_s
+            endpoint.end(ticket, error, clock(), has_begun=error is None, is_slow=is_slow)
+            self._events.cloud_state(endpoint.name, endpoint.state(clock()))
+        _log.info("cloud endpoint %s %s", endpoint.name, "answers again" if error is None else "still fails")
+
+
+class _Endpoint:
+    """An upstream and what is known of it."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        settings = upstream.settings
+        self.upstream, self.name = upstream, upstream.name
+        self.breaker = Breaker(max_failures=settings.max_failures, retry_s=settings.retry_s)
+        self.budget, self.speed = retry.RetryBudget(settings.retry_share), Speed()
+        self._rest_until_s = 0.0
+        self._n_requests = self._n_failures = 0
+
+    def state(self, now_s: float) -> State:
+        state = self.breaker.state(now_s)
+        return "resting" if state == "closed" and now_s < self._rest_until_s else state
+
+    def retry_after_s(self, now_s: float) -> float:
+        return max((self.breaker.retry_at_s or now_s) - now_s, self._rest_until_s - now_s, 0.0)
+
+    def may(self, now_s: float, *, try_it: bool) -> bool:
+        """Say whether a request may be sent; try_it: it may be the one that finds out."""
+        state = self.state(now_s)
+        return state == "closed" or (try_it and state == "half_open" and self.breaker.allows(now_s))
+
+    def begin(self, now_s: float) -> Ticket:
+        self._n_requests += 1
+        self.budget.request()
+        return self.breaker.begin(now_s)
+
+    def end(self, ticket: Ticket, error: BaseException | None, now_s: float, *, has_begun: bool, is_slow: bool) -> None:
+        """Judge the endpoint by one request's end."""
+        asked_s = error.retry_after_s if isinstance(error, CloudRejectedError) else 0.0
+        if asked_s > 0:
+            self._rest_until_s = now_s + min(asked_s, retry.MAX_REST_S)
+        if is_slow or _is_its_fault(error):
+            self._n_failures += 1
+            self.breaker.failed(ticket, now_s)
+        elif has_begun or (isinstance(error, CloudRejectedError) and not asked_s):
+            self.breaker.succeeded(ticket)  # it answers, if only that it does not like the request
+        else:
+            self.breaker.abandoned(ticket)
+
+    def cost(self, usage: Usage) -> float:
+        settings = self.upstream.settings
+        return (usage.prompt_tokens * settings.price_in + usage.completion_tokens * settings.price_out) / 1e6
+
+    def health(self, now_s: float) -> EndpointHealth:
+        settings, first_byte = self.upstream.settings, self.speed.first_byte
+        return EndpointHealth(
+            name=self.name,
+            state=self.state(now_s),
+            retry_after_s=self.retry_after_s(now_s),
+            first_byte_p50_s=first_byte.quantile(0.5),
+            first_byte_p95_s=first_byte.quantile(0.95),
+            tokens_per_s=self.speed.tokens.quantile(0.5),
+            n_ctx=settings.n_ctx,
+            price_in=settings.price_in,
+            price_out=settings.price_out,
+            n_requests=self._n_requests,
+            n_failures=self._n_failures,
+        )
+
+
+def _is_its_fault(error: BaseException | None) -> bool:
+    """Say whether an error speaks against the endpoint, and not against the request."""
+    if isinstance(error, CloudRejectedError):
+        if error.status in retry.RETRYABLE_STATUS:
+            return error.retry_after_s == 0 or error.status != 429  # who names a time is busy, not broken
+        return error.status in _BROKEN_STATUS or error.status >= 500 or error.status < 400
+    return isinstance(error, CloudError)
+
+
+def _may_pass(error: CloudError) -> bool:
+    """Say whether the same request may fare better a moment later."""
+    if isinstance(error, CloudRejectedError):
+        return error.status in retry.RETRYABLE_STATUS
+    if isinstance(error, CloudTimeoutError):
+        return error.phase == "connection"  # who has waited for a first byte in vain does not wait again
+    return isinstance(error, CloudAnswerError) or error.code == "cloud_unreachable"

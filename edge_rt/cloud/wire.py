@@ -1,0 +1,113 @@
+"""A request as an OpenAI-compatible endpoint wants it, and what its errors say."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from edge_rt.cloud.credential import Key
+from edge_rt.cloud.events import error_text
+from edge_rt.config import CloudEndpoint
+from edge_rt.errors import UnsupportedFeatureError
+from edge_rt.types import GenerateRequest
+
+MAX_ERROR_BYTES: Final = 64 * 2**10  # of an error's body that are read
+_MAX_MESSAGE: Final = 200  # characters of it that are shown
+_BYTES_A_TOKEN: Final = 4  # of English, by which prompts are estimated where a server counts nothing
+
+
+def device_only(request: GenerateRequest) -> str:
+    """Name what of a request means something to this device's model alone; "" if nothing does.
+
+    Token ids are one vocabulary's, and so are biases and log probabilities of them.
+    """
+    if request.prompt_token_ids is not None:
+        return "token ids as prompt"
+    if request.sampling.logit_bias:
+        return "logit_bias"
+    if request.top_logprobs is not None:
+        return "logprobs"
+    return "ignore_eos" if request.ignore_eos else ""
+
+
+def path(request: GenerateRequest) -> str:
+    return "/completions" if request.messages is None else "/chat/completions"
+
+
+def body(request: GenerateRequest, endpoint: CloudEndpoint) -> bytes:
+    """Write a request's body. Raises UnsupportedFeatureError for what only the device can do.
+
+    Who asks, the request's id and the device's draft settings are not sent.
+    """
+    if feature := device_only(request):
+        raise UnsupportedFeatureError(feature=f"{feature} in the cloud", remedy="ask with route local")
+    sampling = request.sampling
+    fields: dict[str, Any] = {
+        "model": endpoint.model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": sampling.temperature,
+    }
+    if request.messages is None:
+        fields["prompt"] = request.prompt or ""
+    else:
+        fields["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
+    if request.max_tokens is not None:
+        fields[endpoint.max_tokens_field if request.messages is not None else "max_tokens"] = request.max_tokens
+    if request.stop:
+        fields["stop"] = list(request.stop)
+    optional: dict[str, tuple[float, float]] = {
+        "top_p": (sampling.top_p, 1.0),
+        "presence_penalty": (sampling.presence_penalty, 0.0),
+        "frequency_penalty": (sampling.frequency_penalty, 0.0),
+    }
+    if endpoint.full_sampling:
+        optional |= {
+            "top_k": (sampling.top_k, 0),
+            "min_p": (sampling.min_p, 0.0),
+            "repeat_penalty": (sampling.repeat_penalty, 1.0),
+        }
+    # Neutral values are left out: some models refuse a field whatever its value.
+    fields |= {name: value for name, (value, neutral) in optional.items() if value != neutral}
+    if sampling.seed is not None:
+        fields["seed"] = sampling.seed
+    return msgspec.json.encode(fields)
+
+
+def probe(endpoint: CloudEndpoint) -> bytes:
+    """Write the smallest request that shows whether an endpoint answers again."""
+    return msgspec.json.encode(
+        {
+            "model": endpoint.model,
+            "stream": True,
+            endpoint.max_tokens_field: 1,
+            "messages": [{"role": "user", "content": "Hi"}],
+        }
+    )
+
+
+def estimated_tokens(request: GenerateRequest) -> int:
+    """Estimate a prompt's length by its bytes."""
+    texts = (request.prompt or "",) if request.messages is None else tuple(m.content for m in request.messages)
+    return sum(len(text.encode()) // _BYTES_A_TOKEN + 1 for text in texts)
+
+
+def message(raw: bytes, key: Key | None) -> str:
+    """Find an error body's words: one line, shortened, without the key that some servers repeat."""
+    try:
+        found = msgspec.json.decode(raw)
+        text = error_text(found.get("error", found)) if isinstance(found, dict) else "without a message"
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        text = raw[: 4 * _MAX_MESSAGE].decode(errors="replace")
+    return shown(text, key)
+
+
+def shown(text: str, key: Key | None) -> str:
+    """Make a server's text fit for a log: one line of printable characters, shortened, without the key."""
+    text = " ".join(re.findall(r"\S+", text[: 16 * _MAX_MESSAGE]))
+    text = "".join(char if char.isprintable() else "?" for char in text)
+    if key is not None:
+        text = key.censored(text)
+    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}…"

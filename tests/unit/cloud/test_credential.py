@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import copy
+import pickle
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_rt.cloud.credential import Key, load_key
+from edge_rt.errors import ConfigError
+
+KEY = "sk-abcdefghijklmnop"
+
+
+def key_file(tmp_path: Path, text: str | bytes = KEY, mode: int = 0o600) -> str:
+    file = tmp_path / "key"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    file.chmod(mode)
+    return str(file)
+
+
+def problem(value: str, environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_key("cloud.big.api_key_file", value, environ or {})
+    assert KEY not in str(caught.value)
+    return caught.value.problem
+
+
+def test_a_key_is_read_from_its_file(tmp_path: Path) -> None:
+    key = load_key("k", key_file(tmp_path, f"  {KEY}\n"))
+    assert key is not None
+    assert key.authorization() == f"Bearer {KEY}".encode()
+    assert load_key("k", "") is None
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o620, 0o666, 0o602])
+def test_a_file_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
+    assert f"mode {mode:04o}" in problem(key_file(tmp_path, mode=mode))
+
+
+def test_a_file_the_group_may_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert load_key("k", key_file(tmp_path, mode=0o640)) is not None
+    assert "its group may read a key" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", f"{KEY}\nanother", "with blank", "schlüssel", "x" * 9000, b"\x00\xff"])
+def test_a_file_without_one_key_is_refused(tmp_path: Path, text: str | bytes) -> None:
+    assert "must hold one key" in problem(key_file(tmp_path, text))
+
+
+def test_a_directory_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    assert "cannot be read" in problem(str(tmp_path))
+    assert "cannot be read" in problem(str(tmp_path / "none"))
+
+
+def test_a_credential_of_systemd_is_read_by_name(tmp_path: Path) -> None:
+    key_file(tmp_path, mode=0o440)
+    found = load_key("k", "credential:key", {"CREDENTIALS_DIRECTORY": str(tmp_path)})
+    assert found is not None
+    assert found.authorization().endswith(KEY.encode())
+    assert "LoadCredential" in problem("credential:key")
+    for name in ("../key", "a/b", "", ".."):
+        assert "no name of a credential" in problem(f"credential:{name}", {"CREDENTIALS_DIRECTORY": str(tmp_path)})
+
+
+def test_a_key_shows_itself_nowhere() -> None:
+    key = Key(KEY)
+    assert KEY not in f"{key} {key!r} {key!s} {vars(Key)}"
+    with pytest.raises(TypeError):
+        pickle.dumps(key)
+    with pytest.raises(TypeError):
+        copy.deepcopy(key)
+
+
+def test_a_key_is_taken_out_of_what_a_server_says() -> None:
+    key = Key(KEY)
+    assert key.censored(f"bad key '{KEY}', begins {KEY[:10]}...") == "bad key '***', begins ***"
+    assert key.censored(f"bad key {KEY[:10]}, sorry") == "bad key ***, sorry"
+    assert key.censored("sk-ab is short") == "sk-ab is short"
+
+
+def test_memory_with_a_key_is_not_dumped() -> None:
+    code = (
+        "import ctypes, resource; from edge_rt.cloud.credential import hide_memory; hide_memory();"
+        "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), resource.getrlimit(resource.RLIMIT_CORE)[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "0"]
+    assert resource.getrlimit(resource.RLIMIT_CORE) is not None
