@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from edge_rt.devices import cpu
 from edge_rt.errors import (
     ConfigError,
     DeadlineError,
+    ModelFormatError,
     ModelNotFoundError,
     ModelNotPulledError,
     ShuttingDownError,
@@ -42,6 +43,7 @@ from edge_rt.scheduler.placed_model import DispatchEvents, DispatchStatus
 from edge_rt.scheduler.probes import Probes, make_probes
 from edge_rt.scheduler.profile import Profile
 from edge_rt.scheduler.queue import Admission, Queue
+from edge_rt.scheduler.rereading import reread
 from edge_rt.scheduler.residency import ModelWorker, Residency, ResidencyEvents, Slot
 from edge_rt.scheduler.status import ModelStatus, describe
 from edge_rt.scheduler.subjects import make_subject
@@ -64,6 +66,10 @@ class ModelStore(Protocol):
     def path(self, manifest: Manifest, variant: Variant) -> Path | None: ...
 
     def asset_path(self, manifest: Manifest, asset: Asset) -> Path | None: ...
+
+    def left_out(self) -> Mapping[str, ModelFormatError]: ...
+
+    def refresh(self) -> bool: ...
 
 
 class RuntimeEvents(ResidencyEvents, DispatchEvents, ChainEvents, Protocol):
@@ -124,7 +130,11 @@ class Runtime:
         self._entries: dict[str, _Entry] = {}
         self._state = "new"
         manifests: dict[str, Manifest | None] = {manifest.id: manifest for manifest in store.manifests()}
+        self._has_stale = False  # a model runs by a manifest that has changed since
+        _tell_left_out(store)
         for model in self._config.unknown_models(manifests):
+            if model in store.left_out():
+                continue
             if self._config.models[model].backend != "null":
                 raise _bad_key(loaded, ("models", model), f"no such model; there are {', '.join(manifests)}")
             manifests[model] = None
@@ -185,6 +195,8 @@ class Runtime:
         Raises as infer does, and UnsupportedFeatureError for a model without a pipeline.
         """
         check_media(request)
+        if request.model not in self._entries and request.model not in self._chains:
+            self._reread()
         if (chain := self._chains.get(request.model)) is not None:
             return await run_chain(chain, request, self._look, self._telemetry)
         return await self._look(request)
@@ -226,6 +238,8 @@ class Runtime:
         return tuple(chain for chain in self._chains.values() if chain.id in tasks)
 
     def models(self) -> tuple[ModelStatus, ...]:
+        """Describe all models, by the manifests as they are now."""
+        self._reread()
         return tuple(self.model(model) for model in self._entries)
 
     def model(self, model: str) -> ModelStatus:
@@ -332,9 +346,39 @@ class Runtime:
 
         self._residency.add(model, make, keep_alive_s=keep_alive_s)
 
+    def _reread(self) -> None:
+        """Take up manifests that are new or have changed; a model that is in memory or asked keeps its own so long."""
+        if not self._store.refresh() and not self._has_stale:
+            return
+        _tell_left_out(self._store)
+        now = {manifest.id: manifest for manifest in self._store.manifests()}
+        plan = reread({model: entry.manifest for model, entry in self._entries.items()}, now, self._is_idle)
+        self._has_stale = plan.is_pending
+        for model in plan.gone:
+            _log.info("%s is gone: its manifest is", model)
+            del self._entries[model]
+        for manifest in plan.taken_up:
+            settings = self._config.model(manifest.id)
+            if settings.variant and settings.backend != "null" and manifest.variant(settings.variant) is None:
+                _log.error("the new manifest of %s is not taken up: it has no %s", manifest.id, settings.variant)
+                continue
+            self._add(manifest.id, manifest)
+            _log.info("the manifest of %s was read", manifest.id)
+        self._chains = {chain.id: chain for chain in self._store.chains() if chain.id not in self._entries}
+
+    def _is_idle(self, model: str) -> bool:
+        """Say whether nothing of a model is in memory, on its way, or waited for."""
+        queue = self._entries[model].queue
+        is_free = all(slot.state == "unloaded" and not slot.waiters for slot in self._slots(model))
+        return is_free and not queue.n_running and not queue.n_waiting
+
     def _entry(self, model: str) -> _Entry:
-        entry = self._entries.get(model)
+        if (entry := self._entries.get(model)) is None:
+            self._reread()
+            entry = self._entries.get(model)
         if entry is None:
+            if model in self._store.left_out():
+                raise self._store.left_out()[model]
             if model in self._chains:
                 raise UnsupportedFeatureError(
                     feature=f"a request for {model} alone",
@@ -375,6 +419,11 @@ class Runtime:
             find=self._store.path,
             find_asset=self._store.asset_path,
         )
+
+
+def _tell_left_out(store: ModelStore) -> None:
+    for error in store.left_out().values():
+        _log.error("a manifest is left out: %s", error)
 
 
 def _is_tensor(manifest: Manifest | None) -> bool:

@@ -93,6 +93,9 @@ def check_task(api: Api, model: str | None, tasks: tuple[str, ...]) -> str:
         raise InvalidRequestError(param="model", problem=problem)
     task = api.runtime.tasks().get(model, "")
     if not task:
+        api.runtime.models()  # whose manifests may be new
+        task = api.runtime.tasks().get(model, "")
+    if not task:
         api.runtime.model(model)  # says so if it does not exist
     if task not in tasks:
         path = next((kind.path for kind in KINDS if task in kind.tasks), "/v1/embeddings" if task == "embed" else "")

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from edge_rt.catalog.manifest import MAX_MANIFEST_BYTES, Id, Line
+from edge_rt.catalog.manifest import MAX_MANIFEST_BYTES, Id, Line, leave_out, toml_files
 from edge_rt.catalog.regular import open_regular
 from edge_rt.errors import ModelFormatError
 
@@ -64,16 +64,24 @@ class Ocr(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 Chain = Cascade | Ocr
 
 
-def load_chains(dirs: Sequence[Path]) -> tuple[Chain, ...]:
+def load_chains(dirs: Sequence[Path], *, left_out: dict[str, ModelFormatError] | None = None) -> tuple[Chain, ...]:
     """Read the chains below some directories, sorted by id; of two with one id the earlier directory's counts.
 
+    left_out  as for load_manifests
     Raises ModelFormatError naming the field.
     """
-    found: dict[str, Chain] = {}
-    for path in (path for directory in dirs for path in sorted((directory / DIRECTORY).glob("*.toml"))):
-        chain = load_chain(path)
-        found.setdefault(chain.id, chain)
-    return tuple(found[chain_id] for chain_id in sorted(found))
+    found: dict[str, Chain | None] = {}
+    for directory in (directory / DIRECTORY for directory in dirs):
+        for path in toml_files(directory, "chains", left_out) if directory.is_dir() else ():
+            try:
+                chain = load_chain(path)
+            except ModelFormatError as exc:
+                if left_out is None:
+                    raise
+                leave_out(path, exc, found, left_out)
+                continue
+            found.setdefault(chain.id, chain)
+    return tuple(chain for _, chain in sorted(found.items()) if chain is not None)
 
 
 def load_chain(path: Path) -> Chain:

@@ -173,25 +173,67 @@ def load_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def load_manifests(dirs: Sequence[Path]) -> tuple[Manifest, ...]:
+def load_manifests(
+    dirs: Sequence[Path], *, left_out: dict[str, ModelFormatError] | None = None
+) -> tuple[Manifest, ...]:
     """Read every *.toml of some directories, sorted by id; of two with one id the earlier directory's counts.
+
+    left_out  takes the error of each bad manifest under the id it claims, which no other manifest is taken for then:
+              another model in its place would be a surprise. None: the first error is raised.
 
     Raises ModelFormatError for a bad manifest, and for a directory that is not there.
     """
-    found: dict[str, Manifest] = {}
+    found: dict[str, Manifest | None] = {}
     for directory in dirs:
-        if not directory.is_dir():
-            raise ModelFormatError(path=str(directory), field="manifest_dirs", problem="no such directory")
         here: dict[str, Path] = {}
-        for path in sorted(directory.glob("*.toml")):
-            manifest = load_manifest(path)
-            if manifest.id in here:
-                raise ModelFormatError(
-                    path=str(path), field="id", problem=f"{manifest.id!r} is taken by {here[manifest.id].name}"
-                )
+        for path in toml_files(directory, "manifest_dirs", left_out):
+            try:
+                manifest = load_manifest(path)
+                if manifest.id in here:
+                    problem = f"{manifest.id!r} is taken by {here[manifest.id].name}"
+                    raise ModelFormatError(path=str(path), field="id", problem=problem)
+            except ModelFormatError as exc:
+                if left_out is None:
+                    raise
+                leave_out(path, exc, found, left_out)
+                continue
             here[manifest.id] = path
             found.setdefault(manifest.id, manifest)
-    return tuple(found[model_id] for model_id in sorted(found))
+    return tuple(manifest for _, manifest in sorted(found.items()) if manifest is not None)
+
+
+def toml_files(directory: Path, field: str, left_out: dict[str, ModelFormatError] | None) -> list[Path]:
+    """List a directory's *.toml, sorted. Raises ModelFormatError where it cannot be read, or leaves it out."""
+    try:
+        return sorted(path for path in directory.iterdir() if path.suffix == ".toml" and path.name[0] != ".")
+    except OSError as exc:
+        problem = "no such directory" if isinstance(exc, FileNotFoundError) else f"cannot be read: {exc.strerror}"
+        error = ModelFormatError(path=str(directory), field=field, problem=problem)
+        if left_out is None:
+            raise error from exc
+        left_out[str(directory)] = error
+        return []
+
+
+def leave_out(
+    path: Path, error: ModelFormatError, found: dict[str, Any], left_out: dict[str, ModelFormatError]
+) -> None:
+    """Note a bad manifest, and that the id it claims is taken unless another had it before."""
+    claimed = _claimed_id(path)
+    is_first = claimed not in found
+    if is_first:
+        found[claimed] = None
+    left_out[claimed if is_first else str(path)] = error
+
+
+def _claimed_id(path: Path) -> str:
+    """Tell what a bad manifest is about: the id in it, as far as it can be read, else its file's name."""
+    try:
+        with open_regular(path) as file:
+            told = tomllib.loads(file.read(MAX_MANIFEST_BYTES).decode("utf-8")).get("id")
+    except (OSError, ValueError, RecursionError):
+        told = None
+    return told if isinstance(told, str) and told else path.stem
 
 
 def _convert(table: dict[str, Any], path: Path) -> Manifest:

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Literal
 
 from edge_rt import config
-from edge_rt.catalog.chains import Chain, load_chains
+from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.graph_copy import verify_copy
-from edge_rt.catalog.manifest import SHIPPED_DIR, Asset, Manifest, Variant, as_variant, load_manifests
+from edge_rt.catalog.listing import Signature, read_listing, signature
+from edge_rt.catalog.manifest import SHIPPED_DIR, Asset, Manifest, Variant, as_variant
 from edge_rt.catalog.packed import packed_size_bytes, verify_packed
 from edge_rt.catalog.part import Derive, Progress, PullProgress, hash_file
 from edge_rt.catalog.place import Place, Record, manifest_file
 from edge_rt.catalog.sources import is_imported
 from edge_rt.catalog.speed import is_fast
-from edge_rt.errors import ConfigError, ModelChecksumError, ModelNotFoundError
+from edge_rt.errors import ConfigError, ModelChecksumError, ModelFormatError, ModelNotFoundError
 
 SYSTEM_DIR = Path("/var/lib/edge_rt")
 
@@ -69,6 +70,8 @@ def free_bytes(path: Path) -> int:
 class Store:
     """Model files below root, as the manifests describe them. Safe to use from many processes at once.
 
+    left_out    why manifests are not among them, by the id that they claim
+    dirs        where manifests and chains were read from, for refresh
     tool        names what a recipe is run by, with its version
     free_bytes  free space of the disk a path is on
     """
@@ -80,28 +83,56 @@ class Store:
         *,
         catalog: config.Catalog | None = None,
         chains: tuple[Chain, ...] = (),
+        left_out: Mapping[str, ModelFormatError] | None = None,
+        dirs: tuple[Path, ...] = (),
         tool: Callable[[str], str] = recipe_version,
         free_bytes: Callable[[Path], int] = free_bytes,
     ):
         self.root = root
         self._manifests = {m.id: m for m in manifests}
         self._chains = chains
+        self._left_out = dict(left_out or {})
+        self._dirs = dirs
+        self._signature: Signature = ()
         self._catalog = catalog or config.Catalog()
         self._tool = tool
         self._free_bytes = free_bytes
 
     @classmethod
     def open(cls, catalog: config.Catalog, environ: Mapping[str, str] = os.environ) -> Store:
-        """Find the store and read the manifests; makes no directory. Raises ConfigError and ModelFormatError."""
+        """Find the store and read the manifests; makes no directory. Raises ConfigError.
+
+        A manifest that cannot be used is left out, and left_out tells why.
+        """
         dirs = tuple(Path(name).expanduser() for name in catalog.manifest_dirs)
         for path in dirs:
             if not path.is_dir():
                 raise ConfigError(key="catalog.manifest_dirs", problem=f"no directory {path}", origin="configuration")
         root = _root(catalog.store_dir, environ)
         imported = manifest_file(root, "").parent
-        here = (imported,) if imported.is_dir() else ()
-        dirs = (*dirs, *here, SHIPPED_DIR)
-        return cls(root, load_manifests(dirs), catalog=catalog, chains=load_chains(dirs))
+        dirs = (*dirs, imported, SHIPPED_DIR)
+        seen = signature(dirs)  # before they are read: what changes meanwhile is seen by refresh
+        listing = read_listing(_present(dirs, imported))
+        store = cls(
+            root, listing.manifests, catalog=catalog, chains=listing.chains, left_out=listing.left_out, dirs=dirs
+        )
+        store._signature = seen
+        return store
+
+    def refresh(self) -> bool:
+        """Read the manifests again if their files have changed; says whether they have. No model is loaded or freed."""
+        seen = signature(self._dirs)
+        if seen == self._signature:
+            return False
+        self._signature = seen
+        listing = read_listing(_present(self._dirs, manifest_file(self.root, "").parent))
+        self._manifests = {m.id: m for m in listing.manifests}
+        self._chains, self._left_out = listing.chains, dict(listing.left_out)
+        return True
+
+    def left_out(self) -> Mapping[str, ModelFormatError]:
+        """Give what is wrong with manifests that are not used, by the id they claim, else by their path."""
+        return self._left_out
 
     def manifests(self) -> tuple[Manifest, ...]:
         return tuple(self._manifests.values())
@@ -112,6 +143,8 @@ class Store:
 
     def get(self, model_id: str) -> Manifest:
         if (manifest := self._manifests.get(model_id)) is None:
+            if model_id in self._left_out:
+                raise self._left_out[model_id]
             raise ModelNotFoundError(model=model_id, known=tuple(self._manifests))
         return manifest
 
@@ -247,6 +280,11 @@ class Store:
             return 0
         with place.locked(lambda: None):
             return place.forget()
+
+
+def _present(dirs: tuple[Path, ...], imported: Path) -> tuple[Path, ...]:
+    """Leave out the directory of imported models' manifests where nothing has been imported."""
+    return tuple(path for path in dirs if path != imported or path.is_dir())
 
 
 def _root(store_dir: str, environ: Mapping[str, str]) -> Path:

@@ -161,6 +161,15 @@ def store(patient: Patient) -> Check:
     return ok("store", f"{found.root}: writable, {free / 1e9:.1f} GB free")
 
 
+def manifests(patient: Patient) -> Check:
+    found = patient.store()
+    bad = [str(error) for error in found.left_out().values()]
+    n_all = len(found.manifests()) + len(found.chains())
+    if bad:
+        return warn("manifests", f"{len(bad)} of {n_all + len(bad)} left out: {'; '.join(bad)}", "mend or delete them")
+    return ok("manifests", f"{n_all} can be used")
+
+
 def model(patient: Patient) -> Check:
     found = patient.store()
     placement = patient.default_model(found)
@@ -325,6 +334,7 @@ CHECKS: tuple[Look, ...] = (
     native,
     onnx,
     store,
+    manifests,
     model,
     socket_directory,
     daemon,

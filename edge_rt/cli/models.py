@@ -33,6 +33,8 @@ class _Catalog:
         self.config = loaded.config
         self.store = Store.open(loaded.config.catalog)
         self.features = cpu.features()
+        for error in self.store.left_out().values():
+            click.echo(f"edge_rt: a manifest is left out: {error}", err=True)
 
     def find(self, name: str) -> tuple[Manifest, Variant | None]:
         """Split MODEL[:VARIANT]; the variant is None when not named."""

@@ -52,6 +52,7 @@ def media() -> Iterator[Media]:
     models.mkdir()
     write_models(models)
     write_forms(models)
+    (models / "torn.toml").write_text("id = \n")
     extra = f"\n[limits]\nmax_pixels = 1000000\n\n[server]\nmax_file_bytes = {MAX_FILE_BYTES}\n"
     variables = {"EDGE_RT__CATALOG__MANIFEST_DIRS": str(models)}
     try:
@@ -221,3 +222,18 @@ def test_the_daemon_says_which_form_answered_and_why(media: Media) -> None:
     assert "edge_rt models pull colors-forms:int8" in media.daemon.log
     assert store.path(store.get("colors-forms"), store.get("colors-forms").variants[0]) is None
     assert media.client.model("colors-forms")["meta"]["variant"] == "fp32"
+
+
+def test_a_daemon_takes_up_new_manifests_and_names_a_bad_one(media: Media) -> None:
+    models = media.folder / "models"
+    assert "torn.toml: TOML: Invalid value (at line 1" in media.daemon.log  # it was there at the start
+    text = (models / "colors.toml").read_text()
+    (models / "late.toml").write_text(text.replace('id = "colors"', 'id = "late"'))
+    with pytest.raises(ModelNotPulledError):
+        media.client.look("classify", request("late", encoded(noise(8, 8))))
+    store = Store.open(media.settings.config.catalog, {})
+    store.pull("late", progress=lambda _: None, offline=False, derive=lambda *_: None)
+    assert media.client.look("classify", request("late", encoded(noise(8, 8)))).variant == "fp32"
+    chain = 'id = "late-both"\nname = "x"\nkind = "cascade"\nfirst = "late"\nthen = "colors"\nmin_score = 0.0\n'
+    (models / "chains" / "late-both.toml").write_text(chain)
+    assert media.client.look("classify", request("late-both", encoded(noise(8, 8)))).stage == "late"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from edge_rt import config
@@ -18,6 +19,7 @@ from edge_rt.errors import (
     DeadlineError,
     EdgeRtError,
     InvalidRequestError,
+    ModelFormatError,
     ModelNotFoundError,
     ModelNotPulledError,
     QueueFullError,
@@ -55,9 +57,19 @@ MANIFEST = Manifest(
 class FakeStore:
     def __init__(self, *pulled: str) -> None:
         self.pulled = set(pulled)
+        self.found: tuple[Manifest, ...] = (MANIFEST,)
+        self.bad: dict[str, ModelFormatError] = {}
+        self.has_changed = False
 
     def manifests(self) -> tuple[Manifest, ...]:
-        return (MANIFEST,)
+        return self.found
+
+    def left_out(self) -> dict[str, ModelFormatError]:
+        return self.bad
+
+    def refresh(self) -> bool:
+        has_changed, self.has_changed = self.has_changed, False
+        return has_changed
 
     def chains(self) -> tuple[Chain, ...]:
         return (Ocr(id="page", name="Page", detect="lines", read="reader"),)
@@ -133,12 +145,13 @@ def make(
     *pulled: str,
     telemetry: Telemetry | None = None,
     features: frozenset[str] = frozenset(),
+    store: FakeStore | None = None,
     **flags: Any,
 ) -> Runtime:
     settings = {"models.null.backend": "null"} | {name.replace("__", "."): value for name, value in flags.items()}
     return Runtime(
         config.load(environ={}, flags=settings, system_file=Path("/nonexistent")),
-        FakeStore(*pulled),
+        store or FakeStore(*pulled),
         telemetry or Telemetry(),
         make_worker=world.make,
         features=lambda: features,
@@ -501,5 +514,43 @@ def test_a_chain_asked_as_if_it_were_one_model_is_told_from_a_model_that_is_not_
             runtime.model("page")
         with pytest.raises(ModelNotFoundError, match="null, page"):
             runtime.model("none")
+
+    virtual_time.run(main())
+
+
+def test_manifests_are_read_again_and_what_runs_keeps_its_own() -> None:
+    async def main() -> None:
+        store = FakeStore("q4_1", "q4_0")
+        runtime = make(World(), store=store)
+        await runtime.load("tiny")
+        newer = msgspec.structs.replace(MANIFEST, n_ctx=1024)
+        store.found, store.has_changed = (newer, msgspec.structs.replace(MANIFEST, id="other")), True
+        assert (await answer(runtime, "other"))[-1].finish_reason  # unknown until it is asked for
+        assert {m.id: m.manifest for m in runtime.models()}["tiny"] == MANIFEST
+        await runtime.unload("tiny")
+        assert {m.id: m.manifest for m in runtime.models()}["tiny"] == newer
+        await runtime.unload("other")
+        store.found, store.has_changed = (newer,), True
+        assert {m.id for m in runtime.models()} == {"null", "tiny"}
+        with pytest.raises(ModelNotFoundError):
+            runtime.model("other")
+        await runtime.close(0)
+
+    virtual_time.run(main())
+
+
+def test_a_model_whose_manifest_is_bad_says_so_and_the_others_run(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        store = FakeStore("q4_1", "q4_0")
+        store.bad["mine"] = ModelFormatError(path="mine.toml", field="n_ctx", problem="is missing")
+        runtime = make(World(), store=store, models__mine__n_ctx=64)
+        assert "mine.toml: n_ctx: is missing" in caplog.text
+        assert (await answer(runtime))[-1].finish_reason
+        with pytest.raises(ModelFormatError, match="n_ctx"):
+            await answer(runtime, "mine")
+        store.bad, store.found, store.has_changed = {}, (MANIFEST, msgspec.structs.replace(MANIFEST, id="mine")), True
+        assert (await answer(runtime, "mine"))[-1].finish_reason
+        assert runtime.model("mine").n_ctx == 64
+        await runtime.close(0)
 
     virtual_time.run(main())

@@ -58,3 +58,12 @@ def test_shipped_chains_fit_the_shipped_models() -> None:
     manifests = {manifest.id: manifest for manifest in load_manifests((SHIPPED_DIR,))}
     chains = {chain.id: chain for chain in load_chains((SHIPPED_DIR,))}
     assert {chain: task_of(chain, manifests, chains) for chain in chains} == {"pp-ocrv4": "ocr"}
+
+
+def test_a_bad_chain_is_left_out_and_named(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    write(tmp_path / "a", "both.toml", CASCADE.replace("0.8", "8"))
+    write(tmp_path / "a", "text.toml", 'kind = "ocr"\nid = "text"\nname = "T"\ndetect = "d"\nread = "r"\n')
+    left_out: dict[str, ModelFormatError] = {}
+    assert [chain.id for chain in load_chains((tmp_path / "a",), left_out=left_out)] == ["text"]
+    assert left_out["both"].field == "min_score"

@@ -135,3 +135,26 @@ def test_directory_that_is_not_there(tmp_path: Path) -> None:
 
 def test_shipped_manifests_are_sound_and_hold_the_default_model() -> None:
     assert Catalog().default_model in [m.id for m in load_manifests([SHIPPED_DIR])]
+
+
+def test_a_bad_manifest_is_left_out_and_named(tmp_path: Path) -> None:
+    first, second = tmp_path / "1", tmp_path / "2"
+    first.mkdir()
+    second.mkdir()
+    write(first, SOUND.replace('id = "m"', 'id = "good"'), "good.toml")
+    write(first, SOUND.replace("n_params = ", "n_params = -"), "m.toml")
+    write(first, "id = \n", "torn.toml")
+    write(first, SOUND.replace('id = "m"', 'id = "good"'), "twin.toml")
+    (first / "folder.toml").mkdir()
+    write(second, SOUND)  # what the first directory says of m is broken: that does not bring this one up
+    left_out: dict[str, ModelFormatError] = {}
+    assert [m.id for m in load_manifests([first, second, tmp_path / "none"], left_out=left_out)] == ["good"]
+    told = {name: (error.field, Path(error.path).name) for name, error in left_out.items()}
+    assert told == {
+        "m": ("n_params", "m.toml"),
+        "torn": ("TOML", "torn.toml"),
+        "folder": ("file", "folder.toml"),
+        str(first / "twin.toml"): ("id", "twin.toml"),
+        str(tmp_path / "none"): ("manifest_dirs", "none"),
+    }
+    assert "line 1" in left_out["torn"].problem

@@ -9,7 +9,7 @@ import pytest
 
 from edge_rt.catalog.store import SYSTEM_DIR, Store, pick_variant, recipe_version
 from edge_rt.config import Catalog
-from edge_rt.errors import ConfigError, ModelChecksumError, ModelNotFoundError
+from edge_rt.errors import ConfigError, ModelChecksumError, ModelFormatError, ModelNotFoundError
 from tests.unit.catalog.conftest import CONTENT, DERIVED, Shop
 
 NO_FEATURES: frozenset[str] = frozenset()
@@ -128,3 +128,27 @@ def test_reading_the_store_loads_no_http_client() -> None:
 def test_recipe_version_names_the_installed_one() -> None:
     pytest.importorskip("llama_cpp", reason="the back end llama_cpu is not installed")
     assert recipe_version("").startswith("llama-cpp-python 0.")
+
+
+def test_a_bad_manifest_takes_no_other_with_it_and_is_seen_when_mended(shop: Shop, tmp_path: Path) -> None:
+    mine = tmp_path / "manifests"
+    mine.mkdir()
+    sound = shop.manifest_path.read_text()
+    (mine / "tiny.toml").write_text(sound.replace("n_ctx = 64", "n_ctx = -64"))
+    store = Store.open(Catalog(store_dir=str(tmp_path / "s"), manifest_dirs=(str(mine),)), {})
+    assert store.get(Catalog().default_model).license == "Apache-2.0"
+    with pytest.raises(ModelFormatError, match=r"tiny\.toml: n_ctx: "):
+        store.get("tiny")
+    assert not store.refresh()
+    (mine / "tiny.toml").write_text(sound)
+    assert store.refresh()
+    assert (store.get("tiny"), dict(store.left_out())) == (shop.manifest, {})
+    (mine / "link.toml").symlink_to(tmp_path / "nowhere")
+    assert store.refresh()
+    assert list(store.left_out()) == ["link"]
+    assert not store.refresh()
+    (mine / "link.toml").unlink()
+    (mine / "tiny.toml").unlink()
+    assert store.refresh()
+    with pytest.raises(ModelNotFoundError):
+        store.get("tiny")

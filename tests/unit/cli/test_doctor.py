@@ -357,3 +357,14 @@ def test_a_broken_configuration_is_a_failed_line_and_the_rest_goes_on(tmp_path: 
     lines = result.stdout.splitlines()
     assert lines[0].startswith("fail  config")
     assert any(line.startswith("ok    python") for line in lines)
+
+
+def test_manifests_that_are_left_out_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "torn.toml").write_text("id = \n")
+    patient = Patient(
+        config=config.Config(catalog=config.Catalog(store_dir=str(tmp_path / "s"), manifest_dirs=(str(tmp_path),)))
+    )
+    check = checks.manifests(patient)
+    assert (check.status, "torn.toml: TOML" in check.detail) == ("warn", True)
+    (tmp_path / "torn.toml").unlink()
+    assert checks.manifests(patient).status == "ok"

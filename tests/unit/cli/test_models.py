@@ -227,3 +227,14 @@ def test_help_has_an_answer(name: str, models: Models) -> None:
     result = models(name, "--help")
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) > 6
+
+
+def test_a_bad_manifest_is_named_and_stops_nothing(models: Models, tmp_path: Path) -> None:
+    (tmp_path / "manifests" / "torn.toml").write_text('id = "torn"\nname = \n')
+    listed = models("list")
+    assert (listed.exit_code, "tiny" in listed.stdout, "torn" in listed.stdout) == (0, True, False)
+    assert "torn.toml: TOML: Invalid value (at line 2, column 8)" in listed.stderr
+    assert models("pull", "tiny:q8_0").exit_code == 0
+    shown = models("show", "torn")
+    assert shown.exit_code == 1
+    assert shown.stderr.splitlines()[-1].startswith(f"edge_rt: {tmp_path}/manifests/torn.toml: TOML")
