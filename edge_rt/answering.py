@@ -1,1 +1,278 @@
-"""Joins cache, router, cloud and the device's own models: what answers a request, in which order."""
+"""Who answers a request: a stored answer, this device, or a cloud model; in this order, with second thoughts.
+
+A request that another of the same key is being answered for joins it. A request that nothing is stored for is routed:
+to the device, to the cloud, or to the device on probation. On probation the first tokens are held back until the
+model's own confidence in them is known; if it is low the request goes to the cloud, as it came, and the client sees one
+answer. Once a character has left, an answer is never continued by somebody else: what breaks then, fails.
+
+If the cloud fails before its first text, the device answers and the answer says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Protocol
+
+from edge_rt.errors import CloudError, DeadlineError, MustStayError, NotCachedError, RequestError
+from edge_rt.types import CacheState, Chunk, GenerateRequest, Origin, TokenSignal
+
+_log = logging.getLogger(__name__)
+
+Generate = Callable[[GenerateRequest], AsyncGenerator[Chunk, None]]
+
+_MAX_SIGNALS: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Where a request is answered.
+
+    reason        a word or two, for x-edge-route-reason and the counters
+    on_probation  the device begins, and the cloud may take over before the first text leaves
+    """
+
+    where: Literal["local", "cloud"]
+    reason: str
+    on_probation: bool = False
+
+
+class Router(Protocol):
+    """Decides where; router.choosing.Chooser is one."""
+
+    def choose(self, request: GenerateRequest) -> Choice:
+        """Raises MustStayError where the request asks for the cloud and may not leave."""
+        ...
+
+    def is_doubtful(self, request: GenerateRequest, text: str, signals: Sequence[TokenSignal]) -> bool:
+        """Tell from an answer's beginning whether the cloud should take over."""
+        ...
+
+    def finished(self, request: GenerateRequest, choice: Choice, origin: Origin, last: Chunk) -> None:
+        """Take note of a finished answer: what it cost and how long it took."""
+        ...
+
+
+class Cloud(Protocol):
+    """Asks cloud models; cloud.endpoints.CloudModels is one."""
+
+    def generate(
+        self, request: GenerateRequest, *, due_at_s: float | None = None, reason: str = ""
+    ) -> AsyncGenerator[Chunk, None]: ...
+
+
+class Lookup(Protocol):
+    """What an answer cache knows of one request.
+
+    state   miss, shadow or bypass until stored is asked
+    stored  the answer's chunks, whose first one has the origin, or None
+    key     under which like requests in flight share one answer; None: each has its own
+    """
+
+    @property
+    def state(self) -> CacheState: ...
+    @property
+    def stored(self) -> tuple[Chunk, ...] | None: ...
+    @property
+    def key(self) -> bytes | None: ...
+
+    def keep(self, text: str, last: Chunk, origin: Origin) -> None:
+        """Store a finished answer, if it is one to be stored."""
+        ...
+
+
+class AnswerCache(Protocol):
+    """Knows answers; cache.answers.Answers is one."""
+
+    def look_up(self, request: GenerateRequest) -> Lookup: ...
+
+    def join(
+        self, key: bytes, start: Callable[[], AsyncGenerator[Chunk, None]], *, deadline_s: float | None
+    ) -> AsyncGenerator[Chunk, None]:
+        """Share one generation with all requests of the key."""
+        ...
+
+
+class AnsweringEvents(Protocol):
+    """Where the figures go; edge_rt.telemetry.Telemetry is one."""
+
+    def routed(self, where: str, reason: str) -> None: ...
+
+    def handed_over(self, reason: str) -> None: ...
+
+
+class Answering:
+    """Answers requests. Belongs to one event loop.
+
+    local   the device's own models
+    cache   None without one
+    cloud, router   both or neither: without them every request stays
+    """
+
+    def __init__(
+        self,
+        local: Generate,
+        events: AnsweringEvents,
+        *,
+        cache: AnswerCache | None = None,
+        cloud: Cloud | None = None,
+        router: Router | None = None,
+        hold_back_tokens: int = 16,
+    ) -> None:
+        self._local, self._events = local, events
+        self._cache, self._cloud, self._router = cache, cloud, router
+        self._hold_back_tokens = min(hold_back_tokens, _MAX_SIGNALS)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Stream one answer; its first chunk says where it comes from.
+
+        Raises what the models raise, NotCachedError, MustStayError and, for route cloud, CloudError.
+        """
+        if self._router is None and request.route == "cloud":
+            raise MustStayError(rule="no [cloud.NAME] is configured")
+        found = self._cache.look_up(request) if self._cache is not None else None
+        if found is not None and found.stored is not None:
+            for chunk in found.stored:
+                yield chunk
+            return
+        if request.cache.only_if_cached:
+            raise NotCachedError
+        state = None if found is None else found.state
+        if found is None or found.key is None or self._cache is None:
+            answer = self._answer(request, found, state)
+        else:
+            answer = self._cache.join(
+                found.key, lambda: self._answer(request, found, state), deadline_s=request.deadline_s
+            )
+        async with aclosing(answer):
+            async for chunk in answer:
+                yield chunk
+
+    async def _answer(
+        self, request: GenerateRequest, found: Lookup | None, state: CacheState | None
+    ) -> AsyncGenerator[Chunk, None]:
+        """Compute an answer, say on its first chunk where it comes from, and store it."""
+        texts: list[str] = []
+        first = True
+        origin = Origin()
+        async with aclosing(self._routed(request)) as answer:
+            async for chunk in answer:
+                said = replace(chunk, signals=()) if chunk.signals else chunk
+                if said.origin is not None:
+                    origin = replace(said.origin, cache=state)
+                if first or said.origin is not None:
+                    said = replace(said, origin=origin)
+                    first = False
+                if found is not None:
+                    texts.append(said.text)
+                    if said.finish_reason is not None:
+                        found.keep("".join(texts), said, origin)
+                yield said
+
+    async def _routed(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        if self._router is None:
+            async with aclosing(self._on_device(request, "no-cloud")) as answer:
+                async for chunk in answer:
+                    yield chunk
+            return
+        choice = self._router.choose(request)
+        self._events.routed(choice.where, choice.reason)
+        if choice.where == "cloud":
+            answer = self._in_cloud(request, choice.reason)
+        elif choice.on_probation and self._hold_back_tokens:
+            answer = self._on_probation(request, choice.reason)
+        else:
+            answer = self._on_device(request, choice.reason)
+        origin = Origin()
+        async with aclosing(answer):
+            async for chunk in answer:
+                origin = chunk.origin or origin
+                if chunk.finish_reason is not None:
+                    self._router.finished(request, choice, origin, chunk)
+                yield chunk
+
+    async def _on_device(self, request: GenerateRequest, reason: str) -> AsyncGenerator[Chunk, None]:
+        first = True
+        async with aclosing(self._local(request)) as answer:
+            async for chunk in answer:
+                yield replace(chunk, origin=Origin(reason=reason)) if first else chunk
+                first = False
+
+    async def _in_cloud(self, request: GenerateRequest, reason: str) -> AsyncGenerator[Chunk, None]:
+        """Let the cloud answer; where it fails before its first text the device does, if it may."""
+        assert self._cloud is not None
+        due_at_s = self._due_at_s(request)
+        has_begun = False
+        try:
+            async with aclosing(self._cloud.generate(request, due_at_s=due_at_s, reason=reason)) as answer:
+                async for chunk in answer:
+                    has_begun = True
+                    yield chunk
+            return
+        except (CloudError, RequestError) as exc:  # a refusal too: the device may take what the cloud does not
+            if has_begun or request.route == "cloud":
+                raise
+            _log.info("answering here instead: %s", exc)
+        self._events.handed_over("cloud-failed")
+        if due_at_s is not None:
+            request = replace(request, deadline_s=max(due_at_s - asyncio.get_running_loop().time(), 0.001))
+        async with aclosing(self._on_device(request, "cloud-failed")) as answer:
+            async for chunk in answer:
+                yield chunk
+
+    async def _on_probation(self, request: GenerateRequest, reason: str) -> AsyncGenerator[Chunk, None]:
+        """Let the device begin, and hold its words back until its confidence in them is known.
+
+        The device goes on while the cloud is asked, and is stopped by the cloud's first text; so where there is none,
+        nothing is computed twice.
+        """
+        assert self._router is not None
+        due_at_s = self._due_at_s(request)
+        asked = replace(request, stream=True, max_signals=self._hold_back_tokens)
+        held: list[Chunk] = []
+        signals: list[TokenSignal] = []
+        async with aclosing(self._on_device(asked, reason)) as answer:
+            async for chunk in answer:
+                held.append(chunk)
+                signals += chunk.signals
+                if len(signals) >= self._hold_back_tokens or chunk.finish_reason is not None:
+                    break
+            if self._router.is_doubtful(request, "".join(chunk.text for chunk in held), signals):
+                self._events.handed_over("not-sure")
+                begun = await self._begun_in_cloud(request, due_at_s)
+                if begun is not None:
+                    first, rest = begun
+                    async with aclosing(rest):
+                        await answer.aclose()
+                        yield first
+                        async for chunk in rest:
+                            yield chunk
+                    return
+                held[0] = replace(held[0], origin=Origin(reason="cloud-failed"))
+            for chunk in held:
+                yield chunk
+            async for chunk in answer:
+                yield chunk
+
+    async def _begun_in_cloud(
+        self, request: GenerateRequest, due_at_s: float | None
+    ) -> tuple[Chunk, AsyncGenerator[Chunk, None]] | None:
+        """Ask the cloud for an answer that the device has begun; None if it fails before its first text."""
+        assert self._cloud is not None
+        answer = self._cloud.generate(request, due_at_s=due_at_s, reason="not-sure")
+        try:
+            return await anext(answer), answer
+        except BaseException as exc:
+            await answer.aclose()
+            if not isinstance(exc, CloudError | DeadlineError | RequestError | StopAsyncIteration):
+                raise
+            _log.info("the device keeps its answer, of which it was not sure: %s", exc)
+            self._events.handed_over("cloud-failed")
+            return None
+
+    @staticmethod
+    def _due_at_s(request: GenerateRequest) -> float | None:
+        return None if request.deadline_s is None else asyncio.get_running_loop().time() + request.deadline_s

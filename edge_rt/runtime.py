@@ -16,71 +16,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
 
 from edge_rt import config
+from edge_rt.answering import AnswerCache, Answering, Cloud, Router
 from edge_rt.catalog.chains import Chain
-from edge_rt.catalog.manifest import Asset, Manifest, Variant
-from edge_rt.chains import ChainEvents, run_chain, task_of
+from edge_rt.catalog.manifest import Manifest
+from edge_rt.chains import run_chain, task_of
 from edge_rt.devices import cpu
 from edge_rt.errors import (
     ConfigError,
     DeadlineError,
-    ModelFormatError,
     ModelNotFoundError,
     ModelNotPulledError,
     ShuttingDownError,
     UnsupportedFeatureError,
 )
 from edge_rt.guard.limits import check_media, check_request, check_tensors, check_text, check_token_ids
+from edge_rt.ports import MakeWorker, ModelStore, RuntimeEvents, make_worker
 from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.forms import Placement, load_message, place
-from edge_rt.scheduler.placed_model import DispatchEvents, DispatchStatus
+from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.scheduler.probes import Probes, make_probes
 from edge_rt.scheduler.profile import Profile
 from edge_rt.scheduler.queue import Admission, Queue
 from edge_rt.scheduler.rereading import reread
-from edge_rt.scheduler.residency import ModelWorker, Residency, ResidencyEvents, Slot
+from edge_rt.scheduler.residency import ModelWorker, Residency, Slot
 from edge_rt.scheduler.status import ModelStatus, describe
 from edge_rt.scheduler.subjects import make_subject
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
-from edge_rt.types import Chunk, GenerateRequest, Timings, Usage
-from edge_rt.worker.channel import Load
-from edge_rt.worker.spawn import spawn
-from edge_rt.worker.supervisor import Worker, WorkerEvents
+from edge_rt.types import Chunk, GenerateRequest
+from edge_rt.worker.supervisor import WorkerEvents
 
 _log = logging.getLogger(__name__)
-
-
-class ModelStore(Protocol):
-    """What the runtime asks of a store; edge_rt.catalog.store.Store is one."""
-
-    def manifests(self) -> tuple[Manifest, ...]: ...
-
-    def chains(self) -> tuple[Chain, ...]: ...
-
-    def path(self, manifest: Manifest, variant: Variant) -> Path | None: ...
-
-    def asset_path(self, manifest: Manifest, asset: Asset) -> Path | None: ...
-
-    def left_out(self) -> Mapping[str, ModelFormatError]: ...
-
-    def refresh(self) -> bool: ...
-
-
-class RuntimeEvents(ResidencyEvents, DispatchEvents, ChainEvents, Protocol):
-    """Where the runtime's figures go; edge_rt.telemetry.Telemetry is one."""
-
-    def answer_finished(self, model: str, *, usage: Usage, timings: Timings) -> None: ...
-
-    def queue_depth(self, model: str, *, running: int, waiting: int) -> None: ...
-
-
-MakeWorker = Callable[[Load, config.Worker, WorkerEvents], ModelWorker]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +59,6 @@ class _Entry:
     settings: config.ModelSettings
     queue: Queue
     runs_tensors: bool
-
-
-def make_worker(load: Load, settings: config.Worker, events: WorkerEvents) -> ModelWorker:
-    return Worker(load, settings=settings, launch=spawn, events=events)
 
 
 class Runtime:
@@ -111,6 +77,9 @@ class Runtime:
         features: Callable[[], frozenset[str]] = cpu.features,
         profile: Profile | None = None,
         probes: Probes | None = None,
+        cache: AnswerCache | None = None,
+        cloud: Cloud | None = None,
+        router: Router | None = None,
     ) -> None:
         self._config = loaded.config
         self._store = store
@@ -127,6 +96,14 @@ class Runtime:
             max_streams=self._config.tensor.max_streams,
         )
         self._probes.listen(self._dispatcher.replan)
+        self._answering = Answering(
+            self._generate,
+            telemetry,
+            cache=cache,
+            cloud=cloud,
+            router=router,
+            hold_back_tokens=self._config.router.hold_back_tokens,
+        )
         self._entries: dict[str, _Entry] = {}
         self._state = "new"
         manifests: dict[str, Manifest | None] = {manifest.id: manifest for manifest in store.manifests()}
@@ -160,14 +137,20 @@ class Runtime:
         return self._state == "ready"
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        """Stream one answer. Closing the iterator early stops the engine within one token.
+        """Stream one answer, from wherever it is best had. Closing the iterator early stops the work within one token.
 
-        Raises InvalidRequestError, ModelNotFoundError, ModelNotPulledError, CapacityError and what loading the model
-        and the engine raise. The last chunk's timings begin with this call: they count the wait for a place and for
-        the model.
+        Raises InvalidRequestError, ModelNotFoundError, ModelNotPulledError, CapacityError, what loading the model and
+        the engine raise, and CacheError and CloudError. The last chunk's timings begin with this call: they count the
+        wait for a place and for the model.
         """
         check_request(request, self._config.limits)
         self._check_kind(request.model, "text")
+        async with aclosing(self._answering.generate(request)) as answer:
+            async for chunk in answer:
+                yield chunk
+
+    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Answer with a model of this device."""
         submitted_at_s = asyncio.get_running_loop().time()
         async with self._admitted(request) as worker:
             waited_s = asyncio.get_running_loop().time() - submitted_at_s

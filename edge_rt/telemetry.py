@@ -87,6 +87,7 @@ METRICS: Final = (
     Metric("edge_rt_place_wrong", "counter", "Answers that were not the CPU's; the place is out.", ("model", "place")),
     Metric("edge_rt_place_state", "gauge", "0 closed, 1 half open, 2 open, 3 answers wrongly.", ("model", "place")),
     Metric("edge_rt_route_decisions", "counter", "Requests by where they were sent, and why.", ("where", "reason")),
+    Metric("edge_rt_hand_overs", "counter", "Answers that another source took over unseen.", ("reason",)),
     Metric("edge_rt_cloud_answers", "counter", "Whole answers of a cloud endpoint.", ("endpoint",)),
     Metric("edge_rt_cloud_failures", "counter", "Tries that an endpoint failed, by error.", ("endpoint", "code")),
     Metric("edge_rt_cloud_retries", "counter", "Tries at an endpoint that had failed the same request.", ("endpoint",)),
@@ -236,6 +237,9 @@ class Telemetry:
     def routed(self, where: str, reason: str) -> None:
         """Count a decision of the router; reason is one of its fixed words."""
         self._counters["edge_rt_route_decisions"].labels(where, reason).inc()
+
+    def handed_over(self, reason: str) -> None:
+        self._counters["edge_rt_hand_overs"].labels(reason).inc()
 
     def cloud_answered(self, endpoint: str, *, usage: Usage, cost: float, first_byte_s: float) -> None:
         self._counters["edge_rt_cloud_answers"].labels(endpoint).inc()

@@ -16,7 +16,7 @@ from edge_rt.api import schemas
 from edge_rt.api.context import Api
 from edge_rt.api.sse import DONE, EventSender, StopOnHangUp, event
 from edge_rt.errors import BackendStepError
-from edge_rt.types import Chunk, FinishReason, GenerateRequest, Timings, TokenLogprob, Usage
+from edge_rt.types import Chunk, FinishReason, GenerateRequest, Origin, Timings, TokenLogprob, Usage
 
 
 class ChatShape:
@@ -117,7 +117,10 @@ class Generation:
         if self._request.stream:
             await self._stream(receive, EventSender(send))
         else:
-            await Response(await self._whole(receive), media_type="application/json")(scope, receive, send)
+            body, origin = await self._whole(receive)
+            answer = Response(body, media_type="application/json")
+            answer.raw_headers += origin_headers(origin)
+            await answer(scope, receive, send)
 
     async def _stream(self, receive: Receive, sender: EventSender) -> None:
         # The other events of a stream with usage say null, as OpenAI's do.
@@ -125,8 +128,12 @@ class Generation:
         opening = self._shape.opening()
         events = b"" if opening is None else self._event(opening, no_usage)
         last: Chunk | None = None
+        origin: Origin | None = None
         async with StopOnHangUp(receive), aclosing(self._api.runtime.generate(self._request)) as chunks:
             async for chunk in chunks:
+                if chunk.origin is not None:
+                    origin = chunk.origin
+                    sender.headers = origin_headers(origin)
                 if chunk.text or chunk.logprobs:
                     events += self._event(self._shape.piece(chunk.text, chunk.logprobs), no_usage)
                 if events and chunk.finish_reason is None:  # the end leaves in one write, when the engine has let go
@@ -136,9 +143,9 @@ class Generation:
         reason, usage, timings = _end(last)
         closing = self._shape.closing(reason)
         if self._include_usage:
-            events += self._event(closing, None) + self._event(None, usage, timings)
+            events += self._event(closing, None) + self._event(None, usage, timings, wire_origin(origin))
         else:
-            events += self._event(closing, UNSET, timings)
+            events += self._event(closing, UNSET, timings, wire_origin(origin))
         await sender.put(events + DONE, more=False)
 
     def _event(
@@ -146,22 +153,26 @@ class Generation:
         choice: schemas.Choice | None,
         usage: schemas.WireUsage | UnsetType | None,
         timings: schemas.WireTimings | UnsetType = UNSET,
+        origin: schemas.WireOrigin | UnsetType = UNSET,
     ) -> bytes:
         choices = [] if choice is None else [choice]
-        return event(self._answer(self._shape.streamed, choices, usage=usage, timings=timings))
+        return event(self._answer(self._shape.streamed, choices, usage=usage, timings=timings, origin=origin))
 
-    async def _whole(self, receive: Receive) -> bytes:
+    async def _whole(self, receive: Receive) -> tuple[bytes, Origin | None]:
         texts: list[str] = []
         logprobs: list[TokenLogprob] = []
         last: Chunk | None = None
+        origin: Origin | None = None
         async with StopOnHangUp(receive), aclosing(self._api.runtime.generate(self._request)) as chunks:
             async for chunk in chunks:
+                origin = chunk.origin or origin
                 texts.append(chunk.text)
                 logprobs.extend(chunk.logprobs)
                 last = chunk
         reason, usage, timings = _end(last)
         choice = self._shape.whole("".join(texts), logprobs, reason)
-        return schemas.encode(self._answer(self._shape.unary, [choice], usage=usage, timings=timings))
+        answer = self._answer(self._shape.unary, [choice], usage=usage, timings=timings, origin=wire_origin(origin))
+        return schemas.encode(answer), origin
 
     def _answer(
         self,
@@ -170,6 +181,7 @@ class Generation:
         *,
         usage: schemas.WireUsage | UnsetType | None,
         timings: schemas.WireTimings | UnsetType,
+        origin: schemas.WireOrigin | UnsetType,
     ) -> schemas.Answer:
         return schemas.Answer(
             id=self._request.id,
@@ -179,7 +191,36 @@ class Generation:
             choices=choices,
             usage=usage,
             timings=timings,
+            origin=origin,
         )
+
+
+def origin_headers(origin: Origin | None) -> list[tuple[bytes, bytes]]:
+    """Say in headers where an answer comes from."""
+    if origin is None:
+        return []
+    named = {
+        "x-edge-route": "cloud" if origin.endpoint else "local",
+        "x-edge-route-reason": origin.reason,
+        "x-edge-endpoint": origin.endpoint,
+        "x-edge-cache": origin.cache or "",
+        "age": "" if origin.age_s is None else f"{origin.age_s:.0f}",
+        "x-edge-similarity": "" if origin.similarity is None else f"{origin.similarity:.3f}",
+        "x-edge-cost": "" if origin.cost is None else f"{origin.cost:.6f}",
+    }
+    return [(name.encode(), value.encode()) for name, value in named.items() if value]
+
+
+def wire_origin(origin: Origin | None) -> schemas.WireOrigin | UnsetType:
+    if origin is None:
+        return UNSET
+    return schemas.WireOrigin(
+        route="cloud" if origin.endpoint else "local",
+        reason=origin.reason,
+        endpoint=origin.endpoint or UNSET,
+        cost=UNSET if origin.cost is None else origin.cost,
+        cache=origin.cache or UNSET,
+    )
 
 
 def _end(last: Chunk | None) -> tuple[FinishReason, schemas.WireUsage, schemas.WireTimings]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, cast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final, Literal, cast, get_args
 
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from edge_rt import types
 from edge_rt.api import schemas
 from edge_rt.api.answers import ChatShape, CompletionShape, Generation, Shape, new_id
 from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.api.schemas import ChatRequest, CompletionRequest, WireMessage
+from edge_rt.cache.admission import wishes
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.types import CHAT_SAMPLING, GenerateRequest, Message, Sampling
 
@@ -99,6 +103,30 @@ def _request(
     )
 
 
+def with_wishes(
+    asked: GenerateRequest, wire: ChatRequest | CompletionRequest, headers: Mapping[str, str]
+) -> GenerateRequest:
+    """Add where the request wants to be answered and what it asks of the cache: x-edge-route and Cache-Control, or its
+    own fields route and cache. Raises InvalidRequestError where header and field differ.
+    """
+    named = headers.get("x-edge-route")
+    if named is not None and named not in get_args(types.Route):
+        raise InvalidRequestError(
+            param="x-edge-route", problem=f"must be one of {', '.join(get_args(types.Route))}, got {named[:40]!r}"
+        )
+    if named is not None and wire.route not in (None, named):
+        raise InvalidRequestError(param="route", problem=f"differs from the header x-edge-route ({named}); give one")
+    options = wire.cache or schemas.CacheOptions()
+    control = headers.get("cache-control", "")
+    if not control and wire.cache is None and named is None and wire.route is None:
+        return asked
+    return replace(
+        asked,
+        route=cast("types.Route", named or wire.route or "auto"),
+        cache=wishes(control, sampled=options.sampled, tags=tuple(options.tags)),
+    )
+
+
 def _sampling(wire: ChatRequest | CompletionRequest) -> Sampling:
     def given(value: float | None, default: float) -> float:
         return default if value is None else value
@@ -152,7 +180,7 @@ def routes(api: Api) -> list[Route]:
         asked = chat_request(
             wire, request_id=new_id(shape), model=api.model_id(wire.model), tenant=request.state.tenant
         )
-        return _answer(api, asked, shape, wire)
+        return _answer(api, with_wishes(asked, wire, request.headers), shape, wire)
 
     async def completions(request: Request) -> ASGIApp:
         wire = schemas.decode(await read_body(request, api), CompletionRequest)
@@ -160,7 +188,7 @@ def routes(api: Api) -> list[Route]:
         asked = completion_request(
             wire, request_id=new_id(shape), model=api.model_id(wire.model), tenant=request.state.tenant
         )
-        return _answer(api, asked, shape, wire)
+        return _answer(api, with_wishes(asked, wire, request.headers), shape, wire)
 
     return [
         Route("/v1/chat/completions", Endpoint(chat), methods=["POST"]),

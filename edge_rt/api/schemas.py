@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 
@@ -25,6 +25,13 @@ _ABSENT: Final = Raw()
 
 class _Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A request body or a part of one."""
+
+
+class CacheOptions(_Request, kw_only=True):
+    """edge_rt's own: sampled keeps an answer drawn without a seed; tags name answers to remove together."""
+
+    sampled: bool = False
+    tags: list[Annotated[str, Meta(min_length=1, max_length=100)]] = []
 
 
 class StreamOptions(_Request, kw_only=True):
@@ -76,6 +83,8 @@ class _Generation(_Request, kw_only=True):
     max_draft: int | None = msgspec.field(default=None, name="speculative.n_max")  # llama-server's name
     deadline_s: float | None = None
     user: str | None = None  # a label of the caller's own; it changes no answer
+    route: Literal["auto", "local", "cloud"] | None = None  # edge_rt's own, as is cache
+    cache: CacheOptions | None = None
     n: Raw = _ABSENT
     cache_prompt: Raw = _ABSENT
 
@@ -293,6 +302,16 @@ class Choice(_Answer, kw_only=True):
     finish_reason: Literal["stop", "length"] | None = None
 
 
+class WireOrigin(_Answer, kw_only=True):
+    """Where an answer comes from; what the headers say, and what is known at its end only."""
+
+    route: Literal["local", "cloud"]
+    reason: str
+    endpoint: str | UnsetType = UNSET
+    cost: float | UnsetType = UNSET
+    cache: str | UnsetType = UNSET
+
+
 class Answer(_Answer, kw_only=True):
     """A unary answer or one event of a stream."""
 
@@ -303,6 +322,7 @@ class Answer(_Answer, kw_only=True):
     choices: list[Choice]
     usage: WireUsage | UnsetType | None = UNSET
     timings: WireTimings | UnsetType = UNSET
+    origin: WireOrigin | UnsetType = UNSET
 
 
 class ModelMeta(_Answer, kw_only=True):

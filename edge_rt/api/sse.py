@@ -32,16 +32,23 @@ class EventSender:
     """Write events to one response.
 
     The response starts with the first event, so that an error before it is an ordinary HTTP error.
+
+    headers  more of them, until then
     """
 
     def __init__(self, send: Send) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
         self._send = send
         self._started = False
 
     async def put(self, events: bytes, *, more: bool = True) -> None:
         if not self._started:
             self._started = True
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                *self.headers,
+            ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": events, "more_body": more})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from edge_rt import errors
 from edge_rt.api.callers import ApiKeys
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import Chunk, TokenLogprob
+from edge_rt.types import CacheWishes, Chunk, Origin, TokenLogprob
 from tests.api.asgi import TIMINGS, USAGE, Call, FakeRuntime, app_of, ask, chat_body, whole
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -56,6 +57,75 @@ def test_a_completion_answer() -> None:
     assert answer["object"] == "text_completion"
     assert answer["id"].startswith("cmpl-")
     assert answer["choices"] == [{"index": 0, "text": "abc", "logprobs": None, "finish_reason": "length"}]
+
+
+FROM_CLOUD = Origin(endpoint="big", reason="hard", cache="miss", cost=0.25)
+
+
+def from_cloud() -> FakeRuntime:
+    chunks = whole("Hel", "lo")
+    first = replace(chunks[0], origin=replace(FROM_CLOUD, cost=None))
+    return FakeRuntime((first, *chunks[1:-1], replace(chunks[-1], origin=FROM_CLOUD)))
+
+
+def test_an_answer_says_where_it_comes_from() -> None:
+    reply = ask(from_cloud(), "POST", CHAT, chat_body())
+    said = {name: value for name, value in reply.headers.items() if name.startswith("x-edge-")}
+    assert said == {
+        "x-edge-route": "cloud",
+        "x-edge-route-reason": "hard",
+        "x-edge-endpoint": "big",
+        "x-edge-cache": "miss",
+        "x-edge-cost": "0.250000",
+    }
+    assert reply.json["origin"] == {
+        "route": "cloud",
+        "reason": "hard",
+        "endpoint": "big",
+        "cost": 0.25,
+        "cache": "miss",
+    }
+
+
+def test_a_stream_says_so_in_its_headers_and_tells_the_cost_at_its_end() -> None:
+    reply = ask(from_cloud(), "POST", CHAT, chat_body(stream=True))
+    assert (reply.headers["x-edge-route"], reply.headers["x-edge-cache"]) == ("cloud", "miss")
+    assert "x-edge-cost" not in reply.headers
+    assert reply.events[-2]["origin"]["cost"] == 0.25
+
+
+def test_a_stored_answer_has_an_age() -> None:
+    origin = Origin(reason="cached", cache="hit-semantic", age_s=61.4, similarity=0.98)
+    chunks = whole("yes")
+    reply = ask(FakeRuntime((replace(chunks[0], origin=origin), *chunks[1:])), "POST", CHAT, chat_body())
+    headers = reply.headers
+    assert (headers["age"], headers["x-edge-similarity"], headers["x-edge-route"]) == ("61", "0.980", "local")
+
+
+def test_wishes_for_route_and_cache_come_by_header_or_field() -> None:
+    runtime = answering("x")
+    control = {"Cache-Control": "no-store, max-age=60", "X-Edge-Route": "local"}
+    ask(runtime, "POST", CHAT, chat_body(), headers=control)
+    ask(runtime, "POST", COMPLETIONS, {"prompt": "x", "route": "cloud", "cache": {"sampled": True, "tags": ["a"]}})
+    ask(runtime, "POST", CHAT, chat_body())
+    by_header, by_field, plain = runtime.requests
+    assert (by_header.route, by_header.cache) == ("local", CacheWishes(no_store=True, max_age_s=60.0))
+    assert (by_field.route, by_field.cache) == ("cloud", CacheWishes(sampled=True, tags=("a",)))
+    assert (plain.route, plain.cache) == ("auto", CacheWishes())
+
+
+@pytest.mark.parametrize(
+    ("headers", "extra", "param"),
+    [
+        ({"X-Edge-Route": "moon"}, {}, "x-edge-route"),
+        ({"X-Edge-Route": "local"}, {"route": "cloud"}, "route"),
+        ({}, {"route": "moon"}, "route"),
+        ({}, {"cache": {"tags": [""]}}, "cache.tags[0]"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_refused(headers: dict[str, str], extra: dict[str, Any], param: str) -> None:
+    reply = ask(answering("x"), "POST", CHAT, chat_body(**extra), headers=headers)
+    assert (reply.status, reply.json["error"]["param"]) == (400, param)
 
 
 def test_ids_are_never_the_callers() -> None:

@@ -29,7 +29,7 @@ from edge_rt.errors import (
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.residency import ModelWorker
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, Origin
 from edge_rt.worker.channel import Load
 from edge_rt.worker.supervisor import WorkerEvents
 from tests import virtual_time
@@ -171,7 +171,7 @@ def test_an_answer_streams_and_its_timings_begin_with_the_call() -> None:
         telemetry = Telemetry()
         runtime = make(World(), telemetry=telemetry)
         first, last = await answer(runtime)
-        assert first == Chunk(text="a")
+        assert first == Chunk(text="a", origin=Origin(reason="no-cloud"))
         assert last.finish_reason == "stop"
         assert last.timings is not None
         assert last.timings.queue_s == pytest.approx(LOAD_S)
