@@ -76,4 +76,5 @@ class Running(ABC):
         finally:
             with self._changed:
                 self._n_users -= 1
-                self._changed.notify_all()
+                if self._is_closing:
+                    self._changed.notify_all()

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal, TextIO, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -147,6 +147,9 @@ class _StepRowsCollector(Collector):
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
+_M = TypeVar("_M", Counter, Gauge, Histogram)
+
+
 class Telemetry:
     """The front process' metrics. Cheap to call, never raises, belongs to the event loop's thread."""
 
@@ -156,6 +159,8 @@ class Telemetry:
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
         self._last: dict[str, EngineStats] = {}
+        # Of the metrics that every request sets: to find one by its labels takes longer than to set it.
+        self._found: dict[tuple[str, ...], Any] = {}
         for metric in METRICS:
             if metric.kind == "counter":
                 self._counters[metric.name] = Counter(metric.name, metric.text, metric.labels, registry=self.registry)
@@ -173,8 +178,8 @@ class Telemetry:
 
     def request_finished(self, route: str, *, status: int, outcome: str, duration_s: float) -> None:
         """Count one HTTP request. outcome: ok, an error's code, or hung_up; route: the pattern, never the raw path."""
-        self._counters["edge_rt_requests"].labels(route, str(status), outcome).inc()
-        self._histograms["edge_rt_request_duration_seconds"].labels(route).observe(duration_s)
+        self._labelled(self._counters, "edge_rt_requests", route, str(status), outcome).inc()
+        self._labelled(self._histograms, "edge_rt_request_duration_seconds", route).observe(duration_s)
 
     def answer_finished(self, model: str, *, usage: Usage, timings: Timings) -> None:
         """Record the times of one whole answer. Its tokens are counted by engine_stats."""
@@ -210,8 +215,8 @@ class Telemetry:
                 self._gauges[name].remove(model)
 
     def queue_depth(self, model: str, *, running: int, waiting: int) -> None:
-        self._gauges["edge_rt_requests_running"].labels(model).set(running)
-        self._gauges["edge_rt_requests_waiting"].labels(model).set(waiting)
+        self._labelled(self._gauges, "edge_rt_requests_running", model).set(running)
+        self._labelled(self._gauges, "edge_rt_requests_waiting", model).set(waiting)
 
     def chain_answered(self, chain: str, stage: str) -> None:
         self._counters["edge_rt_chain_answers"].labels(chain, stage).inc()
@@ -221,7 +226,7 @@ class Telemetry:
 
     def place_answered(self, model: str, place: str, *, spilled: bool) -> None:
         """Count a request that a place of a tensor model answered; spilled: a better one was busy."""
-        self._counters["edge_rt_place_requests"].labels(model, place).inc()
+        self._labelled(self._counters, "edge_rt_place_requests", model, place).inc()
         if spilled:
             self._counters["edge_rt_place_spilled"].labels(model, place).inc()
 
@@ -232,7 +237,7 @@ class Telemetry:
         self._counters["edge_rt_place_wrong"].labels(model, place).inc()
 
     def place_state(self, model: str, place: str, state: str) -> None:
-        self._gauges["edge_rt_place_state"].labels(model, place).set(_PLACE_STATES[state])
+        self._labelled(self._gauges, "edge_rt_place_state", model, place).set(_PLACE_STATES[state])
 
     def routed(self, where: str, reason: str) -> None:
         """Count a decision of the router; reason is one of its fixed words."""
@@ -260,6 +265,13 @@ class Telemetry:
     def exposition(self) -> bytes:
         """Give all metrics in Prometheus' text format (CONTENT_TYPE)."""
         return generate_latest(self.registry)
+
+    def _labelled(self, metrics: Mapping[str, _M], name: str, *labels: str) -> _M:
+        """Give a metric with its labels, which is never removed."""
+        found: _M | None = self._found.get((name, *labels))
+        if found is None:
+            found = self._found[name, *labels] = metrics[name].labels(*labels)
+        return found
 
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")

@@ -40,6 +40,8 @@ from edge_rt.worker.tensors import start_tensors
 
 _log = logging.getLogger(__name__)
 
+_OBJECT = np.dtype(np.object_)
+
 
 def start_model(message: Load, limits: Limits) -> TensorModel:
     """Load a tensor model and start its engine. Raises ModelError and BackendError."""
@@ -146,6 +148,8 @@ class TensorModel(Running):
 
 def _array(value: ArrayLike, spec: TensorSpec | None) -> NDArray[Any]:
     """Give what a caller feeds as an array that a session takes; its type and shape are checked later."""
+    if type(value) is np.ndarray and spec is not None and value.dtype == DTYPES[spec.datatype] != _OBJECT:
+        return value
     if spec is not None and not isinstance(value, np.ndarray | np.generic):
         try:
             value = np.asarray(value, DTYPES[spec.datatype])

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
-from typing import ClassVar, Final
+from typing import ClassVar, Final, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -26,7 +26,47 @@ _log = logging.getLogger("edge_rt.api")
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 _KEEP_ALIVE_S: Final = 75
+_CONTINUE: Final = b"HTTP/1.1 100"
+_JOINED_BYTES: Final = 64 * 1024  # of a body that is written together with its head
 _LAST_WORD_S: Final = 0.2
+
+
+class _HeadHolder:
+    """What an answer is written to: its head waits for its body, so that both wake the client once.
+
+    uvicorn writes them apart.
+    """
+
+    __slots__ = ("_head", "_is_past", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+        self._is_past = False
+
+    def write(self, data: bytes) -> None:
+        if self._is_past or data.startswith(_CONTINUE):
+            self._transport.write(data)
+        elif not self._head:
+            self._head = data
+        elif len(data) <= _JOINED_BYTES:
+            self._is_past = True
+            self._transport.write(self._head + data)
+        else:  # a copy would cost more
+            self._flush()
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        if not self._is_past:
+            self._is_past = True
+            self._transport.write(self._head)
 
 
 class PeerProtocol(HttpToolsProtocol):
@@ -81,7 +121,10 @@ class PeerProtocol(HttpToolsProtocol):
             self.server_state.date_s = now_s  # type: ignore[attr-defined]
             self.server_state.default_headers = [(b"date", formatdate(now_s, usegmt=True).encode())]
         self._has_moved = True
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before and self.scope["method"] != "HEAD":  # whose answer is a head only
+            self.cycle.transport = cast("asyncio.Transport", _HeadHolder(self.transport))
 
     def on_response_complete(self) -> None:
         self.idle_since_s = self.loop.time()

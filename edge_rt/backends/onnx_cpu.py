@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import Absent, Device, LoadOptions, MemoryNeed, ModelFile, TensorOptions, TokenSession
 from edge_rt.backends.onnx_shapes import RecentShapes
-from edge_rt.backends.tensor_feeds import check_feeds, check_outputs, raw, texts
+from edge_rt.backends.tensor_feeds import FeedCheck, check_outputs, raw, texts
 from edge_rt.devices import cpu
 from edge_rt.errors import (
     BackendLoadError,
@@ -107,7 +107,10 @@ class OnnxCpuSession:
 
         model = file.onnx
         self.inputs, self.outputs = model.inputs, model.outputs
+        self._check_feeds = FeedCheck(model.inputs)
+        self._all_outputs = check_outputs(model.outputs, ())
         self._is_text = {spec.name: spec.datatype == "BYTES" for spec in (*model.inputs, *model.outputs)}
+        self._has_text = any(self._is_text.values())
         self._recent = RecentShapes(options.max_shapes) if model.is_dynamic else None
         self._noting = threading.Lock()
         self._shrink = runtime.RunOptions()
@@ -137,15 +140,21 @@ class OnnxCpuSession:
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
         if self._session is None:
             raise BackendStepError(reason="the session is closed")
-        check_feeds(self.inputs, feeds)
-        wanted = check_outputs(self.outputs, outputs)
-        given = {name: texts(array, name) if self._is_text[name] else array for name, array in feeds.items()}
-        with self._noting:
-            shrink = self._recent is not None and self._recent.note(feeds)
+        self._check_feeds(feeds)
+        wanted = check_outputs(self.outputs, outputs) if outputs else self._all_outputs
+        given = feeds
+        if self._has_text:
+            given = {name: texts(array, name) if self._is_text[name] else array for name, array in feeds.items()}
+        shrink = False
+        if self._recent is not None:
+            with self._noting:
+                shrink = self._recent.note(feeds)
         try:
             answers = self._session.run(wanted, given, self._shrink if shrink else None)
         except Exception as exc:
             raise _run_error(exc) from exc
+        if not self._has_text:
+            return dict(zip(wanted, answers, strict=True))
         return {
             name: raw(answer) if self._is_text[name] else answer for name, answer in zip(wanted, answers, strict=True)
         }

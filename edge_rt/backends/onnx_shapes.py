@@ -22,10 +22,14 @@ class RecentShapes:
         self._max = max_shapes
         self._bytes: OrderedDict[tuple[tuple[int, ...], ...], int] = OrderedDict()
         self._kept_bytes = 0
+        self._last: tuple[tuple[int, ...], ...] | None = None
 
     def note(self, feeds: Mapping[str, NDArray[Any]]) -> bool:
         """Note a run that is about to be; tell whether it shall give memory back that no recent shape needs."""
-        key = tuple(array.shape for array in feeds.values())
+        key = tuple([array.shape for array in feeds.values()])
+        if key == self._last:  # nothing is new since it was looked at
+            return False
+        self._last = key
         self._bytes[key] = sum(array.nbytes for array in feeds.values())
         self._bytes.move_to_end(key)
         if len(self._bytes) > self._max:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import DTYPES, TensorSession
-from edge_rt.backends.tensor_feeds import check_feeds, check_outputs
+from edge_rt.backends.tensor_feeds import FeedCheck, check_feeds, check_outputs
 from edge_rt.catalog.manifest import StateTensor
 from edge_rt.engine.batcher import Batch, Batcher
 from edge_rt.engine.streams import Streams
@@ -105,6 +105,9 @@ class TensorEngine:
             max_streams=settings.max_streams,
             max_bytes=settings.max_state_bytes,
         )
+        self._check_feeds = FeedCheck(session.inputs)
+        # Where only the number of rows varies, requests differ in nothing else that keeps them apart.
+        self._has_one_shape = all(min(spec.shape[1:], default=0) >= 0 for spec in session.inputs)
         # A state's calls are computed one after the other, each alone: whose rows a state's are is not in the model.
         self._is_stateful = bool(settings.state)
         self._n_runs = 1 if self._is_stateful else max(1, session.info.max_runs)
@@ -113,6 +116,7 @@ class TensorEngine:
         self._batcher: Batcher[_Job] = Batcher(max_batch=self._max_batch, max_delay_s=settings.max_delay_s)
         self._running: list[_Job] = []
         self._n_computing = 0
+        self._recent_s = math.inf  # what the last batch took
         self._has_deadlines = False
         self._alarm_s = math.inf  # when a thread that sleeps looks by itself
         self._totals = _Totals()
@@ -136,19 +140,22 @@ class TensorEngine:
         except EdgeRtError as exc:
             sink.failed(exc)
 
-    def call(self, call: Call, sink: Sink) -> None:
+    def call(self, call: Call, sink: Sink, *, max_s: float = math.inf) -> None:
         """Submit a call for a caller that waits for it: computed right here if nobody else is inside.
 
         A lone client so saves the way to another thread and back.
+        max_s  for a caller that others depend on: what it may take, by the last batch
         """
         try:
             job = self._checked(call, sink)
             with self._changed:
-                self._add(job, wake=False)
-                is_alone = not self._n_computing and len(self._batcher) == 1
-                batch = self._batcher.take(self._clock()) if is_alone else None
+                # A caller that others depend on does not compute where several could at a time.
+                is_free = not self._n_computing and (
+                    max_s == math.inf or (self._n_runs == 1 and self._recent_s <= max_s)
+                )
+                batch = self._let_through(job) if is_free else None
                 if batch is None:
-                    self._wake()
+                    self._add(job)
                     return
                 self._begin(batch)
         except EdgeRtError as exc:
@@ -186,14 +193,30 @@ class TensorEngine:
         )
 
     def _checked(self, call: Call, sink: Sink) -> _Job:
-        kept = self._streams.inputs - call.feeds.keys()
-        check_feeds([spec for spec in self._session.inputs if spec.name not in kept], call.feeds)
-        check_outputs(self._session.outputs, call.outputs)
+        if self._streams.inputs:
+            self._check_stateful(call.feeds)
+        else:
+            self._check_feeds(call.feeds)
+        if call.outputs:
+            check_outputs(self._session.outputs, call.outputs)
         if call.stream and not self._is_stateful:
             raise InvalidRequestError(param="stream", problem="this model keeps no state, so it has no streams")
         return _Job(call, sink, self._clock(), _n_rows(call.feeds))
 
-    def _add(self, job: _Job, *, wake: bool = True) -> None:
+    def _check_stateful(self, feeds: Arrays) -> None:
+        """Check the feeds of a model with a state, some of which may be kept here."""
+        if kept := self._streams.inputs - feeds.keys():
+            check_feeds([spec for spec in self._session.inputs if spec.name not in kept], feeds)
+        else:
+            check_feeds(self._session.inputs, feeds)
+
+    def _let_through(self, job: _Job) -> Batch[_Job] | None:
+        """Give a call's batch if it need not wait for anybody. Holds the lock."""
+        if not self._accepting:
+            raise ShuttingDownError
+        return self._batcher.let_through(job, key=self._key(job), n_rows=max(1, job.n_rows))
+
+    def _add(self, job: _Job) -> None:
         """Queue a call. Holds the lock."""
         if not self._accepting:
             raise ShuttingDownError
@@ -206,8 +229,7 @@ class TensorEngine:
             now_s=job.submitted_s,
             patience_s=None if deadline_s is None else deadline_s * _PATIENCE,
         )
-        if wake:
-            self._wake()
+        self._wake()
 
     def _wake(self) -> None:
         """Wake a computing thread if there is something to compute before it looks by itself. Holds the lock."""
@@ -267,12 +289,15 @@ class TensorEngine:
         self._n_computing += 1
 
     def _run_batch(self, batch: Batch[_Job]) -> None:
+        begun_s, is_computed = self._clock(), False
         try:
-            self._compute(batch.items, batch.n_rows)
+            is_computed = self._compute(batch.items, batch.n_rows)
         finally:
+            now_s = self._clock()
             with self._changed:
                 self._n_computing -= 1
-                self._batcher.finished(batch)
+                self._recent_s = now_s - begun_s
+                self._batcher.finished(batch, now_s, compute_s=self._recent_s if is_computed else None)
                 for job in batch.items:
                     self._running.remove(job)
                 if len(self._batcher) or self._stop_at_s is not None:
@@ -315,16 +340,21 @@ class TensorEngine:
         """Name what two calls must have in common to be joined; None: it is computed alone."""
         if self._max_batch == 1 or job.n_rows == 0:
             return None
+        if self._has_one_shape:
+            return job.call.outputs
         feeds = job.call.feeds
         return job.call.outputs, tuple((name, feeds[name].dtype.str, feeds[name].shape[1:]) for name in sorted(feeds))
 
-    def _compute(self, jobs: Sequence[_Job], n_rows: int) -> None:
-        """Answer calls with one run of the model; if it fails, with one for each, so that only the culprit fails."""
+    def _compute(self, jobs: Sequence[_Job], n_rows: int) -> bool:
+        """Answer calls with one run of the model; if it fails, with one for each, so that only the culprit fails.
+
+        False if it failed.
+        """
         begun_s = self._clock()
         try:
             if len(jobs) == 1:
                 self._answer(jobs[0], self._session_run(jobs[0].call), begun_s, n_rows)
-                return
+                return True
             names = jobs[0].call.feeds
             feeds = {name: np.concatenate([job.call.feeds[name] for job in jobs]) for name in names}
             outputs = self._session.run(feeds, jobs[0].call.outputs)
@@ -333,11 +363,11 @@ class TensorEngine:
             error = exc if isinstance(exc, EdgeRtError) else _unforeseen(exc)
             if len(jobs) == 1:
                 self._fail(jobs[0], error)
-                return
+                return False
             _log.warning("a batch of %d requests failed, each is computed alone: %s", len(jobs), error)
             for job in jobs:
                 self._compute([job], job.n_rows)
-            return
+            return False
         self._count(n_rows)
         compute_s, start = self._clock() - begun_s, 0
         for job in jobs:
@@ -345,6 +375,7 @@ class TensorEngine:
             start += job.n_rows
             timings = TensorTimings(queue_s=begun_s - job.submitted_s, compute_s=compute_s, batch_size=n_rows)
             self._deliver(job, rows, timings, 0)
+        return True
 
     def _session_run(self, call: Call) -> Arrays:
         if not self._is_stateful:
@@ -412,8 +443,13 @@ def _has_rows(specs: Sequence[TensorSpec]) -> bool:
 
 def _n_rows(feeds: Arrays) -> int:
     """Give the rows that a call brings; 0 if its inputs have none in common."""
-    rows = {array.shape[0] if array.ndim else 0 for array in feeds.values()}
-    return rows.pop() if len(rows) == 1 else 0
+    n_rows = -1
+    for array in feeds.values():
+        n = array.shape[0] if array.ndim else 0
+        if n_rows not in (-1, n):
+            return 0
+        n_rows = n
+    return max(n_rows, 0)
 
 
 def _check_rows(outputs: Arrays, n_rows: int) -> None:

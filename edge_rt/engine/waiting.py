@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ class Engine(Protocol):
 
     def submit(self, call: Call, sink: Sink) -> None: ...
 
-    def call(self, call: Call, sink: Sink) -> None: ...
+    def call(self, call: Call, sink: Sink, *, max_s: float = math.inf) -> None: ...
 
     def cancel(self, call_id: str) -> None: ...
 

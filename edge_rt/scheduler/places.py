@@ -135,6 +135,8 @@ def pick(
     None when it has failed on all that can be used. Where every breaker is open the place that is to be tried next
     takes it all the same: a request is worth more than a pause. Pure.
     """
+    if len(places) == 1 and not tried and not places[0].wrong and places[0].breaker.allows(now_s):
+        return places[0], False  # most models have one place, and each request comes by here
     usable = [place for place in places if place not in tried and not place.wrong]
     allowed = [place for place in usable if place.breaker.allows(now_s)]
     if not allowed:

@@ -181,15 +181,15 @@ class ChannelError(Exception):
     """The peer broke the framing or the message types; the connection cannot go on."""
 
 
-def encode(message: ToWorker | FromWorker) -> bytes:
-    """Make one frame. Raises ChannelError for a message over MAX_FRAME_BYTES."""
+def encode(message: ToWorker | FromWorker) -> bytearray:
+    """Make one frame, copying a large tensor once. Raises ChannelError for a message over MAX_FRAME_BYTES."""
     frame = bytearray(_LENGTH.size)
     _ENCODER.encode_into(message, frame, _LENGTH.size)
     size = len(frame) - _LENGTH.size
     if size > MAX_FRAME_BYTES:
         raise ChannelError(f"a message of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
     _LENGTH.pack_into(frame, 0, size)
-    return bytes(frame)
+    return frame
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -204,7 +204,12 @@ class FrameReader(Generic[M]):
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[M]:
+    @property
+    def is_empty(self) -> bool:
+        """Say whether no part of a message is here that is not whole yet."""
+        return not self._buffer
+
+    def feed(self, data: bytes | memoryview) -> list[M]:
         """Take bytes as they come and give the messages that are whole. Raises ChannelError."""
         buffer = self._buffer
         buffer += data
@@ -280,6 +285,7 @@ class WorkerChannel:
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
         self._reader: FrameReader[ToWorker] = FrameReader(ToWorker)
+        self._read_buffer = memoryview(bytearray(_READ_BYTES))  # a new one for each read would be mapped each time
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._n_queued = 0  # frames that the writer has or shall have; those sent at once come after them
         self._order = threading.Lock()
@@ -292,13 +298,17 @@ class WorkerChannel:
             if not self._readable.poll(None if timeout_s is None else timeout_s * 1000):
                 return []
             try:
-                data = self._sock.recv(_READ_BYTES)
+                n_bytes = self._sock.recv_into(self._read_buffer)
             except OSError:
                 return None
-            if not data:
+            if not n_bytes:
                 return None
-            if messages := self._reader.feed(data):
+            if messages := self._reader.feed(self._read_buffer[:n_bytes]):
                 return messages
+
+    def is_quiet(self) -> bool:
+        """Say whether nothing has come that receive has not given; for the thread that receives."""
+        return self._reader.is_empty and not self._readable.poll(0)
 
     def send(self, message: FromWorker, *, at_once: bool = False) -> None:
         """Queue a message for the writer thread. Raises ChannelError if it is too large.
@@ -306,7 +316,7 @@ class WorkerChannel:
         at_once  write it here as far as the socket takes it, if nothing is queued: one thread less has to wake up, but
                  messages of one moment are not joined
         """
-        frame: bytes | memoryview = encode(message)
+        frame: bytearray | memoryview = encode(message)
         with self._order:
             if at_once and not self._n_queued:
                 frame = self._write_at_once(memoryview(frame))

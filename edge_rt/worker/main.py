@@ -137,7 +137,7 @@ class Service(service.Service):
     def _has_work(self) -> bool:
         return bool(self._unsubmitted)
 
-    def _take(self, message: channel.ToWorker) -> None:
+    def _take(self, message: channel.ToWorker, *, is_last: bool) -> None:  # noqa: ARG002 - all are quickly taken
         if isinstance(message, channel.Cancel):
             with self._lock:
                 if message.id in self._unsubmitted:

@@ -48,8 +48,11 @@ class Service(ABC):
         self._is_orderly = False
 
     @abstractmethod
-    def _take(self, message: channel.ToWorker) -> None:
-        """Take a message, other than Shutdown, on the reader's thread, which it must not hold up."""
+    def _take(self, message: channel.ToWorker, *, is_last: bool) -> None:
+        """Take a message, other than Shutdown, on the reader's thread, which it must not hold up.
+
+        is_last  it is the last of those that were read
+        """
 
     @abstractmethod
     def _work(self) -> None:
@@ -87,12 +90,12 @@ class Service(ABC):
             messages = self._channel.receive(max(0.0, due_at_s - self._clock()) if is_busy else None)
             if messages is None:
                 return
-            for message in messages:
+            for i, message in enumerate(messages, 1):
                 if isinstance(message, channel.Shutdown):
                     self._is_orderly = True
                     self._stop(message.drain_s)
                 else:
-                    self._take(message)
+                    self._take(message, is_last=i == len(messages))
             if not is_busy:
                 is_busy, due_at_s = True, self._clock() + STATS_INTERVAL_S
             elif self._clock() >= due_at_s:

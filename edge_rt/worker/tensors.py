@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 # Pictures decoded at a time; large ones wait for one another (images.turn_for).
 _N_CLERKS = 4
+# What the reader may compute itself: no cancellation, deadline or figure is late by more.
+_MAX_HOLD_UP_S = 0.05
 
 
 class Engine(service.Engine, waiting.Engine, Protocol):
@@ -150,13 +152,13 @@ class Service(service.Service):
 
     # -- the reader's thread ---------------------------------------------------------------------------------------
 
-    def _take(self, message: channel.ToWorker) -> None:
+    def _take(self, message: channel.ToWorker, *, is_last: bool) -> None:
         if isinstance(message, channel.Infer):
             if any(tensor.datatype == "BYTES" for tensor in message.request.inputs):
                 self._to_clerks(message.request)  # element by element takes a while
             else:
                 with self._failures_of(message.request.id):
-                    self._infer(message.request)
+                    self._infer(message.request, is_alone=is_last and self._channel.is_quiet())
         elif isinstance(message, channel.Look):
             self._to_clerks(message.request)
         elif isinstance(message, channel.Cancel):
@@ -209,8 +211,16 @@ class Service(service.Service):
             if self._errands.pop(request.id, None) is not None:
                 self._engine.submit(call, _RequestSink(self._channel, request, self._place))
 
-    def _infer(self, request: TensorRequest) -> None:
-        self._engine.submit(to_call(request), _RequestSink(self._channel, request, self._place))
+    def _infer(self, request: TensorRequest, *, is_alone: bool) -> None:
+        """Give a request to the engine; one that nobody comes with is computed on this very thread.
+
+        So no other thread has to wake up for it. What comes meanwhile is read after it, and joined then.
+        """
+        call, sink = to_call(request), _RequestSink(self._channel, request, self._place)
+        if is_alone:
+            self._engine.call(call, sink, max_s=_MAX_HOLD_UP_S)
+        else:
+            self._engine.submit(call, sink)
 
     def _look(self, errand: _Errand, request: MediaRequest) -> None:
         if self._pipeline is None:

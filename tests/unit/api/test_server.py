@@ -90,6 +90,32 @@ def test_a_request_knows_its_peer(socket_dir: Path) -> None:
     serving(socket_dir, scenario)
 
 
+def test_an_answers_head_and_body_come_in_one_piece(socket_dir: Path) -> None:
+    async def scenario(_: App, __: Server, path: Path) -> None:
+        for _ in range(3):
+            assert (await ask(path, GET)).endswith(b"\r\n\r\nok")  # one read of it all
+        expecting = b"POST /body HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\n"
+        assert await ask(path, expecting) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        head = await ask(path, GET.replace(b"GET", b"HEAD"))
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert head.endswith(b"content-length: 2\r\n\r\n")
+
+    serving(socket_dir, scenario)
+
+
+def test_pipelined_requests_are_each_answered_whole(socket_dir: Path) -> None:
+    async def scenario(_: App, __: Server, path: Path) -> None:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(GET * 3)
+        for _ in range(3):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+            assert await reader.readexactly(2) == b"ok"
+        writer.close()
+        await writer.wait_closed()
+
+    serving(socket_dir, scenario)
+
+
 def test_an_endless_head_is_cut_off(socket_dir: Path) -> None:
     async def scenario(app: App, _: Server, path: Path) -> None:
         head = b"GET / HTTP/1.1\r\nx: "

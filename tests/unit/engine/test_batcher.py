@@ -27,7 +27,7 @@ def after_a_crowd(n: int, max_batch: int = 4) -> Batcher[str]:
     for i in range(n):
         queue.add(f"old{i}", key="k", n_rows=1, now_s=-1.0)
     while (batch := queue.take(-1.0)) is not None:
-        queue.finished(batch)
+        queue.finished(batch, -1.0)
     return queue
 
 
@@ -38,7 +38,7 @@ def test_a_lone_client_never_waits() -> None:
         batch = queue.take(i * 1e-4)
         assert batch is not None
         assert batch.items == [f"{i}"]
-        queue.finished(batch)
+        queue.finished(batch, i * 1e-4)
 
 
 def test_what_gathers_while_the_model_computes_goes_together() -> None:
@@ -68,7 +68,7 @@ def test_whoever_stays_away_is_waited_for_once() -> None:
     batch = queue.take(0.01)
     assert batch is not None
     assert batch.items == ["a"]
-    queue.finished(batch)
+    queue.finished(batch, 0.01)
     queue.add("b", key="k", n_rows=1, now_s=0.02)
     assert taken(queue, 0.02) == ["b"]
 
@@ -146,8 +146,8 @@ def test_ten_thousand_shapes_are_not_remembered() -> None:
     for i in range(10_000):
         queue.add("x", key=i, n_rows=1, now_s=0.0)
         if (batch := queue.take(0.0)) is not None:
-            queue.finished(batch)
-    assert len(queue._crowds) <= 64
+            queue.finished(batch, 0.0)
+    assert len(queue._kinds) <= 64
     assert not queue._queues
     assert not queue._computing
 
@@ -191,7 +191,7 @@ def test_nothing_is_lost_nothing_comes_twice_and_order_holds(
         seen.extend(number for number, _ in batch.items)
         open_batches.append(batch)
         if not is_parallel or len(open_batches) > 2:
-            queue.finished(open_batches.pop(0))
+            queue.finished(open_batches.pop(0), now_s)
         return True
 
     for number, step in enumerate(steps):

@@ -125,6 +125,22 @@ def test_the_two_ends_talk_and_see_each_other_leave() -> None:
     virtual_time.run(main())
 
 
+def test_a_channel_is_quiet_unless_something_is_on_its_way() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = WorkerChannel(theirs)
+        frame = encode(channel.Cancel("x"))
+        assert worker.is_quiet()
+        ours.send(frame + frame[:6])
+        assert not worker.is_quiet()
+        assert worker.receive() == [channel.Cancel("x")]
+        assert not worker.is_quiet()  # the beginning of the next
+        ours.send(frame[6:])
+        assert worker.receive() == [channel.Cancel("x")]
+        assert worker.is_quiet()
+        worker.flush()
+
+
 def test_what_is_queued_is_written_before_flush_returns() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

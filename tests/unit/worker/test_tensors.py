@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,12 +48,16 @@ class FakePipeline:
 
 @contextmanager
 def served(
-    made: TensorSession, pipeline: Pipeline | None = None, **settings: Any
+    made: TensorSession,
+    pipeline: Pipeline | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
 ) -> Iterator[tuple[Parent, list[bool]]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         out = WorkerChannel(theirs)
-        engine = TensorEngine(made, TensorSettings(**settings))
+        engine = TensorEngine(made, TensorSettings(**settings), clock=clock)
         service = Service(out, engine, pipeline, lambda: 77, place="null:null")
         results: list[bool] = []
         thread = threading.Thread(target=lambda: results.append(service.run(n_clerks=2)))
@@ -95,6 +100,18 @@ def test_a_request_is_answered_with_the_models_outputs() -> None:
         assert message.answer.outputs == (Tensor(name="y", datatype="FP32", shape=(1, 4), data=expected.tobytes()),)
         assert message.answer.place == "null:null"
         assert message.answer.timings.batch_size == 1
+
+
+def test_a_request_that_comes_alone_is_computed_by_who_read_it() -> None:
+    computed_by: list[str] = []
+    watched = WatchedSession(on_run=lambda _: computed_by.append(threading.current_thread().name))
+    with served(watched, clock=lambda: 0.0) as (parent, _):
+        for i in range(3):
+            parent.send(channel.Infer(tensors(str(i))))
+            assert isinstance(parent.skip_figures(), channel.Inferred)
+    # How long one takes is known from the first only, and one that took long is given to the engine's own thread.
+    assert computed_by[0] != "reader"
+    assert computed_by[1:] == ["reader", "reader"]
 
 
 def test_byte_strings_go_over_the_clerks() -> None:
