@@ -225,23 +225,29 @@ class Runtime:
         self._reread()
         return tuple(self.model(model) for model in self._entries)
 
-    def model(self, model: str) -> ModelStatus:
-        """Describe one model. Raises ModelNotFoundError."""
-        entry, placement, slots = self._entry(model), self._placement(model), self._slots(model)
-        now_s = asyncio.get_running_loop().time()
-        return describe(model, entry.manifest, placement, slots, entry.queue, now_s)
+    def model(self, model: str, variant: str = "") -> ModelStatus:
+        """Describe one model, or one form of a tensor model. Raises ModelNotFoundError."""
+        entry, placement, slots = self._entry(model), self._placement(model), self._slots(model, variant)
+        now_s, manifest, path = asyncio.get_running_loop().time(), entry.manifest, self._store.path
+        is_whole = manifest is not None and entry.settings.backend != "null" and placement.path is not None
+        forms = manifest.variants if manifest is not None and is_whole and entry.runs_tensors else ()
+        versions = tuple(form.id for form in forms if manifest is not None and path(manifest, form) is not None)
+        return describe(model, manifest, placement, slots, entry.queue, now_s, versions=versions)
 
-    async def load(self, model: str, *, force: bool = False, tensors: bool = False) -> None:
+    async def load(self, model: str, *, force: bool = False, tensors: bool = False, variant: str = "") -> None:
         """Load a model now, a tensor model where it is best.
 
         force    also if the memory looks too small
         tensors  as a tensor model, where it can be either; refused for a language model
+        variant  the form of a tensor model, "" the one that is placed best
         """
         if tensors:
             self._check_kind(model, "tensor")
         self._check_pulled(model)
-        owner = self._dispatcher if tensors or _is_tensor(self._entry(model).manifest) else self._residency
-        await owner.load(model, force=force)
+        if tensors or _is_tensor(self._entry(model).manifest):
+            await self._dispatcher.load(model, force=force, variant=variant)
+        else:
+            await self._residency.load(model, force=force)
 
     async def unload(self, model: str) -> None:
         """Let a model's running requests finish, then free its memory."""
@@ -370,11 +376,11 @@ class Runtime:
             raise ModelNotFoundError(model=model, known=(*self._entries, *self._chains))
         return entry
 
-    def _slots(self, model: str) -> list[Slot]:
+    def _slots(self, model: str, variant: str = "") -> list[Slot]:
         """Give a model's places in memory: one as a language model, one on each device as a tensor model."""
         entry = self._entry(model)
         text = [] if _is_tensor(entry.manifest) else [self._residency.slot(model)]
-        return [*text, *map(self._residency.slot, self._dispatcher.slots(model) if entry.runs_tensors else ())]
+        return [*text, *map(self._residency.slot, self._dispatcher.slots(model, variant) if entry.runs_tensors else ())]
 
     def _check_pulled(self, model: str) -> None:
         """Raise ModelNotFoundError or ModelNotPulledError before any other model makes room for this one."""

@@ -80,6 +80,7 @@ class TensorRequest:
     stream     names the stream whose state a stateful model goes on from; "" starts fresh and keeps nothing
     is_first   forget the state that the stream has, and start fresh
     is_last    forget the stream's state after this
+    variant    the form that must answer, with streams of its own; "" leaves it to the placement
     tenant, deadline_s  as in GenerateRequest
     """
 
@@ -91,6 +92,7 @@ class TensorRequest:
     stream: str = ""
     is_first: bool = False
     is_last: bool = False
+    variant: str = ""
     tenant: str = ""
     deadline_s: float | None = None
 

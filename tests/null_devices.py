@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edge_rt import config
 from edge_rt.catalog.manifest import Variant
@@ -157,6 +157,9 @@ class World:
 
     def load(self, candidate: Candidate, *, force: bool) -> Load:
         return Load(model="m", variant="v", path="", quant="", backend="sim", n_ctx=0, device=candidate.device)
+
+    def pinned(self, variant: str) -> World:
+        return replace(self, forms=(variant,))
 
     def device(self, name: str) -> Device:
         return next(device for device in self.devices if device.name == name)

@@ -206,10 +206,9 @@ class GrpcServer:
         return {}
 
     async def _model_infer(self, asked: Any, context: Context) -> dict[str, Any]:
-        if asked.model_version:
-            models.find(self._api, asked.model_name, asked.model_version)
+        variant = models.form(self._api, asked.model_name, asked.model_version)
         with ExitStack() as leases:
-            request = await self._tensor_request(asked, context, leases)
+            request = await self._tensor_request(asked, variant, context, leases)
             answer = await put_the_rest(await self._api.runtime.infer(request), request)
         return {
             "model_name": asked.model_name,
@@ -228,7 +227,7 @@ class GrpcServer:
             "raw_output_contents": [t.data for t in answer.outputs if t.region is None],
         }
 
-    async def _tensor_request(self, asked: Any, context: Context, leases: ExitStack) -> TensorRequest:
+    async def _tensor_request(self, asked: Any, variant: str, context: Context, leases: ExitStack) -> TensorRequest:
         options = wire.options(_parameters("", asked.parameters))
         remaining_s = context.time_remaining()
         deadlines_s = [max(s, 0.001) for s in (options.deadline_s, remaining_s) if s is not None]
@@ -256,6 +255,7 @@ class GrpcServer:
         return TensorRequest(
             id=telemetry.request_id.get(),
             model=asked.model_name,
+            variant=variant,
             inputs=tuple(inputs),
             outputs=tuple(output.name for output in asked.outputs),
             regions=regions,

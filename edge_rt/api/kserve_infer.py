@@ -107,16 +107,15 @@ class Inference:
         model: str,
         version: str,
     ) -> Inference:
-        if version:
-            models.find(api, model, version)
+        variant = models.form(api, model, version)
         head, tensors = split(header_length, body)
         made = cls(api, decode_with(head, wire.DECODERS[wire.InferRequest]), caller, convert)
         with made._leases:
-            made._request = await made._tensor_request(model, tensors)
+            made._request = await made._tensor_request(model, variant, tensors)
             made._leases = made._leases.pop_all()
         return made
 
-    async def _tensor_request(self, model: str, binary: memoryview) -> TensorRequest:
+    async def _tensor_request(self, model: str, variant: str, binary: memoryview) -> TensorRequest:
         asked, start = self._asked, 0
         options = wire.options(asked.parameters)
         inputs = []
@@ -137,6 +136,7 @@ class Inference:
         return TensorRequest(
             id=telemetry.request_id.get(),
             model=model,
+            variant=variant,
             inputs=tuple(inputs),
             outputs=tuple(output.name for output in asked.outputs),
             regions=regions,

@@ -19,10 +19,10 @@ def server_metadata(api: Api) -> ServerMetadata:
 
 
 def find(api: Api, model: str, version: str = "") -> ModelStatus:
-    """Give the model, if it takes tensors and runs in this version; "" is the one that runs.
+    """Give the model, if it takes tensors and its file is here in this version; "" is the one that runs.
 
-    Raises ModelNotFoundError, also for a version it does not have, and UnsupportedFeatureError for a language model and
-    for a version that is not the one that runs.
+    Raises ModelNotFoundError, also for a version it does not have, ModelNotPulledError for a version that is not here,
+    and UnsupportedFeatureError for a language model.
     """
     status = api.runtime.model(model)
     manifest = status.manifest
@@ -31,17 +31,23 @@ def find(api: Api, model: str, version: str = "") -> ModelStatus:
             feature=f"the Open Inference Protocol for {model}",
             remedy="it is a language model: ask /v1/chat/completions",
         )
-    if version in ("", status.variant):
+    if version == "":
         return status
+    if version in status.versions:
+        return api.runtime.model(model, version)
     variants = tuple(variant.id for variant in manifest.variants) if manifest is not None else (status.variant,)
     if version not in variants:
         raise ModelNotFoundError(
             model=f"{model}/versions/{version}", known=tuple(f"{model}/versions/{v}" for v in variants if v)
         )
-    raise UnsupportedFeatureError(
-        feature=f"version {version} of {model} beside {status.variant}",
-        remedy=f"{status.variant} runs here; models.{model}.variant sets which",
-    )
+    if manifest is not None and version != status.variant:
+        raise ModelNotPulledError(model=f"{model}:{version}")
+    return status
+
+
+def form(api: Api, model: str, version: str) -> str:
+    """Give the form that a request for a version must run as, "" for a model with one form only. Raises as find."""
+    return version if version and version in find(api, model, version).versions else ""
 
 
 def is_ready(api: Api, model: str, version: str = "") -> bool:
@@ -51,7 +57,7 @@ def is_ready(api: Api, model: str, version: str = "") -> bool:
     """
     try:
         status = find(api, model, version)
-    except UnsupportedFeatureError:
+    except (UnsupportedFeatureError, ModelNotPulledError):
         return False
     return api.runtime.ready() and status.pulled and not status.error
 
@@ -65,7 +71,7 @@ async def metadata(api: Api, model: str, version: str = "") -> ModelMetadata:
     if status.tensor is None:
         if not status.pulled:
             raise ModelNotPulledError(model=model)
-        await api.runtime.load(model, tensors=True)
+        await api.runtime.load(model, tensors=True, variant=form(api, model, version))
         status = find(api, model, version)
     info = status.tensor
     if info is None:  # it has made room for another already
@@ -74,7 +80,7 @@ async def metadata(api: Api, model: str, version: str = "") -> ModelMetadata:
         )
     return ModelMetadata(
         name=model,
-        versions=(info.variant,) if info.variant else (),
+        versions=status.versions or ((info.variant,) if info.variant else ()),
         platform=info.backend,
         inputs=tuple(map(_tensor, info.inputs)),
         outputs=tuple(map(_tensor, info.outputs)),
@@ -106,9 +112,11 @@ def index(api: Api, *, only_ready: bool) -> list[IndexEntry]:
     for status in api.runtime.models():
         if status.manifest is None or status.manifest.kind != "tensor":
             continue
-        reason = status.error if status.pulled else str(ModelNotPulledError(model=status.id))
-        is_usable = status.pulled and not reason
-        if is_usable or not only_ready:
-            state = "READY" if is_usable else "UNAVAILABLE"
-            entries.append(IndexEntry(name=status.id, version=status.variant, state=state, reason=reason))
+        for version in status.versions or (status.variant,):
+            shown = api.runtime.model(status.id, version) if version in status.versions else status
+            reason = shown.error if shown.pulled else str(ModelNotPulledError(model=status.id))
+            is_usable = shown.pulled and not reason
+            if is_usable or not only_ready:
+                state = "READY" if is_usable else "UNAVAILABLE"
+                entries.append(IndexEntry(name=status.id, version=version, state=state, reason=reason))
     return entries

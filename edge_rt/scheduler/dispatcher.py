@@ -41,7 +41,7 @@ _DEVICE_ERRORS = (BackendError, ModelTooLargeError, ModelFormatError)
 
 Request = TensorRequest | MediaRequest
 Answer = TensorAnswer | MediaAnswer
-_StreamKey = tuple[str, str]  # tenant, stream: another's stream of the same name is another stream
+_StreamKey = tuple[str, str, str]  # tenant, stream, form: another's stream of the same name is another stream
 
 
 class Dispatcher:
@@ -98,9 +98,9 @@ class Dispatcher:
         assert isinstance(answer, MediaAnswer)
         return answer
 
-    async def load(self, name: str, *, force: bool = False) -> None:
+    async def load(self, name: str, *, force: bool = False, variant: str = "") -> None:
         """Load the first place that can be; places that were given up get another chance."""
-        model = await self._models[name].ranked(fresh=True)
+        model = await self._models[name].version(variant).ranked(fresh=True)
         for place in model.known.values():
             if place.wrong:
                 place.wrong, place.n_to_check = "", self._settings.n_checked
@@ -119,10 +119,11 @@ class Dispatcher:
         model = self._models[name]
         await asyncio.gather(*(self._residency.unload(place.key) for place in model.known.values()))
 
-    def slots(self, name: str) -> list[str]:
-        """Name the slots of a model's places that were ever used, best first."""
+    def slots(self, name: str, variant: str = "") -> list[str]:
+        """Name the slots of a model's places that were ever used, best first, or of one form's."""
         model = self._models[name]
-        return [place.key for place in dict.fromkeys((*model.order, *model.known.values()))]
+        places = dict.fromkeys((*model.order, *model.known.values()))
+        return [place.key for place in places if variant in ("", place.row.candidate.variant)]
 
     async def status(self, name: str) -> DispatchStatus:
         """Describe a model's places, best first."""
@@ -131,7 +132,8 @@ class Dispatcher:
     # A request's way.
 
     async def _run(self, request: Request, due_at_s: float) -> Answer:
-        model = await self._models[request.model].ranked()
+        form = request.variant if isinstance(request, TensorRequest) else ""
+        model = await self._models[request.model].version(form).ranked()
         stream = _stream_key(request)
         if (
             stream is not None
@@ -207,7 +209,7 @@ class Dispatcher:
                 )
             answer = await self._ask(home, request, due_at_s)
         except _DEVICE_ERRORS as exc:
-            self._streams[model.name].pop((request.tenant, request.stream), None)
+            self._streams[model.name].pop(_key(request), None)
             self._events.place_failed(model.name, home.name)
             lost_s = asyncio.get_running_loop().time() - begun_s
             model.settle([Failure(home, ticket, exc, lost_s)], is_answered=True)
@@ -314,11 +316,15 @@ class Dispatcher:
 
     def _forget_if_last(self, model: PlacedModel, request: Request) -> None:
         if isinstance(request, TensorRequest) and request.is_last:
-            self._streams[model.name].pop((request.tenant, request.stream), None)
+            self._streams[model.name].pop(_key(request), None)
 
 
 def _stream_key(request: Request) -> _StreamKey | None:
-    return (request.tenant, request.stream) if isinstance(request, TensorRequest) and request.stream else None
+    return _key(request) if isinstance(request, TensorRequest) and request.stream else None
+
+
+def _key(request: TensorRequest) -> _StreamKey:
+    return request.tenant, request.stream, request.variant
 
 
 def _starts_anew(request: Request) -> bool:

@@ -47,6 +47,10 @@ class Subject(Protocol):
 
     def load(self, candidate: Candidate, *, force: bool) -> Load: ...
 
+    def pinned(self, variant: str) -> Subject:
+        """Give the same model in one form only, whatever the settings say."""
+        ...
+
 
 class DispatchEvents(Protocol):
     """What the owner hears of; edge_rt.telemetry.Telemetry is one."""
@@ -104,6 +108,26 @@ class PlacedModel:
         self._ranking: Ranking | None = None
         self._ranked_at_s = 0.0
         self._loading: dict[Place, asyncio.Task[None]] = {}
+        self._versions: dict[str, PlacedModel] = {}
+
+    def version(self, variant: str) -> PlacedModel:
+        """Give the model in one form, ranked for itself in the places that both share; "" is the model as it is."""
+        if not variant:
+            return self
+        if (found := self._versions.get(variant)) is None:
+            found = PlacedModel(
+                self.name,
+                self._subject.pinned(variant),
+                self._settings,
+                self._residency,
+                self._events,
+                self._make_worker,
+                keep_alive_s=self._keep_alive_s,
+                slot=self._slot,
+            )
+            found.known, found._loading = self.known, self._loading
+            self._versions[variant] = found
+        return found
 
     async def status(self) -> DispatchStatus:
         """Describe the places, best first."""
@@ -170,6 +194,8 @@ class PlacedModel:
     def replan(self) -> None:
         """Let the next request rank the places anew."""
         self._ranked_at_s = -math.inf
+        for version in self._versions.values():
+            version.replan()
 
     async def ranked(self, *, fresh: bool = False) -> PlacedModel:
         """See that the ranking is there and not older than REPLAN_S."""

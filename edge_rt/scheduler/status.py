@@ -22,6 +22,7 @@ class ModelStatus:
     n_ctx     what it is or would be loaded with
     info, tensor  what the worker reported of a language or a tensor model; None unless it is in memory
     idle_s    since its last request; None if there was none
+    versions  the forms of a tensor model whose files are here, each of which can be asked by name
     error     why the last load failed, "" if it did not
     """
 
@@ -40,10 +41,18 @@ class ModelStatus:
     waiting: int
     idle_s: float | None
     error: str
+    versions: tuple[str, ...] = ()
 
 
 def describe(
-    model: str, manifest: Manifest | None, placement: Placement, slots: Sequence[Slot], queue: Queue, now_s: float
+    model: str,
+    manifest: Manifest | None,
+    placement: Placement,
+    slots: Sequence[Slot],
+    queue: Queue,
+    now_s: float,
+    *,
+    versions: tuple[str, ...] = (),
 ) -> ModelStatus:
     """Describe a model by its slots, best first: by one that is loaded, else one on its way, else the first."""
     slot = next(
@@ -70,4 +79,5 @@ def describe(
         waiting=queue.n_waiting,
         idle_s=now_s - used_at_s if used_at_s is not None and not queue.n_running else None,
         error=str(slot.failure) if slot is not None and slot.failure is not None else "",
+        versions=versions,
     )

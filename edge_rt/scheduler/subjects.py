@@ -96,6 +96,10 @@ class CatalogSubject:
         )
         return msgspec.structs.replace(load_message(placement, self.config, force=force), device=candidate.device)
 
+    def pinned(self, variant: str) -> CatalogSubject:
+        settings = msgspec.structs.replace(self.settings, variant=variant)
+        return replace(self, settings=settings, policy=replace(self.policy, variant=variant))
+
     def _tell_form(self, candidate: Candidate) -> None:
         """Log where the form that the manifest prefers is not here and no setting names another."""
         best, chosen = self.manifest.variants[0], self.manifest.variant(candidate.variant)
@@ -119,6 +123,9 @@ class ScriptedSubject:
     policy: Policy
 
     async def ready(self) -> None: ...
+
+    def pinned(self, variant: str) -> ScriptedSubject:  # noqa: ARG002  its scripts are its only form
+        return self
 
     def rank(self, shown_s: Callable[[Candidate], float | None]) -> Ranking:
         scripts = tuple(script.strip() for script in self.settings.variant.split("|"))

@@ -96,6 +96,7 @@ class FakeStatus:
     manifest: Manifest | None = None
     variant: str = ""
     error: str = ""
+    versions: tuple[str, ...] = ()
 
 
 @dataclass
@@ -168,7 +169,7 @@ class FakeRuntime:
     def chains(self) -> Sequence[Chain]:
         return ()
 
-    async def load(self, model: str, *, tensors: bool = False) -> None:
+    async def load(self, model: str, *, tensors: bool = False, variant: str = "") -> None:
         self.loads.append(model)
 
     async def unload(self, model: str) -> None:
@@ -192,7 +193,7 @@ class FakeRuntime:
     def models(self) -> list[FakeStatus]:
         return [FakeStatus("default"), FakeStatus("loaded", info=INFO), FakeStatus("absent", pulled=False)]
 
-    def model(self, model_id: str) -> FakeStatus:
+    def model(self, model_id: str, variant: str = "") -> FakeStatus:
         for status in self.models():
             if status.id == model_id:
                 return status
@@ -208,7 +209,13 @@ class FakeTensorRuntime(FakeRuntime):
     def models(self) -> list[FakeStatus]:
         return [
             *super().models(),
-            FakeStatus("eyes", manifest=EYES, variant="int8", tensor=EYES_INFO if "eyes" in self.loads else None),
+            FakeStatus(
+                "eyes",
+                manifest=EYES,
+                variant="int8",
+                tensor=EYES_INFO if "eyes" in self.loads else None,
+                versions=("int8",),
+            ),
             FakeStatus("far", manifest=EYES, variant="int8", pulled=False),
             FakeStatus("sick", manifest=EYES, variant="int8", error="cannot load"),
             FakeStatus("text", manifest=TEXT, variant="q4_0"),

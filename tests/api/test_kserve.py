@@ -164,6 +164,58 @@ def client(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[Any]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def forms(daemon: Daemon) -> None:
+    """Give the running daemon a model in three forms, 1, 2 and 3 times x; the first two are pulled."""
+    directory = daemon.socket.parent
+    text = MANIFEST.partition("[[variants]]")[0].format(id="forms")
+    for n, form in enumerate(("one", "two", "three"), 1):
+        path = directory / f"forms-{form}.onnx"
+        onnx.save(times(n), path)
+        told = MANIFEST.partition("n_params = 1")[2].replace('"fp32"', f'"{form}"')
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        text += told.format(id=f"forms-{form}", path=path, size=path.stat().st_size, sha256=digest)
+    (directory / "manifests" / "forms.toml").write_text(text)
+    environ = {"EDGE_RT__CATALOG__MANIFEST_DIRS": str(directory / "manifests")}
+    subprocess.run(
+        [sys.executable, "-m", "edge_rt", "models", "pull", "forms:one", "forms:two"],
+        check=True,
+        env={**os.environ, **environ, "EDGE_RT_CONFIG": str(directory / "pull.toml")},
+        capture_output=True,
+    )
+
+
+def times(factor: int) -> Any:
+    """x FP32 [n, 2] to y, factor times x."""
+    weight = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [], [factor])
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 2]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Mul", ["x", "w"], ["y"])], "times", [x], [y], [weight])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.usefixtures("forms")
+def test_every_pulled_form_is_a_version_that_can_be_asked(client: Any) -> None:
+    x = input_of(client, "x", np.ones((1, 2), np.float32))
+    answers = {version: client.infer("forms", [x], model_version=version) for version in ("one", "two", "one", "")}
+    assert {version: a.as_numpy("y")[0, 0] for version, a in answers.items() if version} == {"one": 1, "two": 2}
+    is_http = client.module is triton_http
+    for version, answer in answers.items():
+        told = answer.get_response()["model_version"] if is_http else answer.get_response().model_version
+        assert told == version or not version
+    for version in ("", "one", "two"):
+        metadata = client.get_model_metadata("forms", version, **({} if is_http else {"as_json": True}))
+        assert metadata["versions"] == ["one", "two"]
+        assert client.is_model_ready("forms", version)
+    listed = client.get_model_repository_index(**({} if is_http else {"as_json": True}))
+    entries = listed if is_http else listed["models"]
+    assert [e["version"] for e in entries if e["name"] == "forms"] == ["one", "two"]
+    assert not client.is_model_ready("forms", "three")
+    with pytest.raises(InferenceServerException, match="edge_rt models pull forms:three"):
+        client.infer("forms", [x], model_version="three")
+    with pytest.raises(InferenceServerException, match="forms/versions/two"):
+        client.infer("forms", [x], model_version="four")
+
+
 def input_of(client: Any, name: str, values: NDArray[Any], **options: Any) -> Any:
     datatype = np_to_triton_dtype(values.dtype)
     sent = client.module.InferInput(name, list(values.shape), datatype)

@@ -104,7 +104,7 @@ def test_metadata_loads_what_is_not_in_memory() -> None:
         ("far", 404, "pull"),
         ("text", 400, "language model"),
         ("nobody", 404, "nobody"),
-        ("eyes/versions/fp32", 400, "int8 runs here"),
+        ("eyes/versions/fp32", 404, "edge_rt models pull eyes:fp32"),
         ("eyes/versions/x", 404, "eyes/versions/fp32"),
     ],
 )

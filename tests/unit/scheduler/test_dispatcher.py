@@ -359,7 +359,7 @@ def test_streams_of_one_name_are_their_tenants_own() -> None:
         for tenant, is_last in (("a", False), ("b", False), ("a", True)):
             asked = replace(request(1, stream="s", is_last=is_last), tenant=tenant)
             await dispatcher.infer(asked, asyncio.get_running_loop().time() + 60.0)
-        assert list(dispatcher._streams["m"]) == [("b", "s")]
+        assert list(dispatcher._streams["m"]) == [("b", "s", "")]
 
     virtual_time.run(main())
 
@@ -529,3 +529,19 @@ def test_a_hot_device_without_another_goes_on_and_says_so_once(caplog: pytest.Lo
 
     virtual_time.run(main())
     assert sum("is left for now" in line for line in caplog.messages) == 1
+
+
+def test_a_form_that_is_named_answers_and_shares_its_place() -> None:
+    async def main() -> None:
+        dispatcher = World((cpu(),), forms=("first", "second")).dispatcher()
+        answers = [
+            await dispatcher.infer(replace(request(n), variant=form), asyncio.get_running_loop().time() + 60.0)
+            for n, form in enumerate(("", "second", "first", "second"))
+        ]
+        assert [answer.variant for answer in answers] == ["first", "second", "first", "second"]
+        assert len(dispatcher.slots("m")) == 2
+        assert dispatcher.slots("m", "second") == [dispatcher.slots("m")[1]]
+        await dispatcher.unload("m")
+        assert all(dispatcher._residency.slot(key).state == "unloaded" for key in dispatcher.slots("m"))
+
+    virtual_time.run(main())
