@@ -1,0 +1,257 @@
+"""What in a text must not leave the device: found by form and checksum, in one linear pass. Pure; no model, no table.
+
+Classes (router.keep_private):
+
+    secret        keys by their format, private keys, passwords in URLs, random-looking tokens after words as "password"
+    card          payment card numbers: issuer's range, length, Luhn's checksum
+    iban          account numbers: country's length, ISO 7064 checksum
+    email         addresses
+    phone         numbers with +, in national grouping, or after words as "phone"
+    id_number     US social security and Chinese resident identity numbers
+    directive     the text itself says that it shall stay: "process this locally", "do not send to the cloud"
+    confidential  talk of confidential, customers' or patients' data. Off by default: it knows words only
+
+It finds what is careless, not what is hidden: a number in words or a key cut in pieces passes. Every pattern is
+anchored by a plain substring search or bounded in length, so that time grows with the text and not with what is in it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from edge_rt.router import numbers_private as numbers
+from edge_rt.router.private_words import CONFIDENTIAL, SECRET_WORDS, says_it_stays
+
+_MAX_PLACES: Final = 5_000  # in one text that are looked at closely
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A class and where it was found; what was found is not kept."""
+
+    kind: str
+    text_index: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} in text {self.text_index + 1}"
+
+
+class Privacy:
+    """The classes and words that stay. Raises ValueError for a class that does not exist."""
+
+    def __init__(self, classes: Sequence[str], words: Sequence[str] = ()) -> None:
+        if unknown := sorted(set(classes) - set(CLASSES)):
+            raise ValueError(f"no such class: {', '.join(unknown)}; there are {', '.join(CLASSES)}")
+        self._classes = tuple(kind for kind in CLASSES if kind in classes)
+        self._numbers = frozenset(classes) & numbers.KINDS
+        self._words = tuple(dict.fromkeys(form for word in words for form in _forms(word)))
+
+    def find(self, texts: Iterable[str]) -> tuple[Finding, ...]:
+        """Give each class at most once, with the first text that has it. A protected word is of class word."""
+        found: dict[str, int] = {}
+        for index, text in enumerate(texts):
+            for kind in self._in(text):
+                found.setdefault(kind, index)
+        return tuple(Finding(kind, index) for kind, index in found.items())
+
+    def _in(self, text: str) -> Iterator[str]:
+        text = unicodedata.normalize("NFKC", text) if not text.isascii() else text
+        lowered = text.lower()
+        if self._numbers:
+            yield from numbers.kinds(text, lowered, self._numbers)
+        for kind in self._classes:
+            if (detect := _DETECTORS.get(kind)) is not None and _finds(detect, text, lowered):
+                yield kind
+        if self._words and _finds(lambda _, lowered: _has_word(lowered, self._words), text, lowered):
+            yield "word"
+
+
+def _finds(detect: Callable[[str, str], bool], text: str, lowered: str) -> bool:
+    """Ask a detector; what would take too long to look at closely is taken for private."""
+    try:
+        return detect(text, lowered)
+    except _TooManyError:
+        return True
+
+
+def _has_email(text: str, lowered: str) -> bool:  # noqa: ARG001 - detectors' signature
+    return any(
+        _MAILBOX.search(text, max(at - 64, 0), at) and _DOMAIN.match(text, at + 1, at + 260)
+        for at in _places(text, "@")
+    )
+
+
+_MAILBOX: Final = re.compile(r"[\w.+%'-]{1,64}$")
+_DOMAIN: Final = re.compile(r"(?:[^\W_][\w-]{0,62}\.){1,8}[^\W\d_]{2,24}(?![A-Za-z0-9])")
+
+
+def _has_secret(text: str, lowered: str) -> bool:
+    for mark, formats in _FORMATS.items():
+        if mark not in text:
+            continue
+        for prefix, pattern in formats:
+            if prefix in text and _has_format(text, prefix, pattern):
+                return True
+    if any(_PASSWORD_IN_URL.match(text, at) for at in _places(text, "://")):
+        return True
+    if len(lowered) != len(text):
+        text = lowered  # a letter that grew in lower case; tokens are judged without their capitals then
+    return any(
+        _is_token_after(text, at + len(word))
+        for word in SECRET_WORDS
+        if word in lowered
+        for at in _places(lowered, word)
+    )
+
+
+def _has_format(text: str, prefix: str, pattern: re.Pattern[str]) -> bool:
+    for at in _places(text, prefix):
+        is_start = not _is_letter(text, at - 1)
+        if is_start and (found := pattern.match(text, at)) and (prefix in _SURE or _is_mixed(found[0])):
+            return True
+    return False
+
+
+def _is_token_after(text: str, at: int) -> bool:
+    """Say whether a word of secrets is followed by one: assigned, said ("is …"), or a long random one right behind."""
+    if (found := _ASSIGNED.match(text, at)) is not None and _is_password(found[1]):
+        return True
+    return (found := _NEXT.match(text, at)) is not None and any(map(_is_random, found[0].split()))
+
+
+_ASSIGNED: Final = re.compile(
+    r"[\w \"'\]]{0,12}(?:=>|[:=：]|(?:\bis|\bwas|\blautet|\best|是|为))\s{0,4}[\"'`]?([^\s\"'`,;<>]{6,256})"
+)
+_NEXT: Final = re.compile(r"[\s\"'`:(\[]{1,4}\S{1,256}(?:\s\S{1,256}){0,2}")
+_PASSWORD_IN_URL: Final = re.compile(r"://[^\s/:@]{0,64}:[^\s/@${<*]{3,128}@[\w.-]")
+_PLACEHOLDER: Final = re.compile(r"[$<{(\[*]|\.{3}|x{4}|your|example|changeme|redacted|placeholder", re.IGNORECASE)
+
+# Formats that vendors publish, so that keys can be found: by a character that all of a group have, then by their first
+# characters as plain text.
+_FORMATS: Final = {
+    mark: tuple((prefix, re.compile(re.escape(prefix) + rest)) for prefix, rest in formats)
+    for mark, formats in {
+        "-": (
+            ("sk-", r"[\w-]{20,200}"),
+            ("glpat-", r"[\w-]{20,200}"),
+            ("xoxb-", r"[\w-]{10,200}"),
+            ("xoxp-", r"[\w-]{10,200}"),
+            ("xoxa-", r"[\w-]{10,200}"),
+            ("xapp-", r"[\w-]{10,200}"),
+            ("pypi-", r"[\w-]{50,300}"),
+            ("AGE-SECRET-KEY-1", r"[A-Z0-9]{50,70}"),
+            ("-----BEGIN ", r"[A-Z0-9 ]{0,40}PRIVATE KEY"),
+        ),
+        "_": (
+            ("sk_live_", r"\w{16,200}"),
+            ("rk_live_", r"\w{16,200}"),
+            ("sk_test_", r"\w{16,200}"),
+            ("whsec_", r"\w{20,200}"),
+            ("ghp_", r"\w{30,200}"),
+            ("gho_", r"\w{30,200}"),
+            ("ghs_", r"\w{30,200}"),
+            ("ghu_", r"\w{30,200}"),
+            ("ghr_", r"\w{30,200}"),
+            ("github_pat_", r"\w{22,200}"),
+            ("npm_", r"\w{36}"),
+            ("hf_", r"\w{30,200}"),
+            ("dop_v1_", r"[0-9a-f]{64}"),
+            ("shpat_", r"[0-9a-fA-F]{32}"),
+        ),
+        "": (
+            ("AKIA", r"[A-Z0-9]{16}\b"),
+            ("ASIA", r"[A-Z0-9]{16}\b"),
+            ("AIza", r"[\w-]{35}"),
+            ("ya29.", r"[\w-]{20,200}"),
+            ("hooks.slack.com/services/", r"\w{8,}/\w{8,}"),
+            ("SG.", r"[\w-]{16,80}\.[\w-]{16,80}"),
+            ("eyJ", r"[\w-]{8,2000}\.[\w-]{8,4000}"),
+        ),
+    }.items()
+}
+_SURE: Final = frozenset({"-----BEGIN ", "AKIA", "ASIA", "AGE-SECRET-KEY-1", "hooks.slack.com/services/", "eyJ"})
+
+
+def _is_mixed(token: str) -> bool:
+    """Tell random letters and digits from words joined by hyphens."""
+    return sum(map(str.isdigit, token)) >= 2 and sum(map(str.isalpha, token)) >= 2
+
+
+def _is_password(token: str) -> bool:
+    """Tell what somebody may have chosen from a word, a number, a placeholder and code."""
+    token = token.rstrip(".!?:)")
+    if len(token) < 6 or _PLACEHOLDER.search(token) or ("(" in token) or token.isdigit():
+        return False
+    kinds = (any(map(str.isdigit, token)), any(map(str.isalpha, token)), not token.replace("_", "").isalnum())
+    return sum(kinds) >= 2 and kinds[1] and (kinds[0] or _n_odd(token) >= 1) and len(set(token)) >= 4
+
+
+def _n_odd(token: str) -> int:
+    """Count characters that names, paths and versions do not have."""
+    return sum(char in "!#%^&*+=~|?@$" for char in token)
+
+
+def _is_random(token: str) -> bool:
+    token = token.strip("\"'`.,;:()[]{}<>")
+    if len(token) < 16 or not token.isascii() or _PLACEHOLDER.search(token) or "/" in token[:1]:
+        return False
+    return _is_mixed(token) and _bits(token) >= 3.0 and not re.fullmatch(r"[\d.,:/-]+", token)
+
+
+def _bits(token: str) -> float:
+    """Estimate the entropy of a character."""
+    return -sum(n / len(token) * math.log2(n / len(token)) for n in (token.count(char) for char in set(token)))
+
+
+def _has_word(lowered: str, words: Sequence[str]) -> bool:
+    """Look for protected words: "patient_id" is found as patient_id, patient-id, patient id and patientId."""
+    spaced = lowered.replace("_", " ").replace("-", " ")
+    for word in words:
+        for at in _places(spaced, word):
+            end = at + len(word)
+            # Chinese and Japanese have no blanks between words, so that borders say nothing there.
+            if not word.isascii() or not (_is_letter(spaced, at - 1) or _is_letter(spaced, end)):
+                return True
+    return False
+
+
+def _is_letter(text: str, at: int) -> bool:
+    return 0 <= at < len(text) and text[at].isalnum() and text[at].isascii()
+
+
+def _forms(word: str) -> tuple[str, ...]:
+    apart = re.sub(r"[\s_-]+", " ", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", word.strip())).lower()
+    return tuple(form for form in (apart, apart.replace(" ", "")) if form)
+
+
+class _TooManyError(Exception):
+    pass
+
+
+def _places(text: str, part: str) -> Iterator[int]:
+    """Give where part is. Raises _TooManyError for a text that is made of it."""
+    at = text.find(part)
+    for _ in range(_MAX_PLACES):
+        if at < 0:
+            return
+        yield at
+        at = text.find(part, at + len(part))
+    raise _TooManyError
+
+
+def _is_confidential(text: str, lowered: str) -> bool:  # noqa: ARG001 - detectors' signature
+    return _has_word(lowered, CONFIDENTIAL)
+
+
+_DETECTORS: Final[dict[str, Callable[[str, str], bool]]] = {
+    "secret": _has_secret,
+    "email": _has_email,
+    "directive": lambda _, lowered: says_it_stays(lowered),
+    "confidential": _is_confidential,
+}
+CLASSES: Final = ("secret", "card", "iban", "email", "phone", "id_number", "directive", "confidential")
