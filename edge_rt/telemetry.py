@@ -95,6 +95,17 @@ METRICS: Final = (
     Metric("edge_rt_cloud_cost", "counter", "What they cost, in the currency of its prices.", ("endpoint",)),
     Metric("edge_rt_cloud_first_byte_seconds", "histogram", "Request to first text of a try.", ("endpoint",), _TTFT_S),
     Metric("edge_rt_cloud_state", "gauge", "0 closed, 1 half open, 2 open, 4 asked for a pause.", ("endpoint",)),
+    Metric("edge_rt_cache_requests", "counter", "Requests by what the answer cache did for them.", ("state",)),
+    Metric("edge_rt_cache_answers", "counter", "Finished answers: stored, or why they were not.", ("decision",)),
+    Metric("edge_rt_cache_entries", "gauge", "Stored entries."),
+    Metric("edge_rt_cache_bytes", "gauge", "Bytes of stored entries."),
+    Metric("edge_rt_cache_evicted", "counter", "Entries that left to make room."),
+    Metric("edge_rt_cache_rejected", "counter", "Entries that were edited or damaged, and were not given."),
+    Metric("edge_rt_cache_saved_seconds", "counter", "Computing time that hits saved."),
+    Metric("edge_rt_cache_saved_joules", "counter", "Energy that hits saved, as far as it is known."),
+    Metric(
+        "edge_rt_cache_verified", "counter", "Semantic hits computed again to compare: right or wrong.", ("result",)
+    ),
     Metric("edge_rt_build_info", "gauge", "Always 1; the labels say what runs.", ("version",)),
 )  # and edge_rt_process_*: memory, CPU and open files of the front process, by the client library
 
@@ -261,6 +272,28 @@ class Telemetry:
 
     def cloud_state(self, endpoint: str, state: str) -> None:
         self._gauges["edge_rt_cloud_state"].labels(endpoint).set(_PLACE_STATES[state])
+
+    def cache_looked_up(self, state: str, *, saved_s: float = 0.0, saved_j: float = 0.0) -> None:
+        """Count what the answer cache did for a request: hit-exact, hit-semantic, miss, shadow or bypass."""
+        self._counters["edge_rt_cache_requests"].labels(state).inc()
+        self._counters["edge_rt_cache_saved_seconds"].inc(saved_s)
+        self._counters["edge_rt_cache_saved_joules"].inc(saved_j)
+
+    def cache_decided(self, decision: str) -> None:
+        self._counters["edge_rt_cache_answers"].labels(decision).inc()
+
+    def cache_verified(self, *, is_right: bool) -> None:
+        self._counters["edge_rt_cache_verified"].labels("right" if is_right else "wrong").inc()
+
+    def cache_size(self, *, n_entries: int, size_bytes: int) -> None:
+        self._gauges["edge_rt_cache_entries"].set(n_entries)
+        self._gauges["edge_rt_cache_bytes"].set(size_bytes)
+
+    def cache_evicted(self, n: int) -> None:
+        self._counters["edge_rt_cache_evicted"].inc(n)
+
+    def cache_rejected(self) -> None:
+        self._counters["edge_rt_cache_rejected"].inc()
 
     def exposition(self) -> bytes:
         """Give all metrics in Prometheus' text format (CONTENT_TYPE)."""

@@ -22,7 +22,18 @@ from edge_rt.types import CacheWishes, GenerateRequest
 REPEAT_S: Final = 60.0
 
 Decision = Literal[
-    "store", "disabled", "no-store", "sampled", "empty", "truncated", "filtered", "aborted", "refusal", "too large"
+    "store",
+    "disabled",
+    "no-store",
+    "sampled",
+    "empty",
+    "truncated",
+    "filtered",
+    "aborted",
+    "refusal",
+    "too large",
+    "cleared",  # since it was begun
+    "not taken",  # by a disk that is full or does not keep up
 ]
 
 _MAX_REMEMBERED: Final = 4096  # questions of the last REPEAT_S; one more forgets the oldest
@@ -117,10 +128,10 @@ def decide(
     if finish_reason != "stop":
         reasons: dict[str | None, Decision] = {None: "aborted", "length": "truncated"}
         return reasons.get(finish_reason, "filtered")
-    if not text.strip():
-        return "empty"
     if size_bytes > settings.max_answer_bytes:
         return "too large"
+    if not text.strip():
+        return "empty"
     return "refusal" if is_refusal(text) else "store"
 
 
