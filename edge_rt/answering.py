@@ -79,15 +79,15 @@ class Lookup(Protocol):
     @property
     def key(self) -> bytes | None: ...
 
-    def keep(self, text: str, last: Chunk, origin: Origin) -> None:
-        """Store a finished answer, if it is one to be stored."""
+    def add(self, chunk: Chunk) -> None:
+        """Take in a chunk of the answer as it passes; its last one stores it, if it is one to be stored."""
         ...
 
 
 class AnswerCache(Protocol):
     """Knows answers; cache.answers.Answers is one."""
 
-    def look_up(self, request: GenerateRequest) -> Lookup: ...
+    async def look_up(self, request: GenerateRequest) -> Lookup: ...
 
     def join(
         self, key: bytes, start: Callable[[], AsyncGenerator[Chunk, None]], *, deadline_s: float | None
@@ -133,7 +133,7 @@ class Answering:
         """
         if self._router is None and request.route == "cloud":
             raise MustStayError(rule="no [cloud.NAME] is configured")
-        found = self._cache.look_up(request) if self._cache is not None else None
+        found = await self._cache.look_up(request) if self._cache is not None else None
         if found is not None and found.stored is not None:
             for chunk in found.stored:
                 yield chunk
@@ -155,7 +155,6 @@ class Answering:
         self, request: GenerateRequest, found: Lookup | None, state: CacheState | None
     ) -> AsyncGenerator[Chunk, None]:
         """Compute an answer, say on its first chunk where it comes from, and store it."""
-        texts: list[str] = []
         first = True
         origin = Origin()
         async with aclosing(self._routed(request)) as answer:
@@ -167,9 +166,7 @@ class Answering:
                     said = replace(said, origin=origin)
                     first = False
                 if found is not None:
-                    texts.append(said.text)
-                    if said.finish_reason is not None:
-                        found.keep("".join(texts), said, origin)
+                    found.add(said)
                 yield said
 
     async def _routed(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:

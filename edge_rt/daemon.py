@@ -10,7 +10,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -22,7 +22,11 @@ from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api
 from edge_rt.api.regions import Regions, RegionServer
 from edge_rt.api.server import Server
+from edge_rt.cache.answers import Answers, store_path
+from edge_rt.cache.exact import ExactTier
+from edge_rt.cache.store import Store as AnswerStore
 from edge_rt.catalog.store import Store
+from edge_rt.config import Cache as CacheSettings
 from edge_rt.config import Loaded
 from edge_rt.devices import memory
 from edge_rt.errors import ConfigError
@@ -61,11 +65,17 @@ def run(
     memory.keep_freed(_KEPT_BYTES)
     api_keys = _api_keys(loaded)
     listening = _listen(loaded, environ)
+    started = ExitStack()
     try:
         metrics = telemetry.Telemetry()
         store = Store.open(config.catalog, environ)
         profile = Profile(profile_path(config.placement, store.root), warn=_log.warning)
-        runtime = Runtime(loaded, store, metrics, profile=profile)
+        answers = None
+        if config.cache.enabled:
+            kept = started.enter_context(closing(_answer_store(config.cache, store.root, metrics)))
+            tier = ExactTier(config.cache, kept, metrics)
+            answers = Answers(tier, lambda request: runtime.identities(request))
+        runtime = Runtime(loaded, store, metrics, profile=profile, cache=answers)
         regions = None
         if config.server.shm_socket_path:
             regions = Regions(max_regions=config.server.max_regions, max_bytes=config.server.max_regions_bytes)
@@ -76,10 +86,20 @@ def run(
         )
         asyncio.run(_serve(loaded, api, runtime, server, listening, environ, ready))
     finally:
+        started.close()
         for sock in listening.sockets:
             sock.close()
         if listening.path is not None and listening.inode is not None:
             listen.remove(listening.path, listening.inode)
+
+
+def _answer_store(settings: CacheSettings, store_root: Path, metrics: telemetry.Telemetry) -> AnswerStore:
+    return AnswerStore.open(
+        store_path(settings, store_root),
+        max_bytes=settings.max_bytes,
+        max_value_bytes=settings.max_answer_bytes,
+        events=metrics,
+    )
 
 
 def _allow_descriptors(loaded: Loaded) -> None:

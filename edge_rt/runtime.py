@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from edge_rt import config
 from edge_rt.answering import AnswerCache, Answering, Cloud, Router
+from edge_rt.cache.key import Identity
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.chains import run_chain, task_of
@@ -164,6 +165,28 @@ class Runtime:
             except DeadlineError as exc:
                 # The engine knows what was left of it, the caller what it was.
                 raise DeadlineError(deadline_s=deadline_s or exc.deadline_s) from exc
+
+    def identities(self, request: GenerateRequest) -> tuple[Identity, ...]:
+        """Tell who may answer a request, for the cache: this device's model, and the cloud's where it may leave."""
+        here = () if request.route == "cloud" else (self._identity(request.model),)
+        if request.route == "local":
+            return here
+        return *here, *(
+            Identity(model=request.model, endpoint=name, upstream=f"{endpoint.base_url} {endpoint.model}")
+            for name, endpoint in self._config.cloud.items()
+        )
+
+    def _identity(self, model: str) -> Identity:
+        manifest, placement = self._entry(model).manifest, self._placement(model)
+        form = manifest.variant(placement.variant) if manifest is not None else None
+        return Identity(
+            model=model,
+            variant=placement.variant,
+            file_sha256=manifest.lineage(form) if manifest is not None and form is not None else "",
+            backend=placement.backend,
+            template=placement.chat_template or "",
+            n_ctx=placement.n_ctx,
+        )
 
     async def infer(self, request: TensorRequest) -> TensorAnswer:
         """Run a tensor model. Raises as generate does, and InvalidRequestError for inputs that do not fit the model."""

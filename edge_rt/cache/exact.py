@@ -79,8 +79,8 @@ class ExactTier:
         A hit is counted. A miss or bypass is not: the semantic tier may still find something; tell it by missed.
         """
         keys = [self.key(request, identity) for identity in identities]
-        if not admission.is_shareable(request, self._settings):
-            return Look(key=keys[0], state="bypass")
+        if not keys or not admission.is_shareable(request, self._settings):
+            return Look(key=keys[0] if keys else b"", state="bypass")
         wish = request.cache
         is_repeated = self._repeats.note(request.tenant, keys[0], self._clock())
         flight_key = blake2b(request.route.encode() + b"".join(keys), digest_size=32).digest()
@@ -129,8 +129,8 @@ class ExactTier:
         self._events.cache_decided(decision)
         return decision
 
-    def forget_other_forms(self, identity: Identity) -> int:
-        """Remove what this device's model answered in another form or from another file; give how many there were."""
+    def forget_other_files(self, identity: Identity) -> int:
+        """Remove what this device's model answered from another file; give how many answers there were."""
         return self._store.remove_if(
             lambda meta: meta.model == identity.model and not meta.endpoint and meta.file_sha256 != identity.file_sha256
         )

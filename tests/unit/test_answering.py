@@ -106,9 +106,14 @@ class FakeLookup:
     key: bytes | None = None
     kept: list[tuple[str, Origin]] = field(default_factory=list)
 
-    def keep(self, text: str, last: Chunk, origin: Origin) -> None:
-        assert last.usage is not None
-        self.kept.append((text, origin))
+    said: list[Chunk] = field(default_factory=list)
+
+    def add(self, chunk: Chunk) -> None:
+        self.said.append(chunk)
+        if chunk.finish_reason is not None:
+            assert chunk.usage is not None
+            origin = [c.origin for c in self.said if c.origin is not None][-1]
+            self.kept.append(("".join(c.text for c in self.said), origin))
 
 
 @dataclass
@@ -116,7 +121,7 @@ class FakeCache:
     lookup: FakeLookup
     joined: list[bytes] = field(default_factory=list)
 
-    def look_up(self, request: GenerateRequest) -> FakeLookup:
+    async def look_up(self, request: GenerateRequest) -> FakeLookup:
         return self.lookup
 
     def join(

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from edge_rt import config
+from edge_rt.cache.key import Identity
 from edge_rt.catalog.chains import Chain, Ocr
 from edge_rt.catalog.manifest import Asset, Manifest, Variant
 from edge_rt.errors import (
@@ -554,3 +555,21 @@ def test_a_model_whose_manifest_is_bad_says_so_and_the_others_run(caplog: pytest
         await runtime.close(0)
 
     virtual_time.run(main())
+
+
+def test_who_may_answer_is_told_by_the_route_with_the_models_file_form_and_context() -> None:
+    clouds = {"cloud.far.base_url": "https://example.org/v1", "cloud.far.model": "big"}
+    runtime = make(World(), "q4_0", **clouds)
+    here, far = runtime.identities(request("tiny"))
+    assert here == Identity(
+        model="tiny",
+        variant="q4_0",
+        file_sha256="0" * 64,
+        backend="auto",
+        template="{{ messages }}",
+        n_ctx=2048,
+    )
+    assert far == Identity(model="tiny", endpoint="far", upstream="https://example.org/v1 big")
+    assert runtime.identities(request("tiny", route="local")) == (here,)
+    assert runtime.identities(request("tiny", route="cloud")) == (far,)
+    assert make(World()).identities(request()) == (Identity(model="null", backend="null", n_ctx=4096),)

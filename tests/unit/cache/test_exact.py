@@ -214,7 +214,7 @@ def test_that_a_clouds_answer_is_found_where_it_may_answer(bench: Bench) -> None
     assert (hit.stored.endpoint, hit.stored.cost) == ("far", 0.01)
     assert replay(hit.stored, NOW_S)[0].origin == Origin(endpoint="far", reason="stored", cache="hit-exact", age_s=0.0)
     assert bench.look(asked(), HERE, CLOUD).state == "bypass", "asked again within a minute"
-    assert bench.tier.forget_other_forms(HERE) == 0, "a cloud's answer does not hang on this device's file"
+    assert bench.tier.forget_other_files(HERE) == 0, "a cloud's answer does not hang on this device's file"
 
 
 def test_that_requests_of_other_routes_do_not_share_a_generation(bench: Bench) -> None:
@@ -226,8 +226,8 @@ def test_that_a_new_model_file_makes_answers_unreachable_and_removes_them(bench:
     other = replace(HERE, file_sha256="2" * 64)
     bench.answer(asked())
     assert bench.look(asked(), other).state == "miss"
-    assert bench.tier.forget_other_forms(HERE) == 0
-    assert bench.tier.forget_other_forms(other) == 1
+    assert bench.tier.forget_other_files(HERE) == 0
+    assert bench.tier.forget_other_files(other) == 1
     assert len(bench.store) == 0
 
 

@@ -1,0 +1,86 @@
+"""The answer cache as edge_rt sees it: looks a request up, lets like ones share, and keeps what was said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+
+from edge_rt.cache.exact import ExactTier, Look
+from edge_rt.cache.flights import Flights
+from edge_rt.cache.key import Identity
+from edge_rt.cache.stored import replay
+from edge_rt.config import Cache
+from edge_rt.types import CacheState, Chunk, GenerateRequest
+
+# Who may answer a request, in order of preference: this device's model, cloud endpoints' models, or both.
+Identities = Callable[[GenerateRequest], Sequence[Identity]]
+
+
+def store_path(settings: Cache, store_root: Path) -> Path:
+    """Give where the stored answers are: as the settings say, else beside the models."""
+    return Path(settings.store_file) if settings.store_file else store_root / "cache.sqlite"
+
+
+class Lookup:
+    """What the cache knows of one request; see answering.Lookup."""
+
+    def __init__(
+        self,
+        tier: ExactTier,
+        request: GenerateRequest,
+        identities: Sequence[Identity],
+        look: Look,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._tier = tier
+        self._request = request
+        self._identities = identities
+        self._wall_clock = wall_clock
+        self._recorder = tier.recorder()
+        self.state: CacheState = look.state
+        self.key = look.flight_key
+        self.is_repeated = look.is_repeated
+        self.stored: tuple[Chunk, ...] | None = None
+        if look.stored is not None:
+            self.stored = replay(look.stored, wall_clock())
+
+    def add(self, chunk: Chunk) -> None:
+        """Take in a chunk of the answer as it passes; its last one stores it, if it is one to be stored."""
+        self._recorder.add(chunk)
+        if chunk.finish_reason is None:
+            return
+        endpoint = self._recorder.origin.endpoint
+        for identity in self._identities:
+            if identity.endpoint == endpoint:
+                self._tier.admit(self._request, identity, self._recorder, self._wall_clock())
+                return
+
+
+class Answers:
+    """Belongs to one event loop."""
+
+    def __init__(self, tier: ExactTier, identities: Identities, *, wall_clock: Callable[[], float] = time.time) -> None:
+        self._tier = tier
+        self._identities = identities
+        self._wall_clock = wall_clock
+        self._flights = Flights()
+        self._files: dict[str, str] = {}  # of this device's models when they were asked last
+
+    async def look_up(self, request: GenerateRequest) -> Lookup:
+        """Tell what is known of a request. Only a stored value that is not in memory is waited for."""
+        identities = self._identities(request)
+        for identity in identities:
+            if not identity.endpoint and self._files.get(identity.model) != identity.file_sha256:
+                self._files[identity.model] = identity.file_sha256
+                self._tier.forget_other_files(identity)
+        look = await self._tier.look_up(request, identities, self._wall_clock())
+        if look.stored is None:
+            self._tier.missed(look.state)
+        return Lookup(self._tier, request, identities, look, self._wall_clock)
+
+    def join(
+        self, key: bytes, start: Callable[[], AsyncGenerator[Chunk, None]], *, deadline_s: float | None
+    ) -> AsyncGenerator[Chunk, None]:
+        """Share one generation with all requests of the key; see flights.Flights.stream."""
+        return self._flights.stream(key, start, deadline_s=deadline_s)
