@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal, Protocol
 
 from edge_rt.errors import CloudError, DeadlineError, MustStayError, NotCachedError, RequestError
-from edge_rt.types import CacheState, Chunk, GenerateRequest, Origin, TokenSignal
+from edge_rt.router.decide import Decision
+from edge_rt.router.rules import REASONS
+from edge_rt.types import CacheState, Choice, Chunk, GenerateRequest, Origin, TokenSignal
 
 _log = logging.getLogger(__name__)
 
@@ -27,32 +30,25 @@ Generate = Callable[[GenerateRequest], AsyncGenerator[Chunk, None]]
 _MAX_SIGNALS: Final = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Where a request is answered.
-
-    reason        a word or two, for x-edge-route-reason and the counters
-    on_probation  the device begins, and the cloud may take over before the first text leaves
-    """
-
-    where: Literal["local", "cloud"]
-    reason: str
-    on_probation: bool = False
-
-
 class Router(Protocol):
-    """Decides where; router.choosing.Chooser is one."""
+    """Decides where; router.chooser.Chooser is one."""
 
     def choose(self, request: GenerateRequest) -> Choice:
         """Raises MustStayError where the request asks for the cloud and may not leave."""
         ...
 
-    def is_doubtful(self, request: GenerateRequest, text: str, signals: Sequence[TokenSignal]) -> bool:
+    def is_doubtful(
+        self, request: GenerateRequest, text: str, signals: Sequence[TokenSignal], *, is_whole: bool
+    ) -> bool:
         """Tell from an answer's beginning whether the cloud should take over."""
         ...
 
-    def finished(self, request: GenerateRequest, choice: Choice, origin: Origin, last: Chunk) -> None:
+    def finished(self, origin: Origin, last: Chunk) -> None:
         """Take note of a finished answer: what it cost and how long it took."""
+        ...
+
+    def explain(self, request: GenerateRequest) -> Decision:
+        """Tell what choose would decide, and why."""
         ...
 
 
@@ -80,7 +76,7 @@ class Lookup(Protocol):
     def key(self) -> bytes | None: ...
 
     def add(self, chunk: Chunk) -> None:
-        """Take in a chunk of the answer as it passes; its last one stores it, if it is one to be stored."""
+        """Take a chunk of the computed answer; with the last one it is stored, if it is one to be stored."""
         ...
 
 
@@ -125,6 +121,19 @@ class Answering:
         self._local, self._events = local, events
         self._cache, self._cloud, self._router = cache, cloud, router
         self._hold_back_tokens = min(hold_back_tokens, _MAX_SIGNALS)
+
+    def explain(self, request: GenerateRequest) -> Decision:
+        """Tell where a request would be answered, and why."""
+        if self._router is not None:
+            return self._router.explain(request)
+        where: Literal["local", "refused"] = "refused" if request.route == "cloud" else "local"
+        return Decision(
+            where=where,
+            reason="no-cloud",
+            may_go=False,
+            lines=(f"{where}: {REASONS['no-cloud']}",),
+            threshold=math.inf,
+        )
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Stream one answer; its first chunk says where it comes from.
@@ -188,7 +197,7 @@ class Answering:
             async for chunk in answer:
                 origin = chunk.origin or origin
                 if chunk.finish_reason is not None:
-                    self._router.finished(request, choice, origin, chunk)
+                    self._router.finished(origin, chunk)
                 yield chunk
 
     async def _on_device(self, request: GenerateRequest, reason: str) -> AsyncGenerator[Chunk, None]:
@@ -237,7 +246,9 @@ class Answering:
                 signals += chunk.signals
                 if len(signals) >= self._hold_back_tokens or chunk.finish_reason is not None:
                     break
-            if self._router.is_doubtful(request, "".join(chunk.text for chunk in held), signals):
+            is_whole = bool(held) and held[-1].finish_reason is not None
+            begun_text = "".join(chunk.text for chunk in held)
+            if held and self._router.is_doubtful(request, begun_text, signals, is_whole=is_whole):
                 self._events.handed_over("not-sure")
                 begun = await self._begun_in_cloud(request, due_at_s)
                 if begun is not None:

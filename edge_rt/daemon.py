@@ -10,7 +10,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack, closing
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -22,11 +22,8 @@ from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api
 from edge_rt.api.regions import Regions, RegionServer
 from edge_rt.api.server import Server
-from edge_rt.cache.answers import Answers, store_path
-from edge_rt.cache.exact import ExactTier
-from edge_rt.cache.store import Store as AnswerStore
+from edge_rt.assembly import Parts, assemble, open_parts
 from edge_rt.catalog.store import Store
-from edge_rt.config import Cache as CacheSettings
 from edge_rt.config import Loaded
 from edge_rt.devices import memory
 from edge_rt.errors import ConfigError
@@ -70,12 +67,15 @@ def run(
         metrics = telemetry.Telemetry()
         store = Store.open(config.catalog, environ)
         profile = Profile(profile_path(config.placement, store.root), warn=_log.warning)
-        answers = None
-        if config.cache.enabled:
-            kept = started.enter_context(closing(_answer_store(config.cache, store.root, metrics)))
-            tier = ExactTier(config.cache, kept, metrics)
-            answers = Answers(tier, lambda request: runtime.identities(request))
-        runtime = Runtime(loaded, store, metrics, profile=profile, cache=answers)
+        parts = open_parts(config, metrics, store.root)
+        started.callback(parts.close_store)
+        runtime = Runtime(
+            loaded,
+            store,
+            metrics,
+            profile=profile,
+            answer_by=lambda models: assemble(config, models, metrics, parts),
+        )
         regions = None
         if config.server.shm_socket_path:
             regions = Regions(max_regions=config.server.max_regions, max_bytes=config.server.max_regions_bytes)
@@ -84,22 +84,13 @@ def run(
             build_app(runtime, config, metrics, api_keys=api_keys, api=api),
             max_connections=config.server.max_connections,
         )
-        asyncio.run(_serve(loaded, api, runtime, server, listening, environ, ready))
+        asyncio.run(_serve(loaded, api, runtime, parts, server, listening, environ, ready))
     finally:
         started.close()
         for sock in listening.sockets:
             sock.close()
         if listening.path is not None and listening.inode is not None:
             listen.remove(listening.path, listening.inode)
-
-
-def _answer_store(settings: CacheSettings, store_root: Path, metrics: telemetry.Telemetry) -> AnswerStore:
-    return AnswerStore.open(
-        store_path(settings, store_root),
-        max_bytes=settings.max_bytes,
-        max_value_bytes=settings.max_answer_bytes,
-        events=metrics,
-    )
 
 
 def _allow_descriptors(loaded: Loaded) -> None:
@@ -187,6 +178,7 @@ async def _serve(
     loaded: Loaded,
     api: Api,
     runtime: Runtime,
+    parts: Parts,
     server: Server,
     listening: Listening,
     environ: Mapping[str, str],
@@ -221,7 +213,7 @@ async def _serve(
         starting.cancel()
         stopping.cancel()
         server.stop(drain_s + _LAST_WORDS_S)
-        closing = loop.create_task(_close(runtime, drain_s, hurry))
+        closing = loop.create_task(_close(runtime, parts, drain_s, hurry))
         ending = [closing, serving, starting, *(side.stop(drain_s + _LAST_WORDS_S) for side in sides)]
         results = await asyncio.gather(*ending, return_exceptions=True)
         watchdog.cancel()
@@ -243,7 +235,7 @@ async def _start(
     ready(listening)
 
 
-async def _close(runtime: Runtime, drain_s: float, hurry: asyncio.Event) -> None:
+async def _close(runtime: Runtime, parts: Parts, drain_s: float, hurry: asyncio.Event) -> None:
     draining = asyncio.create_task(runtime.close(drain_s))
     hurrying = asyncio.create_task(hurry.wait())
     await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
@@ -255,6 +247,7 @@ async def _close(runtime: Runtime, drain_s: float, hurry: asyncio.Event) -> None
         await runtime.close(0.0)
     else:
         await draining
+    await parts.hang_up()
 
 
 async def _keep_watchdog_quiet(environ: Mapping[str, str]) -> None:

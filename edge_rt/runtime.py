@@ -21,7 +21,8 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from edge_rt import config
-from edge_rt.answering import AnswerCache, Answering, Cloud, Router
+from edge_rt.answering import Answering
+from edge_rt.assembly import LocalModels
 from edge_rt.cache.key import Identity
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
@@ -37,6 +38,7 @@ from edge_rt.errors import (
 )
 from edge_rt.guard.limits import check_media, check_request, check_tensors, check_text, check_token_ids
 from edge_rt.ports import MakeWorker, ModelStore, RuntimeEvents, make_worker
+from edge_rt.router.decide import Decision
 from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.forms import Placement, load_message, place
 from edge_rt.scheduler.placed_model import DispatchStatus
@@ -78,9 +80,7 @@ class Runtime:
         features: Callable[[], frozenset[str]] = cpu.features,
         profile: Profile | None = None,
         probes: Probes | None = None,
-        cache: AnswerCache | None = None,
-        cloud: Cloud | None = None,
-        router: Router | None = None,
+        answer_by: Callable[[LocalModels], Answering] | None = None,
     ) -> None:
         self._config = loaded.config
         self._store = store
@@ -97,14 +97,7 @@ class Runtime:
             max_streams=self._config.tensor.max_streams,
         )
         self._probes.listen(self._dispatcher.replan)
-        self._answering = Answering(
-            self._generate,
-            telemetry,
-            cache=cache,
-            cloud=cloud,
-            router=router,
-            hold_back_tokens=self._config.router.hold_back_tokens,
-        )
+        self._answering = answer_by(self) if answer_by is not None else Answering(self.generate_here, telemetry)
         self._entries: dict[str, _Entry] = {}
         self._state = "new"
         manifests: dict[str, Manifest | None] = {manifest.id: manifest for manifest in store.manifests()}
@@ -150,7 +143,7 @@ class Runtime:
             async for chunk in answer:
                 yield chunk
 
-    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+    async def generate_here(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Answer with a model of this device."""
         submitted_at_s = asyncio.get_running_loop().time()
         async with self._admitted(request) as worker:
@@ -214,6 +207,12 @@ class Runtime:
         if answer.stage:  # a model that may stop early
             self._telemetry.chain_answered(request.model, answer.stage)
         return answer
+
+    def explain(self, request: GenerateRequest) -> Decision:
+        """Tell where a request would be answered now, and why. Raises as generate does for one that is refused."""
+        check_request(request, self._config.limits)
+        self._check_kind(request.model, "text")
+        return self._answering.explain(request)
 
     async def placement(self, model: str) -> DispatchStatus:
         """Tell where a tensor model's requests go, and why. Raises as infer does."""
@@ -419,6 +418,10 @@ class Runtime:
                 remedy=f"it is a {'language' if manifest.kind == 'text' else 'tensor'} model",
             )
         self._check_pulled(model)
+
+    def form(self, model: str) -> Placement:
+        """Give in which form a model runs."""
+        return self._placement(model)
 
     def _placement(self, model: str) -> Placement:
         entry = self._entry(model)

@@ -211,6 +211,19 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Where a request is answered.
+
+    reason        a word or two, for x-edge-route-reason and the counters
+    on_probation  the device begins, and the cloud may take over before the first text leaves
+    """
+
+    where: Literal["local", "cloud"]
+    reason: str
+    on_probation: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """A piece of an answer. The last one of an answer, and only it, has finish_reason, usage and timings.
 

@@ -116,6 +116,10 @@ class Client:
         """Describe one model, as /v1/models/{id} shows it."""
         return self._json("GET", f"/v1/models/{quote(model_id)}")
 
+    def explain(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Tell where a chat request would be answered, as /v1/route/explain does."""
+        return self._json("POST", "/v1/route/explain", body)
+
     def placement(self, model_id: str) -> dict[str, Any]:
         """Tell where a tensor model's requests go, as /v1/placement/{id} shows it."""
         return self._json("GET", f"/v1/placement/{quote(model_id)}")

@@ -13,6 +13,7 @@ from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.config import Config
 from edge_rt.errors import OverloadedError, UnsupportedFeatureError
+from edge_rt.router.decide import Decision
 from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRegion, TensorRequest
@@ -45,6 +46,10 @@ class RuntimeProtocol(Protocol):
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         """Answer in chunks. Closing the generator stops the engine within one token."""
+        ...
+
+    def explain(self, request: GenerateRequest) -> Decision:
+        """Tell where a request would be answered, and why."""
         ...
 
     async def infer(self, request: TensorRequest) -> TensorAnswer: ...

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final, Literal, cast, get_args
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -18,6 +19,8 @@ from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.api.schemas import ChatRequest, CompletionRequest, WireMessage
 from edge_rt.cache.admission import wishes
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+from edge_rt.router.decide import Decision
+from edge_rt.router.rules import REASONS
 from edge_rt.types import CHAT_SAMPLING, GenerateRequest, Message, Sampling
 
 _ROLES: Final[dict[str, Literal["system", "user", "assistant"]]] = {
@@ -127,6 +130,12 @@ def with_wishes(
     )
 
 
+def wire_decision(decision: Decision) -> schemas.WireDecision:
+    return schemas.WireDecision(
+        where=decision.where, reason=decision.reason, why=REASONS[decision.reason], lines=list(decision.lines)
+    )
+
+
 def _sampling(wire: ChatRequest | CompletionRequest) -> Sampling:
     def given(value: float | None, default: float) -> float:
         return default if value is None else value
@@ -190,7 +199,17 @@ def routes(api: Api) -> list[Route]:
         )
         return _answer(api, with_wishes(asked, wire, request.headers), shape, wire)
 
+    async def explain(request: Request) -> ASGIApp:
+        """Tell where a chat request would be answered, without answering it."""
+        wire = schemas.decode(await read_body(request, api), ChatRequest)
+        asked = chat_request(
+            wire, request_id=new_id(ChatShape()), model=api.model_id(wire.model), tenant=request.state.tenant
+        )
+        decision = api.runtime.explain(with_wishes(asked, wire, request.headers))
+        return Response(schemas.encode(wire_decision(decision)), media_type="application/json")
+
     return [
+        Route("/v1/route/explain", Endpoint(explain), methods=["POST"]),
         Route("/v1/chat/completions", Endpoint(chat), methods=["POST"]),
         Route("/v1/completions", Endpoint(completions), methods=["POST"]),
     ]

@@ -312,6 +312,15 @@ class WireOrigin(_Answer, kw_only=True):
     cache: str | UnsetType = UNSET
 
 
+class WireDecision(_Answer, kw_only=True):
+    """Where a request would be answered; lines explain it, and hold nothing of its text."""
+
+    where: Literal["local", "cloud", "refused"]
+    reason: str
+    why: str
+    lines: list[str]
+
+
 class Answer(_Answer, kw_only=True):
     """A unary answer or one event of a stream."""
 

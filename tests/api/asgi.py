@@ -18,6 +18,7 @@ from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.config import Catalog, Config, Limits, Server
 from edge_rt.errors import InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_media, check_request, check_tensors
+from edge_rt.router.decide import Decision
 from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.scheduler.placement import Refused
 from edge_rt.telemetry import Telemetry
@@ -130,6 +131,10 @@ class FakeRuntime:
                 yield chunk
         finally:
             self.n_closed += 1
+
+    def explain(self, request: GenerateRequest) -> Decision:
+        self.requests.append(request)
+        return Decision(where="local", reason="easy", may_go=True, lines=("judged",), threshold=0.1)
 
     async def infer(self, request: TensorRequest) -> TensorAnswer:
         check_tensors(request, Limits())

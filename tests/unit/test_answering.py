@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from edge_rt.answering import Answering, Choice
+from edge_rt.answering import Answering
 from edge_rt.errors import CloudAnswerError, CloudUnreachableError, MustStayError, NotCachedError
-from edge_rt.types import CacheState, CacheWishes, Chunk, GenerateRequest, Origin, Timings, TokenSignal, Usage
+from edge_rt.router.decide import Decision
+from edge_rt.types import CacheState, CacheWishes, Choice, Chunk, GenerateRequest, Origin, Timings, TokenSignal, Usage
 
 USAGE = Usage(prompt_tokens=3, completion_tokens=4)
 TIMINGS = Timings(queue_s=0, prefill_s=0.1, prefill_tokens=3, decode_s=0.3, decode_tokens=3, ttft_s=0.1)
@@ -74,18 +75,23 @@ TO_CLOUD = Choice(where="cloud", reason="hard")
 class FakeRouter:
     choice: Choice = SIMPLE
     doubts: bool = False
-    judged: list[tuple[str, int]] = field(default_factory=list)
-    ended: list[tuple[str, Origin]] = field(default_factory=list)
+    judged: list[tuple[str, int, bool]] = field(default_factory=list)
+    ended: list[Origin] = field(default_factory=list)
 
     def choose(self, request: GenerateRequest) -> Choice:
         return self.choice
 
-    def is_doubtful(self, request: GenerateRequest, text: str, signals: Sequence[TokenSignal]) -> bool:
-        self.judged.append((text, len(signals)))
+    def explain(self, request: GenerateRequest) -> Decision:
+        return Decision(where="cloud", reason="hard", may_go=True, lines=("told",), threshold=0.0)
+
+    def is_doubtful(
+        self, request: GenerateRequest, text: str, signals: Sequence[TokenSignal], *, is_whole: bool
+    ) -> bool:
+        self.judged.append((text, len(signals), is_whole))
         return self.doubts
 
-    def finished(self, request: GenerateRequest, choice: Choice, origin: Origin, last: Chunk) -> None:
-        self.ended.append((choice.where, origin))
+    def finished(self, origin: Origin, last: Chunk) -> None:
+        self.ended.append(origin)
 
 
 @dataclass
@@ -104,16 +110,10 @@ class FakeLookup:
     state: CacheState
     stored: tuple[Chunk, ...] | None = None
     key: bytes | None = None
-    kept: list[tuple[str, Origin]] = field(default_factory=list)
-
-    said: list[Chunk] = field(default_factory=list)
+    added: list[Chunk] = field(default_factory=list)
 
     def add(self, chunk: Chunk) -> None:
-        self.said.append(chunk)
-        if chunk.finish_reason is not None:
-            assert chunk.usage is not None
-            origin = [c.origin for c in self.said if c.origin is not None][-1]
-            self.kept.append(("".join(c.text for c in self.said), origin))
+        self.added.append(chunk)
 
 
 @dataclass
@@ -186,13 +186,22 @@ def test_without_a_router_every_request_stays_and_the_cloud_cannot_be_asked() ->
         asyncio.run(ask(replace(ASKED, route="cloud")))
 
 
+def test_a_decision_is_explained() -> None:
+    bench = Bench()
+    routed = Answering(bench.device.local, bench.events, cloud=bench.cloud, router=bench.router)
+    assert routed.explain(ASKED).lines == ("told",)
+    alone = Answering(bench.device.local, bench.events)
+    assert (alone.explain(ASKED).where, alone.explain(ASKED).reason) == ("local", "no-cloud")
+    assert alone.explain(replace(ASKED, route="cloud")).where == "refused"
+
+
 def test_the_clouds_answer_comes_with_its_cost_and_the_device_does_nothing() -> None:
     bench = Bench(router=FakeRouter(TO_CLOUD))
     chunks = bench.ask()
     assert text(chunks) == "cloud says"
     assert chunks[0].origin == Origin(endpoint="c", reason="hard")
     assert chunks[-1].origin == Origin(endpoint="c", reason="hard", cost=0.5)
-    assert (bench.device.asked, bench.router.ended) == ([], [("cloud", chunks[-1].origin)])
+    assert (bench.device.asked, bench.router.ended) == ([], [chunks[-1].origin])
 
 
 def test_when_the_cloud_fails_before_its_first_text_the_device_answers_and_says_so() -> None:
@@ -222,7 +231,7 @@ def test_on_probation_a_confident_answer_is_the_devices_own_whole_one() -> None:
     bench = Bench(router=FakeRouter(PROBATION))
     chunks = bench.ask()
     assert text(chunks) == "device says"
-    assert bench.router.judged == [("devi", 2)]
+    assert bench.router.judged == [("devi", 2, False)]
     assert all(not chunk.signals for chunk in chunks)  # for the router, not for clients
     assert bench.cloud.asked == []
     assert bench.device.asked[0].max_signals == 2
@@ -249,7 +258,7 @@ def test_on_probation_the_devices_answer_stands_if_the_cloud_fails() -> None:
 def test_on_probation_an_answer_shorter_than_what_is_held_back_is_judged_at_its_end() -> None:
     bench = Bench(router=FakeRouter(PROBATION), device=FakeModel(words=("yes",)), hold_back_tokens=16)
     assert text(bench.ask()) == "yes"
-    assert bench.router.judged == [("yes", 1)]
+    assert bench.router.judged == [("yes", 1, True)]
 
 
 @pytest.mark.parametrize("router", [FakeRouter(), FakeRouter(TO_CLOUD), FakeRouter(PROBATION, doubts=True)])
@@ -274,19 +283,20 @@ def test_a_computed_answer_is_stored_with_where_it_came_from() -> None:
     bench = Bench(router=FakeRouter(TO_CLOUD), cache=FakeCache(lookup))
     chunks = bench.ask()
     assert chunks[0].origin == Origin(endpoint="c", reason="hard", cache="miss")
-    assert lookup.kept == [("cloud says", Origin(endpoint="c", reason="hard", cache="miss", cost=0.5))]
+    assert lookup.added == chunks
+    assert chunks[-1].origin == Origin(endpoint="c", reason="hard", cache="miss", cost=0.5)
     assert bench.cache is not None
     assert bench.cache.joined == [b"k"]
 
 
-def test_an_answer_that_broke_off_or_was_left_is_not_stored() -> None:
+def test_an_answer_that_broke_off_or_was_left_never_ends_for_the_cache() -> None:
     lookup = FakeLookup("miss")
     assert len(Bench(cache=FakeCache(lookup)).ask(n=2)) == 2
     with pytest.raises(CloudAnswerError):
         Bench(
             device=FakeModel(fails_at=2, error=CloudAnswerError(endpoint="c", problem="cut")), cache=FakeCache(lookup)
         ).ask()
-    assert lookup.kept == []
+    assert all(chunk.finish_reason is None for chunk in lookup.added)
 
 
 def test_only_if_cached_computes_nothing() -> None:

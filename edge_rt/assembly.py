@@ -1,0 +1,202 @@
+"""Puts Answering together from the configuration, and tells its parts how things stand."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from edge_rt.answering import Answering, AnsweringEvents
+from edge_rt.cache.answers import Answers
+from edge_rt.cache.exact import CacheEvents, ExactTier
+from edge_rt.cache.key import Identity
+from edge_rt.cache.store import Store
+from edge_rt.cloud import wire
+from edge_rt.cloud.endpoints import CloudEvents, CloudModels, EndpointHealth
+from edge_rt.cloud.speed import Speed
+from edge_rt.config import Config, Router
+from edge_rt.devices import battery, thermal
+from edge_rt.router.budget import Budget, Pace
+from edge_rt.router.chooser import Chooser
+from edge_rt.router.rules import Circumstances
+from edge_rt.scheduler.forms import Placement
+from edge_rt.types import Chunk, GenerateRequest, Origin
+
+_log = logging.getLogger(__name__)
+
+_MAX_LEDGER_BYTES: Final = 4096
+_SENSOR_S: Final = 5.0  # how long a reading of the machine's state is good for
+
+
+class LocalModels(Protocol):
+    """This device's models; runtime.Runtime is one."""
+
+    def generate_here(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]: ...
+
+    def form(self, model: str) -> Placement:
+        """Give in which form a model runs."""
+        ...
+
+    def identities(self, request: GenerateRequest) -> Sequence[Identity]:
+        """Tell who may answer a request, for the cache."""
+        ...
+
+
+class Events(AnsweringEvents, CacheEvents, CloudEvents, Protocol):
+    """Where the figures go; edge_rt.telemetry.Telemetry is one."""
+
+
+class Surroundings:
+    """How things stand, for the router. See router.chooser.Surroundings."""
+
+    def __init__(
+        self,
+        models: LocalModels,
+        cloud: CloudModels,
+        *,
+        max_device_c: float,
+        device_c: Callable[[], float | None] = lambda: thermal.peak_c().value,
+        battery_share: Callable[[], float | None] = lambda: battery.charge().value,
+        is_charging: Callable[[], bool] = battery.is_charging,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._models, self._cloud, self._max_device_c, self._clock = models, cloud, max_device_c, clock
+        self._sensors = (device_c, battery_share, is_charging)
+        self._read: tuple[float | None, float | None, bool] = (None, None, False)
+        self._read_at_s: float | None = None
+        self._here = Speed()
+
+    def circumstances(self, request: GenerateRequest) -> Circumstances:
+        health = self._cloud.health()
+        device_c, share, charging = self._sensed()
+        sizes = [one.n_ctx for one in health.endpoints if one.state == "closed"]
+        return Circumstances(
+            cloud="up" if health.best is not None else "down" if health.endpoints else "none",
+            device_n_ctx=self._models.form(request.model).n_ctx,
+            cloud_n_ctx=0 if 0 in sizes else max(sizes, default=0),
+            prompt_tokens=wire.estimated_tokens(request),
+            battery_share=share,
+            is_charging=charging,
+            device_c=device_c,
+            max_device_c=self._max_device_c,
+        )
+
+    def pace(self, request: GenerateRequest, expected_tokens: float) -> Pace:
+        del request
+        best = self._cloud.health().best
+        return Pace(
+            expected_tokens=expected_tokens,
+            local_first_s=self._here.first_byte.quantile(0.5),
+            local_tokens_per_s=self._here.tokens.quantile(0.5),
+            cloud_first_p50_s=None if best is None else best.first_byte_p50_s,
+            cloud_first_p95_s=None if best is None else best.first_byte_p95_s,
+            cloud_tokens_per_s=None if best is None else best.tokens_per_s,
+        )
+
+    def expected_cost(self, request: GenerateRequest, expected_tokens: float) -> float | None:
+        best: EndpointHealth | None = self._cloud.health().best
+        return None if best is None else best.cost(wire.estimated_tokens(request), round(expected_tokens))
+
+    def answered(self, origin: Origin, last: Chunk) -> None:
+        """Learn from an answer of this device how fast it is."""
+        if not origin.endpoint and last.usage is not None and last.timings is not None:
+            times = last.timings
+            self._here.answered(
+                first_byte_s=times.ttft_s, n_tokens=last.usage.completion_tokens, decode_s=times.decode_s
+            )
+
+    def _sensed(self) -> tuple[float | None, float | None, bool]:
+        now_s = self._clock()
+        if self._read_at_s is None or now_s - self._read_at_s >= _SENSOR_S:
+            device_c, share, charging = self._sensors
+            self._read, self._read_at_s = (device_c(), share(), charging()), now_s
+        return self._read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What Answering needs beside models, and what must be closed in the end.
+
+    store   of answers; None where the cache is switched off
+    cloud   None where no endpoint is configured
+    ledger  where what was spent today is kept; None: nowhere
+    """
+
+    store: Store | None = None
+    cloud: CloudModels | None = None
+    ledger: Path | None = None
+
+    async def hang_up(self) -> None:
+        if self.cloud is not None:
+            await self.cloud.close()
+
+    def close_store(self) -> None:
+        """Write what is still to be written; nothing may be looked up any more."""
+        if self.store is not None:
+            self.store.close()
+
+
+def open_parts(config: Config, events: Events, store_dir: Path) -> Parts:
+    """Open the store of answers and make ready to ask endpoints. Raises ConfigError."""
+    settings, store = config.cache, None
+    if settings.enabled:
+        path = Path(settings.store_file).expanduser() if settings.store_file else store_dir / "cache.sqlite"
+        store = Store.open(path, max_bytes=settings.max_bytes, max_value_bytes=settings.max_answer_bytes, events=events)
+    cloud = CloudModels(config.cloud, events) if config.cloud else None
+    return Parts(store=store, cloud=cloud, ledger=store_dir / "router.json")
+
+
+def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) -> Answering:
+    """Build what answers.
+
+    Raises ConfigError for a rule that cannot be, and BackendUnavailableError where an extra is missing that the
+    configuration asks for.
+    """
+    cache = None
+    if parts.store is not None:
+        cache = Answers(ExactTier(config.cache, parts.store, events), models.identities)
+    chooser = None
+    hold_back = config.router.hold_back_tokens
+    if parts.cloud is not None:
+        chooser = Chooser(
+            config.router,
+            Surroundings(models, parts.cloud, max_device_c=config.placement.max_device_c),
+            budget=_budget(config.router, parts.ledger),
+            spent=None if parts.ledger is None else partial(_save, parts.ledger),
+        )
+    return Answering(
+        models.generate_here, events, cache=cache, cloud=parts.cloud, router=chooser, hold_back_tokens=hold_back
+    )
+
+
+def _budget(settings: Router, ledger: Path | None) -> Budget:
+    """Make a budget that goes on where the last process left it; a file that is damaged begins anew, and is told of."""
+    budget = Budget(share=settings.cloud_share, max_cost_per_day=settings.max_cost_per_day)
+    if ledger is not None and settings.max_cost_per_day > 0:
+        try:
+            with ledger.open("rb") as file:
+                state = msgspec.json.decode(file.read(_MAX_LEDGER_BYTES), type=dict[str, Any])
+        except FileNotFoundError:
+            return budget
+        except (OSError, msgspec.DecodeError) as exc:
+            _log.warning("%s cannot be read, so nothing counts as spent today: %s", ledger, exc)
+            return budget
+        budget.restore(state, now_s=time.monotonic())
+    return budget
+
+
+def _save(ledger: Path, state: dict[str, Any]) -> None:
+    """Write what was spent; readers see the old file or the new one."""
+    beside = ledger.with_suffix(".new")
+    try:
+        ledger.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(msgspec.json.encode(state))
+        beside.replace(ledger)
+    except OSError as exc:
+        _log.warning("%s cannot be written, a restart would forget what was spent today: %s", ledger, exc.strerror)

@@ -1,0 +1,165 @@
+"""Chooses for each request where it is answered, and keeps account of what came of it.
+
+The decisions themselves are pure (rules, scorer, budget, decide, confidence); this holds their state and gathers what
+they need to know.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+from edge_rt.config import Router as Settings
+from edge_rt.errors import MustStayError
+from edge_rt.router.budget import AnswerLength, Budget, Pace
+from edge_rt.router.decide import Decision, Judged, decide
+from edge_rt.router.rules import REASONS, Circumstances, Rules
+from edge_rt.types import Choice, Chunk, GenerateRequest, Origin, TokenSignal
+
+_MAX_OPEN: Final = 1024  # requests remembered: those that are answered, and those that feedback may come for
+_P_CLOUD: Final = 0.85  # that the cloud's answer is good enough, where nothing is known of the question
+_ON_PROBATION: Final = frozenset({"easy", "share", "no-score"})
+
+
+class Confidence(Protocol):
+    """Judges an answer's beginning; router.confidence.Judge is one."""
+
+    def doubt(self, signals: Sequence[TokenSignal], text: str, *, is_whole: bool = False) -> float | None:
+        """Give the probability that the answer is no good; None where too little of it is there."""
+        ...
+
+
+class Scores(Protocol):
+    """Judges difficulty; router.scorer.Scorer is one."""
+
+    def score(self, text: str, *, n_turns: int = 1, max_tokens: int | None = None) -> Judged: ...
+
+
+class Surroundings(Protocol):
+    """How things stand, from the models here and the endpoints there."""
+
+    def circumstances(self, request: GenerateRequest) -> Circumstances: ...
+
+    def pace(self, request: GenerateRequest, expected_tokens: float) -> Pace: ...
+
+    def expected_cost(self, request: GenerateRequest, expected_tokens: float) -> float | None: ...
+
+    def answered(self, origin: Origin, last: Chunk) -> None: ...
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that was decided on: what it was judged, and what has been counted."""
+
+    decision: Decision
+    score: Judged | None
+    tenant: str
+    question: str
+
+
+class Chooser:
+    """Belongs to one event loop.
+
+    scorer  None: difficulty is not judged before decoding
+    judge   None: an answer that the device has begun is its to end
+    spent   takes the budget's state, whenever an answer has cost something
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        surroundings: Surroundings,
+        *,
+        scorer: Scores | None = None,
+        judge: Confidence | None = None,
+        budget: Budget | None = None,
+        spent: Callable[[dict[str, Any]], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._rules = Rules(settings)
+        self._surroundings, self._scorer, self._judge = surroundings, scorer, judge
+        self.budget = budget or Budget(share=settings.cloud_share, max_cost_per_day=settings.max_cost_per_day)
+        self._spent, self._clock, self._wall_clock = spent, clock, wall_clock
+        self._length = AnswerLength()
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+
+    def explain(self, request: GenerateRequest) -> Decision:
+        """Decide without counting it."""
+        return self._decide(request)[0]
+
+    def choose(self, request: GenerateRequest) -> Choice:
+        """Decide. Raises MustStayError for a request that asks for the cloud and may not leave."""
+        decision, score = self._decide(request)
+        if decision.where == "refused":
+            raise MustStayError(rule=REASONS[decision.reason])
+        gain = None if score is None else score.gain
+        self.budget.observe(request.tenant, gain, went=decision.where == "cloud")
+        self._open[request.id] = _Open(decision, score, request.tenant, question(request))
+        if len(self._open) > _MAX_OPEN:
+            self._open.popitem(last=False)
+        on_probation = (
+            self._judge is not None
+            and decision.where == "local"
+            and decision.may_go
+            and decision.reason in _ON_PROBATION
+            and decision.threshold < 1.0
+        )
+        where: Literal["local", "cloud"] = "cloud" if decision.where == "cloud" else "local"
+        return Choice(where=where, reason=decision.reason, on_probation=on_probation)
+
+    def is_doubtful(
+        self, request: GenerateRequest, text: str, signals: Sequence[TokenSignal], *, is_whole: bool
+    ) -> bool:
+        """Tell from an answer's beginning whether the cloud should take over: if what it is expected to add, now that
+        the device's own confidence is known, exceeds the threshold that held before."""
+        found = self._open.get(request.id)
+        p_wrong = None if self._judge is None else self._judge.doubt(signals, text, is_whole=is_whole)
+        if found is None or p_wrong is None:
+            return False
+        p_cloud = _P_CLOUD if found.score is None else found.score.p_cloud
+        gain = p_cloud - (1.0 - p_wrong)
+        is_doubtful = gain > max(found.decision.threshold, 0.0)
+        if is_doubtful:
+            self.budget.observe(request.tenant, gain, went=True)
+        return is_doubtful
+
+    def finished(self, origin: Origin, last: Chunk) -> None:
+        """Take note of a finished answer."""
+        self._surroundings.answered(origin, last)
+        if last.usage is not None:
+            self._length.observe(last.usage.completion_tokens)
+        if origin.cost:
+            self.budget.spend(origin.cost, now_s=self._clock(), wall_s=self._wall_clock())
+            if self._spent is not None:
+                self._spent(self.budget.state())
+
+    def _decide(self, request: GenerateRequest) -> tuple[Decision, Judged | None]:
+        now = self._surroundings.circumstances(request)
+        verdict = self._rules.judge(request, now)
+        expected = self._length.expected(request.max_tokens)
+        score = None
+        if verdict.side == "free" and self._scorer is not None:
+            n_turns = len(request.messages or ()) or 1
+            score = self._scorer.score(question(request), n_turns=n_turns, max_tokens=request.max_tokens)
+        allowance = self.budget.allowance(request.tenant, now_s=self._clock(), wall_s=self._wall_clock())
+        decision = decide(
+            verdict,
+            now,
+            allowance,
+            score=score,
+            pace=self._surroundings.pace(request, expected),
+            deadline_s=request.deadline_s,
+            expected_cost=self._surroundings.expected_cost(request, expected),
+        )
+        return decision, score
+
+
+def question(request: GenerateRequest) -> str:
+    """Give what is judged: the last user message, else the prompt."""
+    if request.messages:
+        return next((m.content for m in reversed(request.messages) if m.role == "user"), "")
+    return request.prompt or ""

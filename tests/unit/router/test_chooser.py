@@ -1,0 +1,150 @@
+"""The router's state: what it decides, doubts, spends and tells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from edge_rt.config import Router as Settings
+from edge_rt.errors import MustStayError
+from edge_rt.router.budget import Budget, Pace
+from edge_rt.router.chooser import Chooser
+from edge_rt.router.rules import Circumstances
+from edge_rt.types import Chunk, GenerateRequest, Message, Origin, Timings, TokenSignal, Usage
+
+ASKED = GenerateRequest(id="r", model="m", messages=(Message(role="user", content="why is the sky blue"),))
+SIGNALS = (TokenSignal(logprob=-2.0, margin=0.1, entropy=3.0),) * 16
+LAST = Chunk(
+    text="",
+    finish_reason="stop",
+    usage=Usage(prompt_tokens=5, completion_tokens=40),
+    timings=Timings(queue_s=0, prefill_s=0.1, prefill_tokens=5, decode_s=0.4, decode_tokens=39, ttft_s=0.1),
+)
+
+
+@dataclass
+class FakeScore:
+    p_local: float
+    p_cloud: float
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def gain(self) -> float:
+        return self.p_cloud - self.p_local
+
+
+@dataclass
+class FakeScorer:
+    scored: FakeScore
+    asked: list[str] = field(default_factory=list)
+
+    def score(self, text: str, *, n_turns: int = 1, max_tokens: int | None = None) -> FakeScore:
+        self.asked.append(text)
+        return self.scored
+
+
+@dataclass
+class FakeJudge:
+    p_wrong: float | None
+
+    def doubt(self, signals: Sequence[TokenSignal], text: str, *, is_whole: bool = False) -> float | None:
+        return self.p_wrong
+
+
+@dataclass
+class FakeSurroundings:
+    now: Circumstances = Circumstances()  # noqa: RUF009 - frozen
+    ended: list[Origin] = field(default_factory=list)
+
+    def circumstances(self, request: GenerateRequest) -> Circumstances:
+        return self.now
+
+    def pace(self, request: GenerateRequest, expected_tokens: float) -> Pace:
+        return Pace(expected_tokens=expected_tokens)
+
+    def expected_cost(self, request: GenerateRequest, expected_tokens: float) -> float | None:
+        return 0.001
+
+    def answered(self, origin: Origin, last: Chunk) -> None:
+        self.ended.append(origin)
+
+
+def make(p_local: float = 0.8, p_cloud: float = 0.9, p_wrong: float | None = 0.1, share: float = 0.5) -> Chooser:
+    return Chooser(
+        Settings(cloud_share=share),
+        FakeSurroundings(),
+        scorer=FakeScorer(FakeScore(p_local, p_cloud)),
+        judge=FakeJudge(p_wrong),
+        budget=Budget(share=share, prior=[0.2, 0.3]),
+    )
+
+
+def test_a_hard_question_goes_and_an_easy_one_is_begun_here() -> None:
+    hard = make(p_local=0.2).choose(ASKED)
+    assert (hard.where, hard.reason, hard.on_probation) == ("cloud", "hard", False)
+    easy = make(p_local=0.95).choose(ASKED)
+    assert (easy.where, easy.reason, easy.on_probation) == ("local", "easy", True)
+
+
+def test_what_must_stay_is_never_on_probation() -> None:
+    private = replace(ASKED, messages=(Message(role="user", content="mail jane.doe@example.com the plan"),))
+    choice = make(p_local=0.2).choose(private)
+    assert (choice.where, choice.reason, choice.on_probation) == ("local", "private", False)
+    with pytest.raises(MustStayError, match="must not leave the device"):
+        make().choose(replace(private, route="cloud"))
+
+
+def test_without_a_share_nothing_is_held_back_for_a_cloud_that_may_not_be_asked() -> None:
+    assert not make(share=0.0).choose(ASKED).on_probation
+
+
+@pytest.mark.parametrize(("p_wrong", "is_doubtful"), [(0.9, True), (0.05, False), (None, False)])
+def test_an_answer_is_doubtful_if_the_cloud_would_now_add_enough(p_wrong: float | None, is_doubtful: bool) -> None:
+    chooser = make(p_wrong=p_wrong)
+    chooser.choose(ASKED)
+    assert chooser.is_doubtful(ASKED, "perhaps", SIGNALS, is_whole=False) is is_doubtful
+
+
+def test_an_unknown_answer_is_never_handed_over() -> None:
+    assert not make(p_wrong=0.99).is_doubtful(ASKED, "perhaps", SIGNALS, is_whole=False)
+
+
+def test_hand_overs_count_for_the_share() -> None:
+    chooser = make(p_wrong=0.9)
+    for i in range(20):
+        asked = replace(ASKED, id=str(i))
+        if chooser.choose(asked).on_probation:
+            chooser.is_doubtful(asked, "perhaps", SIGNALS, is_whole=False)
+    assert chooser.budget.share_of("") == pytest.approx(0.5, abs=0.2)
+
+
+def test_what_an_answer_cost_is_spent_and_kept() -> None:
+    kept: list[dict[str, Any]] = []
+    surroundings = FakeSurroundings()
+    chooser = Chooser(Settings(max_cost_per_day=1.0), surroundings, spent=kept.append)
+    chooser.finished(Origin(endpoint="c", cost=0.4), LAST)
+    chooser.finished(Origin(), LAST)
+    assert (chooser.budget.spent, [state["spent"] for state in kept]) == (0.4, [0.4])
+    assert len(surroundings.ended) == 2
+
+
+def test_explaining_counts_nothing() -> None:
+    chooser = make(p_local=0.2)
+    decision = chooser.explain(ASKED)
+    assert decision.where == "cloud"
+    assert math.isfinite(decision.threshold)
+    assert chooser.budget.share_of("") == 0.0
+    assert "sky" not in "".join(decision.lines)
+
+
+def test_the_last_user_message_is_judged() -> None:
+    scorer = FakeScorer(FakeScore(0.9, 0.9))
+    chooser = Chooser(Settings(), FakeSurroundings(), scorer=scorer)
+    talk = (Message(role="user", content="one"), Message(role="assistant", content="two"))
+    chooser.choose(replace(ASKED, messages=(*talk, Message(role="user", content="three"))))
+    chooser.choose(replace(ASKED, messages=None, prompt="four"))
+    assert scorer.asked == ["three", "four"]
