@@ -18,6 +18,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Final, Literal, Protocol
 
+from edge_rt.cloud.hedge import hedged
 from edge_rt.errors import CloudError, DeadlineError, MustStayError, NotCachedError, RequestError
 from edge_rt.router.decide import Decision
 from edge_rt.router.rules import REASONS
@@ -92,6 +93,18 @@ class AnswerCache(Protocol):
         ...
 
 
+class Hedging(Protocol):
+    """Decides when a second source is asked because the first is late; assembly.Hedging is one."""
+
+    def after_s(self, where: Literal["local", "cloud"]) -> float | None:
+        """Give how long the first source has; None: no second one is asked. Counts the request."""
+        ...
+
+    def take(self) -> bool:
+        """Spend a second question, if one is left."""
+        ...
+
+
 class AnsweringEvents(Protocol):
     """Where the figures go; edge_rt.telemetry.Telemetry is one."""
 
@@ -106,6 +119,7 @@ class Answering:
     local   the device's own models
     cache   None without one
     cloud, router   both or neither: without them every request stays
+    hedging         None: a second source is asked only when the first has failed
     """
 
     def __init__(
@@ -116,10 +130,11 @@ class Answering:
         cache: AnswerCache | None = None,
         cloud: Cloud | None = None,
         router: Router | None = None,
+        hedging: Hedging | None = None,
         hold_back_tokens: int = 16,
     ) -> None:
         self._local, self._events = local, events
-        self._cache, self._cloud, self._router = cache, cloud, router
+        self._cache, self._cloud, self._router, self._hedging = cache, cloud, router, hedging
         self._hold_back_tokens = min(hold_back_tokens, _MAX_SIGNALS)
 
     def explain(self, request: GenerateRequest) -> Decision:
@@ -186,12 +201,7 @@ class Answering:
             return
         choice = self._router.choose(request)
         self._events.routed(choice.where, choice.reason)
-        if choice.where == "cloud":
-            answer = self._in_cloud(request, choice.reason)
-        elif choice.on_probation and self._hold_back_tokens:
-            answer = self._on_probation(request, choice.reason)
-        else:
-            answer = self._on_device(request, choice.reason)
+        answer = self._chosen(request, choice)
         origin = Origin()
         async with aclosing(answer):
             async for chunk in answer:
@@ -199,6 +209,28 @@ class Answering:
                 if chunk.finish_reason is not None:
                     self._router.finished(origin, chunk)
                 yield chunk
+
+    def _chosen(self, request: GenerateRequest, choice: Choice) -> AsyncGenerator[Chunk, None]:
+        if choice.on_probation and self._hold_back_tokens:
+            return self._on_probation(request, choice.reason)
+        sources: dict[str, Callable[[], AsyncGenerator[Chunk, None]]] = {
+            "local": lambda: self._on_device(request, choice.reason),
+            "cloud": lambda: self._in_cloud(request, choice.reason),
+        }
+        if self._hedging is None or not choice.may_go or request.route != "auto":
+            return sources[choice.where]()
+        after_s = self._hedging.after_s(choice.where)
+        if after_s is None:
+            return sources[choice.where]()
+        late: dict[str, Callable[[], AsyncGenerator[Chunk, None]]] = {
+            "local": lambda: self._in_cloud_alone(request),
+            "cloud": lambda: self._on_device(request, "cloud-late"),
+        }
+        return hedged(sources[choice.where], late[choice.where], after_s=after_s, may=self._hedging.take)
+
+    def _in_cloud_alone(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        assert self._cloud is not None
+        return self._cloud.generate(request, due_at_s=self._due_at_s(request), reason="device-late")
 
     async def _on_device(self, request: GenerateRequest, reason: str) -> AsyncGenerator[Chunk, None]:
         first = True

@@ -216,11 +216,13 @@ class Choice:
 
     reason        a word or two, for x-edge-route-reason and the counters
     on_probation  the device begins, and the cloud may take over before the first text leaves
+    may_go        the cloud may be asked beside the device
     """
 
     where: Literal["local", "cloud"]
     reason: str
     on_probation: bool = False
+    may_go: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

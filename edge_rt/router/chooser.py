@@ -109,7 +109,7 @@ class Chooser:
             and decision.threshold < 1.0
         )
         where: Literal["local", "cloud"] = "cloud" if decision.where == "cloud" else "local"
-        return Choice(where=where, reason=decision.reason, on_probation=on_probation)
+        return Choice(where=where, reason=decision.reason, on_probation=on_probation, may_go=decision.may_go)
 
     def is_doubtful(
         self, request: GenerateRequest, text: str, signals: Sequence[TokenSignal], *, is_whole: bool

@@ -25,6 +25,7 @@ class FakeModel:
 
     words: Sequence[str] = ("so ", "it ", "is ", "here")
     fails_at: int | None = None
+    wait_s: float = 0.0
     error: Exception = field(default_factory=lambda: CloudUnreachableError(endpoint="c", reason="down"))
     asked: list[GenerateRequest] = field(default_factory=list)
     n_open: int = 0
@@ -48,7 +49,7 @@ class FakeModel:
         self.n_open += 1
         try:
             for i, word in enumerate(self.words):
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.wait_s)
                 if i == self.fails_at:
                     raise self.error
                 self.n_said += 1
@@ -92,6 +93,19 @@ class FakeRouter:
 
     def finished(self, origin: Origin, last: Chunk) -> None:
         self.ended.append(origin)
+
+
+@dataclass
+class FakeHedging:
+    wait_s: float | None = 0.0
+    n_left: int = 1
+
+    def after_s(self, where: str) -> float | None:
+        return self.wait_s
+
+    def take(self) -> bool:
+        self.n_left -= 1
+        return self.n_left >= 0
 
 
 @dataclass
@@ -140,6 +154,7 @@ class Bench:
     router: FakeRouter = field(default_factory=FakeRouter)
     events: FakeEvents = field(default_factory=FakeEvents)
     cache: FakeCache | None = None
+    hedging: FakeHedging | None = None
     hold_back_tokens: int = 2
 
     def ask(self, request: GenerateRequest = ASKED, n: int | None = None) -> list[Chunk]:
@@ -152,6 +167,7 @@ class Bench:
                 cache=self.cache,
                 cloud=self.cloud,
                 router=self.router,
+                hedging=self.hedging,
                 hold_back_tokens=self.hold_back_tokens,
             )
             chunks: list[Chunk] = []
@@ -264,6 +280,35 @@ def test_on_probation_an_answer_shorter_than_what_is_held_back_is_judged_at_its_
 @pytest.mark.parametrize("router", [FakeRouter(), FakeRouter(TO_CLOUD), FakeRouter(PROBATION, doubts=True)])
 def test_a_client_that_leaves_stops_whoever_answers(router: FakeRouter) -> None:
     assert len(Bench(router=router).ask(n=1)) == 1  # ask checks that nothing is left open
+
+
+# -- when one is late
+
+
+def test_who_is_late_is_hedged_by_the_other() -> None:
+    bench = Bench(
+        router=FakeRouter(replace(SIMPLE, may_go=True)), hedging=FakeHedging(), device=FakeModel(wait_s=3600.0)
+    )
+    chunks = bench.ask()
+    assert text(chunks) == "cloud says"
+    assert chunks[0].origin == Origin(endpoint="c", reason="device-late")
+
+
+@pytest.mark.parametrize(
+    ("choice", "asked", "hedging"),
+    [
+        (replace(SIMPLE, may_go=True), ASKED, FakeHedging(wait_s=None)),
+        (replace(SIMPLE, may_go=True), ASKED, FakeHedging(n_left=0)),
+        (replace(SIMPLE, may_go=True), replace(ASKED, route="local"), FakeHedging()),
+        (SIMPLE, ASKED, FakeHedging()),
+    ],
+)
+def test_what_may_not_go_or_is_not_late_is_asked_once(
+    choice: Choice, asked: GenerateRequest, hedging: FakeHedging
+) -> None:
+    bench = Bench(router=FakeRouter(choice), hedging=hedging)
+    assert text(bench.ask(asked)) == "device says"
+    assert bench.cloud.asked == []
 
 
 # -- with a cache
