@@ -153,7 +153,7 @@ class Answering:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Stream one answer; its first chunk says where it comes from.
 
-        Raises what the models raise, NotCachedError, MustStayError and, for route cloud, CloudError.
+        Raises what the models raise, NotCachedError, MustStayError, and CloudError for an answer that broke off.
         """
         if self._router is None and request.route == "cloud":
             raise MustStayError(rule="no [cloud.NAME] is configured")
@@ -240,7 +240,7 @@ class Answering:
                 first = False
 
     async def _in_cloud(self, request: GenerateRequest, reason: str) -> AsyncGenerator[Chunk, None]:
-        """Let the cloud answer; where it fails before its first text the device does, if it may."""
+        """Let the cloud answer; where it fails before its first text the device does."""
         assert self._cloud is not None
         due_at_s = self._due_at_s(request)
         has_begun = False
@@ -251,7 +251,7 @@ class Answering:
                     yield chunk
             return
         except (CloudError, RequestError) as exc:  # a refusal too: the device may take what the cloud does not
-            if has_begun or request.route == "cloud":
+            if has_begun:
                 raise
             _log.info("answering here instead: %s", exc)
         self._events.handed_over("cloud-failed")
