@@ -16,6 +16,7 @@ import msgspec
 from edge_rt.api import infer_client
 from edge_rt.api.infer_client import Array, InferResult
 from edge_rt.api.kserve_wire import RegionPart
+from edge_rt.api.plain_http import ConnectingError, PlainHttp, Reply
 from edge_rt.api.shm_client import SharedTensor
 from edge_rt.api.status import rebuild
 from edge_rt.errors import DaemonLostError, DaemonUnreachableError, InvalidRequestError
@@ -62,9 +63,14 @@ class Client:
             headers={"authorization": f"Bearer {api_key}"} if api_key else None,
             timeout=httpx2.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
         )
+        self._plain = (
+            PlainHttp(socket, connect_timeout_s=_CONNECT_TIMEOUT_S, timeout_s=timeout_s) if socket is not None else None
+        )
 
     def close(self) -> None:
         self._http.close()
+        if self._plain is not None:
+            self._plain.close()
 
     def __enter__(self) -> Self:
         return self
@@ -101,11 +107,10 @@ class Client:
         parameters  of the request, as sequence_id or timeout
         """
         headers, body = infer_client.write(inputs, outputs, regions or {}, parameters)
-        with self._reached():
-            response = self._http.post(f"/v2/models/{quote(model)}/infer", content=body, headers=headers)
-        if response.is_error:
-            raise rebuild(response.status_code, response.content)
-        return infer_client.read(self.address, response.headers.get(infer_client.HEADER_LENGTH), response.content)
+        reply = self._post(f"/v2/models/{quote(model)}/infer", headers, body)
+        if reply.status >= 400:
+            raise rebuild(reply.status, reply.body)
+        return infer_client.read(self.address, reply.headers.get(infer_client.HEADER_LENGTH.lower()), reply.body)
 
     def models(self) -> list[dict[str, Any]]:
         """List the models that have been pulled, as /v1/models shows them."""
@@ -206,6 +211,20 @@ class Client:
                         yield Piece(text=text)
         raise DaemonLostError(address=self.address, reason="it closed the connection")
 
+    def _post(self, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        if self._plain is None:
+            with self._reached():
+                response = self._http.post(target, content=body, headers=dict(headers))
+            return Reply(response.status_code, dict(response.headers), response.content)
+        try:
+            return self._plain.post(target, headers, body)
+        except ConnectingError as exc:
+            raise unreachable(self.address, exc) from exc
+        except (BlockingIOError, TimeoutError) as exc:
+            raise DaemonLostError(address=self.address, reason="it has been silent for too long") from exc
+        except OSError as exc:
+            raise DaemonLostError(address=self.address, reason=exc.strerror or str(exc)) from exc
+
     @contextmanager
     def _reached(self) -> Iterator[None]:
         try:
@@ -218,7 +237,7 @@ class Client:
             raise DaemonLostError(address=self.address, reason=str(exc) or type(exc).__name__) from exc
 
 
-def unreachable(address: str, exc: httpx2.HTTPError) -> DaemonUnreachableError:
+def unreachable(address: str, exc: httpx2.HTTPError | ConnectingError) -> DaemonUnreachableError:
     """Say why a connection could not be made, in the system's words where it has some."""
     cause: BaseException | None = exc
     while cause is not None and not isinstance(cause, OSError):

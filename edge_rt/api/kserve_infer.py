@@ -180,9 +180,9 @@ class Inference:
             raise UnsupportedFeatureError(feature="shared memory over TCP", remedy="ask on the Unix socket")
         return self._leases.enter_context(self._api.lease(part, self._caller.peer.uid))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's signature
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._leases:
-            async with StopOnHangUp(receive):
+            async with StopOnHangUp(receive, scope["state"].get("hang_ups")):
                 answer = await self._api.runtime.infer(self._request)
                 answer = await put_the_rest(answer, self._request)
                 head, tensors = await self._write(answer)

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from edge_rt.api.callers import Peer
+from edge_rt.api.sse import HangUps
 from edge_rt.api.status import reply
 from edge_rt.errors import OverloadedError
 
@@ -85,7 +86,9 @@ class PeerProtocol(HttpToolsProtocol):
     _send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.app_state = {**self.app_state, "peer": Peer.of(transport.get_extra_info("socket"))}
+        self._hang_ups = HangUps()
+        peer = Peer.of(transport.get_extra_info("socket"))
+        self.app_state = {**self.app_state, "peer": peer, "hang_ups": self._hang_ups}
         super().connection_made(transport)
         self.idle_since_s = self.loop.time()
         self._await_head()
@@ -96,6 +99,7 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         self._stop_send_timer()
+        self._hang_ups.tell()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -7,6 +7,7 @@ share two cores with the decoding worker.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
@@ -57,14 +58,41 @@ class HungUpError(Exception):
     """The client closed the connection before its answer was whole. Never leaves the API."""
 
 
+class HangUps:
+    """Who shall hear that a connection is lost. One for each connection, in the scope state of its requests."""
+
+    def __init__(self) -> None:
+        self._is_lost = False
+        self._listeners: set[Callable[[], None]] = set()
+
+    def add(self, listener: Callable[[], None]) -> None:
+        """Call the listener once the connection is lost, at once if it is."""
+        if self._is_lost:
+            listener()
+        else:
+            self._listeners.add(listener)
+
+    def remove(self, listener: Callable[[], None]) -> None:
+        self._listeners.discard(listener)
+
+    def tell(self) -> None:
+        self._is_lost = True
+        while self._listeners:
+            self._listeners.pop()()
+
+
 class StopOnHangUp:
     """Cancel the body of an `async with` when the client disconnects, and raise HungUpError from it.
 
     The request's body must have been read. receive is called by this only until the block ends.
+
+    hang_ups  tells of it without a task that waits for receive, which short requests feel
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, hang_ups: HangUps | None = None) -> None:
         self._receive = receive
+        self._hang_ups = hang_ups
+        self._watch: asyncio.Task[None] | None = None
         self._seen = False
 
     async def __aenter__(self) -> None:
@@ -72,18 +100,27 @@ class StopOnHangUp:
         if task is None:
             raise RuntimeError("StopOnHangUp needs a task to cancel")
         self._task = task
-        self._watch = asyncio.get_running_loop().create_task(self._wait())
+        if self._hang_ups is not None:
+            self._hang_ups.add(self._stop)
+        else:
+            self._watch = asyncio.get_running_loop().create_task(self._wait())
 
     async def _wait(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._stop()
+
+    def _stop(self) -> None:
         self._seen = True
         self._task.cancel()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._watch.cancel()
+        if self._hang_ups is not None:
+            self._hang_ups.remove(self._stop)
+        if self._watch is not None:
+            self._watch.cancel()
         # Another cancellation (the server's) beside ours goes on as what it is.
         if self._seen and self._task.uncancel() == 0 and isinstance(error, asyncio.CancelledError):
             raise HungUpError from error

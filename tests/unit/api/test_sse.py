@@ -6,7 +6,7 @@ import pytest
 from starlette.types import Message
 
 from edge_rt.api.schemas import Content
-from edge_rt.api.sse import EventSender, HungUpError, StopOnHangUp, error_event, event
+from edge_rt.api.sse import EventSender, HangUps, HungUpError, StopOnHangUp, error_event, event
 
 
 def test_an_event_is_one_line_whatever_the_text() -> None:
@@ -62,6 +62,35 @@ def test_a_hang_up_stops_the_work() -> None:
         assert task is not None
         assert task.cancelling() == 0
         await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_lost_before", [False, True])
+def test_a_lost_connection_stops_the_work_that_listens_to_it(is_lost_before: bool) -> None:
+    async def scenario() -> None:
+        hang_ups, before, after = HangUps(), [False], [False]
+        if is_lost_before:
+            hang_ups.tell()
+
+        async def work() -> None:
+            async with StopOnHangUp(Client(), hang_ups):
+                before[0] = True
+                hang_ups.tell()
+                await asyncio.Event().wait()
+                after[0] = True
+
+        with pytest.raises(HungUpError):
+            await work()
+        assert (before, after) == ([True], [False])
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        async with StopOnHangUp(Client(), other := HangUps()):
+            await asyncio.sleep(0)
+        other.tell()  # nobody listens any more
+        await asyncio.sleep(0)
+        assert task.cancelling() == 0
 
     asyncio.run(scenario())
 
