@@ -3,7 +3,8 @@
 classifier   EfficientNet-Lite0's layers and sizes: uint8 [n, 224, 224, 3] to 1,000 logits, 18.5 MB
 inspection   a small CNN as inspection cameras run it: fp32 [n, 1, 128, 128] to 6 logits
 square       y = x · x and t = s + 1, of any number of rows and columns; stateful is the same with s kept as a state
-dense        three layers of 1,024: fp32 [n, 512] to 256, as sensors and scoring have it; weights are read once a run
+dense        three layers of 1,024: fp32 [n, 512] to 256, as sensors and scoring have it; 8 MB, which caches hold
+wide         the same with layers of 4,096: fp32 [n, 1024] to 1,024, 101 MB of weights that are read once a run
 """
 
 from __future__ import annotations
@@ -163,12 +164,16 @@ def _write_inspection(path: Path) -> None:
     g.save(path, MODELS["inspection"], logits, 6)
 
 
-def _write_dense(path: Path) -> None:
-    g, x, sizes = Graph(), "x", (512, 1024, 1024, 256)
+def _write_dense(path: Path, sizes: tuple[int, ...] = (512, 1024, 1024, 256)) -> None:
+    g, x = Graph(), "x"
     for n_in, n_out in itertools.pairwise(sizes):
         layer = g.add("Gemm", x, g.weight(n_in, n_out, fan_in=n_in), g.constant(np.zeros(n_out, np.float32)))
         x = g.add("Relu", layer)
-    g.save(path, MODELS["dense"], x, sizes[-1])
+    g.save(path, MODELS[path.stem], x, sizes[-1])
+
+
+def _write_wide(path: Path) -> None:
+    _write_dense(path, (1024, 4096, 4096, 1024))
 
 
 def _write_square(path: Path) -> None:
@@ -188,6 +193,7 @@ MODELS = {
     "square": Model(write=_write_square, input="x", dtype="float32", shape=(512,), max_batch=8),
     "stateful": Model(write=_write_square, input="x", dtype="float32", shape=(512,), max_batch=1, more=_STATE),
     "dense": Model(write=_write_dense, input="x", dtype="float32", shape=(512,), max_batch=16),
+    "wide": Model(write=_write_wide, input="x", dtype="float32", shape=(1024,), max_batch=16),
 }
 
 

@@ -41,6 +41,11 @@ class Process:
         rate, cpu_s = self._ask("clients", n_clients, seconds)
         return rate, cpu_s
 
+    def rows(self, n_rows: int, seconds: float) -> tuple[float, float]:
+        """Infer n_rows rows at a time from one thread; give rows a second, and CPU s a row."""
+        rate, cpu_s = self._ask("rows", n_rows, seconds)
+        return rate, cpu_s
+
     def resident_mib(self) -> float:
         status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
         line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
@@ -102,6 +107,16 @@ class Subject:
         for thread in threads:
             thread.join()
         return [n_done / elapsed_s, cpu_s / max(1, n_done)]
+
+    def rows(self, n_rows: int, seconds: float) -> list[float]:
+        feeds = self._model.feeds(n_rows)
+        for _ in range(2):
+            self._infer(feeds)
+        n_done, begun_s, begun_cpu_s = 0, time.perf_counter(), time.process_time()
+        while not n_done or time.perf_counter() - begun_s < seconds:
+            self._infer(feeds)
+            n_done += n_rows
+        return [n_done / (time.perf_counter() - begun_s), (time.process_time() - begun_cpu_s) / n_done]
 
 
 def onnxruntime_alone(name: str, path: Path, *, n_threads: int = 0, spin: bool = True) -> Subject:
