@@ -13,10 +13,11 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from edge_rt.answering import Answering, AnsweringEvents
-from edge_rt.cache.answers import Answers
+from edge_rt.cache.answers import Answers, store_path
 from edge_rt.cache.exact import CacheEvents, ExactTier
 from edge_rt.cache.key import Identity
 from edge_rt.cache.store import Store
+from edge_rt.cache.tensor_results import TensorResults
 from edge_rt.cloud import wire
 from edge_rt.cloud.endpoints import CloudEvents, CloudModels, EndpointHealth
 from edge_rt.cloud.hedge import HedgePolicy
@@ -145,11 +146,13 @@ class Parts:
     """What Answering needs beside models, and what must be closed in the end.
 
     store   of answers; None where the cache is switched off
+    tensor_results  None unless outputs of tensor models are kept
     cloud   None where no endpoint is configured
     ledger  where what was spent today is kept; None: nowhere
     """
 
     store: Store | None = None
+    tensor_results: TensorResults | None = None
     cloud: CloudModels | None = None
     ledger: Path | None = None
 
@@ -165,12 +168,13 @@ class Parts:
 
 def open_parts(config: Config, events: Events, store_dir: Path) -> Parts:
     """Open the store of answers and make ready to ask endpoints. Raises ConfigError."""
-    settings, store = config.cache, None
+    settings, store, tensor_results = config.cache, None, None
     if settings.enabled:
-        path = Path(settings.store_file).expanduser() if settings.store_file else store_dir / "cache.sqlite"
+        path = store_path(settings, store_dir)
         store = Store.open(path, max_bytes=settings.max_bytes, max_value_bytes=settings.max_answer_bytes, events=events)
+        tensor_results = TensorResults(settings, store, events) if settings.tensors else None
     cloud = CloudModels(config.cloud, events) if config.cloud else None
-    return Parts(store=store, cloud=cloud, ledger=store_dir / "router.json")
+    return Parts(store=store, tensor_results=tensor_results, cloud=cloud, ledger=store_dir / "router.json")
 
 
 def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) -> Answering:

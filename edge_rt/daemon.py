@@ -74,6 +74,7 @@ def run(
             store,
             metrics,
             profile=profile,
+            tensor_results=parts.tensor_results,
             answer_by=lambda models: assemble(config, models, metrics, parts),
         )
         regions = None

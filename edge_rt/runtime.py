@@ -19,11 +19,13 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from edge_rt import config
 from edge_rt.answering import Answering
 from edge_rt.assembly import LocalModels
 from edge_rt.cache.key import Identity
+from edge_rt.cache.tensor_results import TensorResults
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.chains import run_chain, task_of
@@ -33,6 +35,7 @@ from edge_rt.errors import (
     DeadlineError,
     ModelNotFoundError,
     ModelNotPulledError,
+    NotCachedError,
     ShuttingDownError,
     UnsupportedFeatureError,
 )
@@ -81,6 +84,7 @@ class Runtime:
         profile: Profile | None = None,
         probes: Probes | None = None,
         answer_by: Callable[[LocalModels], Answering] | None = None,
+        tensor_results: TensorResults | None = None,
     ) -> None:
         self._config = loaded.config
         self._store = store
@@ -98,6 +102,7 @@ class Runtime:
         )
         self._probes.listen(self._dispatcher.replan)
         self._answering = answer_by(self) if answer_by is not None else Answering(self.generate_here, telemetry)
+        self._tensor_results = tensor_results
         self._entries: dict[str, _Entry] = {}
         self._state = "new"
         manifests: dict[str, Manifest | None] = {manifest.id: manifest for manifest in store.manifests()}
@@ -182,11 +187,27 @@ class Runtime:
         )
 
     async def infer(self, request: TensorRequest) -> TensorAnswer:
-        """Run a tensor model. Raises as generate does, and InvalidRequestError for inputs that do not fit the model."""
+        """Run a tensor model, or give stored outputs. Raises as generate does, and for inputs that do not fit."""
         check_tensors(request, self._config.limits)
         self._check_kind(request.model, "tensor")
-        async with self._queued(request) as due_at_s:
-            return await self._dispatcher.infer(request, due_at_s)
+
+        async def compute() -> TensorAnswer:
+            async with self._queued(request) as due_at_s:
+                return await self._dispatcher.infer(request, due_at_s)
+
+        if self._tensor_results is None:
+            if request.only_if_cached:
+                raise NotCachedError
+            return await compute()
+        return await self._tensor_results.infer(request, self._files(request.model), compute)
+
+    def _files(self, model: str) -> str:
+        """Name the files of all forms of a tensor model, any of which may answer."""
+        entry = self._entry(model)
+        if entry.manifest is None:
+            return f"{entry.settings.backend} {entry.settings.variant}"
+        forms = ((form.id, entry.manifest.lineage(form)) for form in entry.manifest.variants)
+        return blake2b(repr((entry.settings.variant, *forms)).encode(), digest_size=32).hexdigest()
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         """Run a tensor model's pipeline, or a chain, on a file.

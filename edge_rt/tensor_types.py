@@ -82,6 +82,7 @@ class TensorRequest:
     is_last    forget the stream's state after this
     variant    the form that must answer, with streams of its own; "" leaves it to the placement
     tenant, deadline_s  as in GenerateRequest
+    no_cache, no_store, only_if_cached  as in CacheWishes
     """
 
     id: str
@@ -95,6 +96,9 @@ class TensorRequest:
     variant: str = ""
     tenant: str = ""
     deadline_s: float | None = None
+    no_cache: bool = False
+    no_store: bool = False
+    only_if_cached: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +121,8 @@ class TensorAnswer:
     place           the back end and device that computed them, from the model's form variant
     n_stream_calls  of the request's stream since its state was zeros, with this one; 1 in the middle of a stream means
                     that its state was lost, to a worker's restart or to other streams. 0 without a stream
+    age_s           of stored outputs; None: they were computed for this request
+    similarity      of the stored picture to this one, 0..1, where it is not the same
     """
 
     outputs: tuple[Tensor, ...]
@@ -124,6 +130,8 @@ class TensorAnswer:
     place: str = ""
     variant: str = ""
     n_stream_calls: int = 0
+    age_s: float | None = None
+    similarity: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.api.kserve_infer import HEADER_LENGTH, Caller, Converter, Inference
 from edge_rt.api.schemas import decode_with, encode
 from edge_rt.api.status import HttpError, open_inference_body
+from edge_rt.cache.admission import wishes
 
 
 def routes(api: Api) -> list[Route]:
@@ -44,7 +45,8 @@ def routes(api: Api) -> list[Route]:
     async def infer(request: Request) -> ASGIApp:
         model, version = _named(request)
         body = await read_body(request, api)
-        caller = Caller(tenant=request.state.tenant, peer=getattr(request.state, "peer", None))
+        asked = wishes(", ".join(request.headers.getlist("cache-control")))
+        caller = Caller(tenant=request.state.tenant, peer=getattr(request.state, "peer", None), wishes=asked)
         length = request.headers.get(HEADER_LENGTH)
         return await Inference.read(api, body, length, caller, convert, model=model, version=version)
 

@@ -23,6 +23,7 @@ from edge_rt.api.tensor_json import MAX_JSON_BYTES, from_json, to_json
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_shape, check_size
 from edge_rt.tensor_types import Tensor, TensorAnswer, TensorRegion, TensorRequest
+from edge_rt.types import CacheWishes
 from edge_rt.worker.regions import put
 
 HEADER_LENGTH: Final = "inference-header-content-length"
@@ -73,10 +74,11 @@ async def _from_json(param: str, sent: wire.WireInput, datatype: Any, convert: C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks; peer is None where the kernel does not tell."""
+    """Who asks, and what of the cache; peer is None where the kernel does not tell."""
 
     tenant: str
     peer: Peer | None
+    wishes: CacheWishes = field(default_factory=CacheWishes)
 
 
 class Inference:
@@ -145,6 +147,9 @@ class Inference:
             is_first=options.is_first,
             is_last=options.is_last,
             deadline_s=options.deadline_s,
+            no_cache=self._caller.wishes.no_cache,
+            no_store=self._caller.wishes.no_store,
+            only_if_cached=self._caller.wishes.only_if_cached,
         )
 
     async def _input(
@@ -192,6 +197,7 @@ class Inference:
         parts = [head, *tensors]
         size_bytes = sum(map(len, parts))
         headers.append((b"content-length", b"%d" % size_bytes))
+        headers += origin_headers(answer)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if size_bytes <= _JOINED_BYTES:
             parts = [b"".join(parts)]
@@ -231,6 +237,17 @@ async def put_the_rest(answer: TensorAnswer, request: TensorRequest) -> TensorAn
         return answer
     done = {tensor.name: await asyncio.to_thread(put, tensor, request.regions[tensor.name]) for tensor in rest}
     return replace(answer, outputs=tuple(done.get(tensor.name, tensor) for tensor in answer.outputs))
+
+
+def origin_headers(answer: TensorAnswer) -> list[tuple[bytes, bytes]]:
+    """Say of stored outputs that they are, and how old."""
+    if answer.age_s is None:
+        return []
+    state = b"hit-exact" if answer.similarity is None else b"hit-semantic"
+    headers = [(b"x-edge-cache", state), (b"age", b"%d" % answer.age_s)]
+    if answer.similarity is not None:
+        headers.append((b"x-edge-similarity", b"%.3f" % answer.similarity))
+    return headers
 
 
 def placed(region: TensorRegion) -> wire.Parameters:

@@ -19,7 +19,7 @@ Identities = Callable[[GenerateRequest], Sequence[Identity]]
 
 def store_path(settings: Cache, store_root: Path) -> Path:
     """Give where the stored answers are: as the settings say, else beside the models."""
-    return Path(settings.store_file) if settings.store_file else store_root / "cache.sqlite"
+    return Path(settings.store_file).expanduser() if settings.store_file else store_root / "cache.sqlite"
 
 
 class Lookup:

@@ -23,6 +23,7 @@ from edge_rt.errors import (
     ModelFormatError,
     ModelNotFoundError,
     ModelNotPulledError,
+    NotCachedError,
     QueueFullError,
     ShuttingDownError,
     UnsupportedFeatureError,
@@ -30,6 +31,7 @@ from edge_rt.errors import (
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.residency import ModelWorker
 from edge_rt.telemetry import Telemetry
+from edge_rt.tensor_types import Tensor, TensorRequest
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, Origin
 from edge_rt.worker.channel import Load
 from edge_rt.worker.supervisor import WorkerEvents
@@ -573,3 +575,13 @@ def test_who_may_answer_is_told_by_the_route_with_the_models_file_form_and_conte
     assert runtime.identities(request("tiny", route="local")) == (here,)
     assert runtime.identities(request("tiny", route="cloud")) == (far,)
     assert make(World()).identities(request()) == (Identity(model="null", backend="null", n_ctx=4096),)
+
+
+def test_only_if_cached_asks_no_tensor_model_where_nothing_is_stored() -> None:
+    async def main() -> None:
+        tensor = Tensor(name="x", datatype="UINT8", shape=(1,), data=b"x")
+        asked = TensorRequest(id="r", model="null", inputs=(tensor,), only_if_cached=True)
+        with pytest.raises(NotCachedError):
+            await make(World()).infer(asked)
+
+    virtual_time.run(main())
