@@ -261,7 +261,8 @@ async def stream_chat(
     """Stream one answer and give its text; hang up after cut_after events."""
     body = {"model": model, "messages": user(text), "temperature": 0, "stream": True}
     texts: list[str] = []
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+    headers = {"cache-control": "no-store"}  # every one is computed, and by itself
+    async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
             if line == "data: [DONE]":
