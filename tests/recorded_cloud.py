@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -77,7 +78,8 @@ class Reply:
 class RecordedCloud:
     """A server of scripts; `async with` it."""
 
-    def __init__(self, *scripts: Script) -> None:
+    def __init__(self, *scripts: Script, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.scripts, self.requests = list(scripts), list[Asked]()
         self.n_connections = self.n_hung_up = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,7 +88,7 @@ class RecordedCloud:
         self.scripts = list(scripts)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
         self.port: int = self._server.sockets[0].getsockname()[1]
         return self
 

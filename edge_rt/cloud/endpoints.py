@@ -131,16 +131,18 @@ class CloudModels:
         ContextLengthError where none is large enough; UnsupportedFeatureError for what only the device can do.
         """
         clock = asyncio.get_running_loop().time
-        self._wake(clock())
-        n_prompt_tokens, idempotency_key = wire.estimated_tokens(request), str(uuid.uuid4())
-        candidates = self._large_enough(n_prompt_tokens)
+        idempotency_key = str(uuid.uuid4())
+        candidates = self._large_enough(wire.estimated_tokens(request))
+        # A request that may be answered here as well does not find out whether an endpoint works again.
+        try_it = request.route == "cloud" and not any(e.may(clock(), try_it=False) for e in candidates)
+        if not try_it:
+            self._wake(clock())
         failed: dict[str, list[CloudError]] = {}
         errors: list[CloudError] = []
         while True:
             n_before = len(errors)
             for endpoint in candidates:
-                # A request that may be answered here as well does not find out whether an endpoint works again.
-                if not endpoint.may(clock(), try_it=request.route == "cloud"):
+                if not endpoint.may(clock(), try_it=try_it):
                     continue
                 so_far = failed.setdefault(endpoint.name, [])
                 if so_far and not self._may_retry(endpoint, so_far):

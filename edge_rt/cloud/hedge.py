@@ -73,10 +73,12 @@ class _Race:
 
     def __init__(self) -> None:
         self._runners: list[tuple[AsyncGenerator[Chunk, None], asyncio.Task[list[Chunk]]]] = []
-        self._error: BaseException | None = None
+        self._first: AsyncGenerator[Chunk, None] | None = None
+        self._error: BaseException | None = None  # the first source's, if it has failed
 
     def begin(self, source: Source) -> None:
         answer = source()
+        self._first = self._first or answer
         self._runners.append((answer, asyncio.get_running_loop().create_task(_until_text(answer))))
 
     async def last_winner(self) -> _Begun:
@@ -102,7 +104,7 @@ class _Race:
                 if error is None:
                     return answer, task.result()
                 self._runners.remove((answer, task))
-                self._error = self._error or error
+                self._error = error if answer is self._first else self._error or error
         return None
 
     async def close(self, but: AsyncGenerator[Chunk, None] | None = None) -> None:

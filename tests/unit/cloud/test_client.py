@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -471,6 +474,57 @@ def test_settings_that_cannot_be_used_are_named(settings: dict[str, Any], key: s
     assert caught.value.key == f"cloud.big.{key}"
     assert says_ in caught.value.problem
     assert "pw" not in str(caught.value)
+
+
+# TLS.
+
+
+def certificate(directory: Path, name: str) -> tuple[Path, ssl.SSLContext]:
+    """Make a certificate for a host; give it as a file to trust, and the server's context."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    cert, key = directory / f"{name}.pem", directory / f"{name}.key"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    names = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
+    subprocess.run([*command, *names, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return cert, context
+
+
+def test_the_server_s_certificate_and_name_are_verified(tmp_path: Path) -> None:
+    cert, context = certificate(tmp_path, "cloud.example")
+    other, _ = certificate(tmp_path, "other.example")
+
+    async def main() -> None:
+        async with RecordedCloud(says("x"), tls=context) as cloud:
+
+            async def asked(host: str, ca_file: str) -> str:
+                settings = cloud.endpoint(base_url=f"https://{host}:{cloud.port}/v1", allow_http=False, ca_file=ca_file)
+                upstream = Upstream("big", settings, resolve=names("127.0.0.1"))
+                try:
+                    return text([chunk async for chunk in upstream.stream(chat())])
+                finally:
+                    await upstream.close()
+
+            assert await asked("cloud.example", str(cert)) == "x"
+            for host, ca_file in (("cloud.example", ""), ("cloud.example", str(other)), ("evil.example", str(cert))):
+                with pytest.raises(CloudUnreachableError, match="certificate is not trusted"):
+                    await asked(host, ca_file)
+            assert len(cloud.requests) == 1
+
+    asyncio.run(main())
 
 
 # The key.
