@@ -2,8 +2,8 @@
 
 No real device is measured here. Per seed: a CPU, an NPU and an FPGA of drawn speed and power, all loaded; ten minutes
 of requests, evenly and in bursts; windows in which the accelerators fail, and in which one is hot. The product learns
-of failures by meeting them and of heat by its probes, which take half a second and so come every 10 s; it compares its
-first answers with the CPU's, as always.
+of failures by meeting them and of heat by its probes, every placement.probe_s; it compares its first answers with the
+CPU's, as always.
 
 The oracle is told everything before it begins: arrivals, how long each request takes on each device, and every window.
 It places all requests offline: first each where it costs least at that time, then by moving single requests between

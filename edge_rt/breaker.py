@@ -8,6 +8,7 @@ BreakerState = Literal["closed", "open", "half_open"]
 
 MAX_PAUSE_FACTOR = 5.0  # of retry_s: even a device that stays broken is tried this often …
 LOST_FACTOR = 20.0  # … unless a failure takes long: of the time that goes by, tries may lose a twentieth
+EARLY_SHARE = 0.1  # of retry_s: the least pause before a try by a copy, which costs no client its answer
 
 
 class Ticket(NamedTuple):
@@ -21,10 +22,20 @@ class Breaker:
     """closed: requests pass. open: none until retry_s is over. half_open: one passes, whose end decides.
 
     Each request takes a ticket from begin and ends it by exactly one of succeeded, failed and abandoned. What began
-    before the breaker last opened says nothing of the device's state since then and is not counted.
+    before the breaker last opened says nothing of the device's state since then and is not counted. While it is open a
+    copy of a request may try early, where the request itself waits longer elsewhere than a try costs.
     """
 
-    __slots__ = ("_generation", "_max_failures", "_n_failures", "_pause_s", "_probe", "_retry_s", "retry_at_s")
+    __slots__ = (
+        "_early_at_s",
+        "_generation",
+        "_max_failures",
+        "_n_failures",
+        "_pause_s",
+        "_probe",
+        "_retry_s",
+        "retry_at_s",
+    )
 
     def __init__(self, *, max_failures: int, retry_s: float) -> None:
         if max_failures < 1 or retry_s <= 0:
@@ -32,6 +43,7 @@ class Breaker:
         self.retry_at_s: float | None = None  # None: closed
         self._max_failures, self._retry_s = max_failures, retry_s
         self._pause_s = retry_s  # of the next opening
+        self._early_at_s = 0.0  # from when on a copy may try
         self._n_failures = 0  # one after the other
         self._generation = 0  # how often it has opened
         self._probe: Ticket | None = None  # of the request that tries
@@ -46,8 +58,13 @@ class Breaker:
         state = self.state(now_s)
         return state == "closed" or (state == "half_open" and self._probe is None)
 
-    def begin(self, now_s: float) -> Ticket:
-        if not self.allows(now_s):
+    def allows_copy(self, now_s: float) -> bool:
+        """Say whether a copy of a request may try an open device before its pause is over."""
+        return self.retry_at_s is not None and self._probe is None and now_s >= self._early_at_s
+
+    def begin(self, now_s: float, *, is_copy: bool = False) -> Ticket:
+        """Take a ticket; is_copy: another device answers the request, this one shall show whether it works."""
+        if not (self.allows(now_s) or (is_copy and self.allows_copy(now_s))):
             return Ticket(self._generation, "beside")
         if self.retry_at_s is None:
             return Ticket(self._generation, "plain")
@@ -74,6 +91,7 @@ class Breaker:
     def trip(self, now_s: float, *, lost_s: float = 0.0) -> None:
         """Open at once, for twice as long as the last time unless it worked in between."""
         self.retry_at_s = now_s + max(self._pause_s, lost_s * LOST_FACTOR)
+        self._early_at_s = now_s + max(self._retry_s * EARLY_SHARE, lost_s * LOST_FACTOR)
         self._pause_s = min(self._pause_s * 2, self._retry_s * MAX_PAUSE_FACTOR)
         self._generation += 1
         self._probe, self._n_failures = None, 0

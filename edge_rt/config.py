@@ -105,7 +105,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     retry_s: PositiveSeconds = 2.0  # until one request tries again; doubles with each failure, up to 5 times
     max_device_c: PositiveSeconds = 85.0  # a hotter device comes last …
     cool_by_c: Seconds = 5.0  # … until it has cooled by so much below that
-    probe_s: PositiveSeconds = 5.0  # between two readings of the devices in use; longer where a probe costs much
+    probe_s: PositiveSeconds = 2.0  # between two readings of the devices in use; longer where one takes long
 
 
 class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -59,8 +59,9 @@ def run(
         own = settings.model(model_id)
         own = msgspec.structs.replace(own, backend=backend or own.backend, variant=variant or own.variant)
         here = msgspec.structs.replace(settings, models={**settings.models, model_id: own})
-        subject = make_subject(model_id, manifest, here, store, Probes(), Profile(None))
-        ranking = asyncio.run(ranked(subject))
+        probes = Probes()
+        subject = make_subject(model_id, manifest, here, store, probes, Profile(None))
+        ranking = asyncio.run(ranked(subject, probes))
         if not ranking.ranked and not any(store.path(manifest, v) for v in manifest.variants):
             raise ModelNotPulledError(model=model_id)
         for refused in ranking.refused:
@@ -84,10 +85,13 @@ def run(
         click.echo(f"edge_rt bench: {len(entries)} candidates saved to {path}", err=True)
 
 
-async def ranked(subject: CatalogSubject | ScriptedSubject) -> Ranking:
+async def ranked(subject: CatalogSubject | ScriptedSubject, probes: Probes) -> Ranking:
     """Probe the devices and order a model's candidates."""
-    await subject.ready()
-    return subject.rank(lambda _: None)
+    try:
+        await subject.ready()
+        return subject.rank(lambda _: None)
+    finally:
+        await probes.close()
 
 
 def _entries(store: Store, manifest: Manifest, candidate: Candidate, rows: Sequence[Row]) -> list[Entry]:

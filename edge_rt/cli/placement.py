@@ -21,7 +21,7 @@ from edge_rt.devices import cpu
 from edge_rt.errors import BackendError, EdgeRtError, ModelNotFoundError, UnsupportedFeatureError
 from edge_rt.scheduler.forms import load_message, place
 from edge_rt.scheduler.placement import PolicyName, Ranked, Ranking, Refused
-from edge_rt.scheduler.probes import make_probes
+from edge_rt.scheduler.probes import Probes, make_probes
 from edge_rt.scheduler.profile import Profile, profile_path
 from edge_rt.scheduler.subjects import CatalogSubject, ScriptedSubject, make_subject
 
@@ -61,7 +61,7 @@ def command(
     else:
         profile = Profile(profile_path(settings.placement, store.root))
         probes = make_probes(settings.placement)
-        ranking = asyncio.run(_ranked(make_subject(name, manifest, settings, store, probes, profile)))
+        ranking = asyncio.run(_ranked(make_subject(name, manifest, settings, store, probes, profile), probes))
         for problem in profile.problems:
             click.echo(f"edge_rt placement: {problem}", err=True)
     live = _live(socket or socket_path(loaded.config.server, os.environ), name)
@@ -83,9 +83,12 @@ def _manifest(store: Store, name: str) -> Manifest:
     return store.get(name)
 
 
-async def _ranked(subject: CatalogSubject | ScriptedSubject) -> Ranking:
-    await subject.ready()
-    return subject.rank(lambda _: None)
+async def _ranked(subject: CatalogSubject | ScriptedSubject, probes: Probes) -> Ranking:
+    try:
+        await subject.ready()
+        return subject.rank(lambda _: None)
+    finally:
+        await probes.close()
 
 
 def _text_ranking(manifest: Manifest, settings: config.Config, store: Store) -> Ranking:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from edge_rt import config
+from edge_rt.breaker import Ticket
 from edge_rt.errors import (
     BackendError,
     BackendStepError,
@@ -63,6 +64,7 @@ class Dispatcher:
         self._max_streams = max_streams
         self._models: dict[str, PlacedModel] = {}
         self._streams: dict[str, OrderedDict[_StreamKey, Place]] = {}  # by model
+        self._copies: set[asyncio.Task[Answer | None]] = set()  # that try places which were left
 
     def add(self, name: str, subject: Subject, *, keep_alive_s: float, slot: str = "") -> None:
         """Make a model known. slot names its first place in the residency, "" as the model; the others' are longer."""
@@ -144,12 +146,16 @@ class Dispatcher:
         failures: list[Failure] = []
         is_answered = False
         try:
-            while (picked := model.pick(failures)) is not None:
+            while (picked := model.pick(failures, can_copy=stream is None)) is not None:
                 place, spilled = picked
                 model.prepare(place)
                 if stream is not None:
                     self._remember(model, stream, place)
-                if (answer := await self._attempt(model, place, request, due_at_s, failures, spilled)) is not None:
+                tried = model.to_try(place, failures) if stream is None else None
+                attempt = self._attempt(model, place, request, due_at_s, failures, spilled=spilled)
+                if tried is not None:
+                    attempt = self._beside_copy(model, tried, request, due_at_s, attempt)
+                if (answer := await attempt) is not None:
                     is_answered = True
                     self._forget_if_last(model, request)
                     return answer
@@ -169,16 +175,33 @@ class Dispatcher:
         request: Request,
         due_at_s: float,
         failures: list[Failure],
-        spilled: bool,
+        *,
+        spilled: bool = False,
+        copy: Ticket | None = None,
     ) -> Answer | None:
-        """Ask one place. None if it failed, which is noted in failures, or if its answer was wrong."""
+        """Ask one place.
+
+        None if it failed, which is noted in failures, if its answer was wrong, or if the request shall be placed anew.
+        copy: the ticket of a copy, which is never moved.
+        """
         begun_s = asyncio.get_running_loop().time()
-        ticket = place.breaker.begin(begun_s)
+        ticket = copy or place.breaker.begin(begun_s)
         if place.n_to_check and isinstance(request, TensorRequest):
             request = replace(request, regions={})  # what is compared must come here; the API puts it into its region
         place.n_open += 1
         try:
-            answer = await self._ask(place, request, due_at_s)
+            try:
+                async with asyncio.timeout(None) as move:  # ends only by Place.move
+                    if copy is None and _stream_key(request) is None:
+                        place.movable[move] = None
+                    answer = await self._ask(place, request, due_at_s)
+            except TimeoutError:
+                if not move.expired():
+                    raise
+                place.breaker.abandoned(ticket)
+                return None
+            finally:
+                place.movable.pop(move, None)
             right = await self._checked(model, place, request, answer, due_at_s)
         except _DEVICE_ERRORS as exc:
             _log.warning("request %s failed on %s of %s: %s", request.id, place.name, model.name, exc)
@@ -193,8 +216,54 @@ class Dispatcher:
         if right is answer:
             place.breaker.succeeded(ticket)
             self._events.place_answered(model.name, place.name, spilled=spilled)
+            if ticket.role == "probe":
+                model.works_again(place)
         model.tell(place)
         return right
+
+    async def _beside_copy(
+        self,
+        model: PlacedModel,
+        tried: Place,
+        request: Request,
+        due_at_s: float,
+        attempt: Coroutine[None, None, Answer | None],
+    ) -> Answer | None:
+        """Make an attempt, and let a copy of the request try a place that was left; the first answer counts.
+
+        So it costs no client its answer to find out whether a device works again. The copy goes on without the request.
+        """
+        # Taken here and now: of requests that come together one tries.
+        ticket = tried.breaker.begin(asyncio.get_running_loop().time(), is_copy=True)
+        copied = asyncio.create_task(self._try(model, tried, ticket, request, due_at_s))
+        self._copies.add(copied)
+        copied.add_done_callback(self._copies.discard)
+        asked = asyncio.create_task(attempt)
+        try:
+            await asyncio.wait({asked, copied}, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done() and (answer := copied.result()) is not None:
+                return answer
+            answer = await asked
+            return answer if answer is not None else await copied
+        finally:
+            if not asked.done():
+                asked.cancel()
+                await asyncio.wait({asked})
+
+    async def _try(
+        self, model: PlacedModel, place: Place, ticket: Ticket, request: Request, due_at_s: float
+    ) -> Answer | None:
+        """Ask a place that was left. A failure is its own, whatever becomes of the request."""
+        failures: list[Failure] = []
+        if isinstance(request, TensorRequest):
+            request = replace(request, regions={})  # the other one's answer may be there by then
+        try:
+            return await self._attempt(model, place, request, due_at_s, failures, copy=ticket)
+        except EdgeRtError as exc:
+            _log.info("trying %s for %s told nothing: %s", place.name, model.name, exc)
+            return None
+        finally:
+            model.settle(failures, is_answered=True)
 
     async def _follow(self, model: PlacedModel, home: Place, request: Request, due_at_s: float) -> Answer:
         """Ask the place that has the stream's state, and no other."""

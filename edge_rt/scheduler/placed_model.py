@@ -21,7 +21,7 @@ from edge_rt.errors import (
     WorkerLostError,
 )
 from edge_rt.scheduler.placement import Candidate, PolicyName, Ranked, Ranking, Refused, reference
-from edge_rt.scheduler.places import Place, PlaceStatus, pick
+from edge_rt.scheduler.places import Place, PlaceStatus, n_to_move, pick, to_try
 from edge_rt.scheduler.residency import ModelWorker, Residency
 from edge_rt.worker.channel import Load
 from edge_rt.worker.supervisor import WorkerEvents
@@ -148,19 +148,39 @@ class PlacedModel:
         now_s = asyncio.get_running_loop().time()
         return found if found is not None and found.state(now_s) == "closed" else None
 
-    def pick(self, failures: Sequence[Failure]) -> tuple[Place, bool] | None:
+    def pick(self, failures: Sequence[Failure], *, can_copy: bool) -> tuple[Place, bool] | None:
         """Pick the place for a request that has failed at some; None when there is none left. See places.pick."""
         assert self._ranking is not None
-        # Another form on the device whose computing failed would fail too, and would be loaded for that.
-        computed = {f.place.row.candidate.place for f in failures if not isinstance(f.error, _ELSEWHERE)}
-        tried = {failure.place for failure in failures}
         return pick(
             self.order,
-            tried=[p for p in self.order if p in tried or p.row.candidate.place in computed],
+            tried=self._tried(failures),
             now_s=asyncio.get_running_loop().time(),
             policy=self._ranking.policy,
             load_s=self._load_s,
+            can_copy=can_copy,
         )
+
+    def to_try(self, chosen: Place, failures: Sequence[Failure]) -> Place | None:
+        """Name the place that a copy of the request shall try. See places.to_try."""
+        if all(place.breaker.retry_at_s is None for place in self.order):
+            return None
+        now_s = asyncio.get_running_loop().time()
+        return to_try(self.order, chosen, tried=self._tried(failures), now_s=now_s, load_s=self._load_s)
+
+    def works_again(self, place: Place) -> None:
+        """Let requests that wait elsewhere go to a place that can be used from now on, where that is better."""
+        assert self._ranking is not None
+        if place in self.order:
+            unit = self.order[0].option()
+            for other in self.order:
+                if other is not place and other.movable and other.row.tier >= place.row.tier:
+                    other.move(n_to_move(other, place, self._ranking.policy, unit))
+
+    def _tried(self, failures: Sequence[Failure]) -> list[Place]:
+        # Another form on the device whose computing failed would fail too, and would be loaded for that.
+        computed = {f.place.row.candidate.place for f in failures if not isinstance(f.error, _ELSEWHERE)}
+        tried = {failure.place for failure in failures}
+        return [p for p in self.order if p in tried or p.row.candidate.place in computed]
 
     def _load_s(self, place: Place) -> float | None:
         states = {other: self._residency.slot(other.key).state for other in self.order}
@@ -190,6 +210,8 @@ class PlacedModel:
             now_s = asyncio.get_running_loop().time()
             place.breaker.failed(place.breaker.begin(now_s), now_s)
             self.tell(place)
+        elif not done.cancelled():
+            self.works_again(place)
 
     def replan(self) -> None:
         """Let the next request rank the places anew."""
@@ -213,6 +235,8 @@ class PlacedModel:
                     _log.warning("%s is left for now: %s", place.name, place.row.reason)
                 if place.breaker.state(now_s) == "closed":
                     place.breaker.trip(now_s)
+                if not place.was_hot and any(p.row.tier < place.row.tier and not p.wrong for p in self.order):
+                    place.move(max(0, place.n_open - place.n_joined))
                 place.was_hot = True
             elif place.was_hot:
                 place.breaker.retry_now(now_s)

@@ -339,14 +339,16 @@ def wait_s(*, n_ahead: int, service_s: float, load_s: float = 0.0) -> float:
     return load_s + n_ahead * service_s
 
 
-def choose(options: Sequence[Option], policy: PolicyName) -> int:
+def choose(options: Sequence[Option], policy: PolicyName, unit: Option | None = None) -> int:
     """Give the index of the option that costs least, waiting included; the first of equals.
 
-    options  in rank's order, at least one: the first says what a second and a joule are worth
+    options  in rank's order, at least one
+    unit     says what a second and a joule are worth; else the first does
     """
+    unit = unit or options[0]
     time_weight, energy_weight = WEIGHTS[policy]
-    time_worth = time_weight / max(options[0].latency_s, 1e-9)
-    energy_worth = energy_weight / max(options[0].energy_j, 1e-12)
+    time_worth = time_weight / max(unit.latency_s, 1e-9)
+    energy_worth = energy_weight / max(unit.energy_j, 1e-12)
 
     def cost(i: int) -> tuple[float, int]:
         option = options[i]

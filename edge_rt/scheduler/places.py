@@ -54,6 +54,8 @@ class Place:
         self.key, self.row, self.breaker, self.n_to_check = key, row, breaker, n_to_check
         self.wrong, self.was_hot = "", False
         self.n_open = self.n_checking = 0
+        self.n_joined = 1  # requests computed at a time, when last seen
+        self.movable: dict[asyncio.Timeout, None] = {}  # of those under way, in the order they came; see n_to_move
         self.waiting: list[asyncio.Future[None]] = []
         self.n_answered = 0
         self.load_s = PRIOR_LOAD_S
@@ -79,7 +81,7 @@ class Place:
 
     def answered(self, timings: TensorTimings | None, wall_s: float, now_s: float) -> None:
         """Learn from an answer; wall_s stands in where the answer tells no times."""
-        batch_size = timings.batch_size if timings is not None else 1
+        self.n_joined = batch_size = timings.batch_size if timings is not None else 1
         compute_s = timings.compute_s if timings is not None else wall_s
         weight = _NEWEST if self._has_shown else 1.0
         self.service_s += weight * (compute_s / max(batch_size, 1) - self.service_s)
@@ -87,6 +89,20 @@ class Place:
             self.latency_s += weight * (compute_s - self.latency_s)
         self._has_shown, self._answered_at_s = True, now_s
         self.n_answered += 1
+
+    def option(self, *, n_ahead: int = 0, load_s: float = 0.0) -> Option:
+        """Describe it as it takes a request behind n_ahead others. A guess goes with the time that it really takes."""
+        row = self.row
+        energy_j = row.energy_j if row.has_energy else row.energy_j * self.latency_s / max(row.latency_s, 1e-9)
+        wait = wait_s(n_ahead=n_ahead, service_s=self.service_s, load_s=load_s)
+        return Option(latency_s=self.latency_s, energy_j=energy_j, wait_s=wait)
+
+    def move(self, n: int) -> None:
+        """Call back the last n requests that can be, in the order they came; each is placed anew."""
+        for attempt in list(self.movable)[-n:] if n else ():
+            del self.movable[attempt]
+            if not attempt.expired():
+                attempt.reschedule(0.0)
 
     def wake(self) -> None:
         """Let those look again who wait for a verdict on its answers."""
@@ -125,12 +141,14 @@ def pick(
     now_s: float,
     policy: PolicyName,
     load_s: Callable[[Place], float | None],
+    can_copy: bool = False,
 ) -> tuple[Place, bool] | None:
     """Pick the place for a request, and say whether it spilled over to it from one that comes before.
 
     places     in the ranking's order
     tried      where the request has failed already
     load_s     what loading a place will take, 0 if it is loaded, None if that would push out another model
+    can_copy   places that were left are tried by a copy of the request (see to_try): it goes to one that works
 
     None when it has failed on all that can be used. Where every breaker is open the place that is to be tried next
     takes it all the same: a request is worth more than a pause. Pure.
@@ -142,6 +160,8 @@ def pick(
     if not allowed:
         rest = sorted(usable, key=lambda p: (p.row.tier, p.breaker.retry_at_s or now_s))
         return (rest[0], False) if rest else None
+    if can_copy:
+        allowed = [place for place in allowed if place.breaker.state(now_s) == "closed"] or allowed
     best_tier = min(place.row.tier for place in allowed)
     # Of several forms on one device only the best: they share it, and a second worker makes neither faster.
     by_device: dict[str, Place] = {}
@@ -150,19 +170,44 @@ def pick(
             by_device.setdefault(place.row.candidate.place, place)
     loads = {place: load_s(place) for place in by_device.values()}
     candidates = [place for place, seconds in loads.items() if seconds is not None] or list(loads)[:1]
-    options = [
-        Option(
-            latency_s=place.latency_s,
-            energy_j=_energy_j(place),
-            wait_s=wait_s(n_ahead=place.n_open, service_s=place.service_s, load_s=loads[place] or 0.0),
-        )
-        for place in candidates
-    ]
-    chosen = choose(options, policy)
+    options = [place.option(n_ahead=place.n_open, load_s=loads[place] or 0.0) for place in candidates]
+    # What a second and a joule are worth does not change when the best place is left for a while.
+    chosen = choose(options, policy, places[0].option())
     return candidates[chosen], chosen > 0
 
 
-def _energy_j(place: Place) -> float:
-    """A guess goes with the time that the device really takes."""
-    row = place.row
-    return row.energy_j if row.has_energy else row.energy_j * place.latency_s / max(row.latency_s, 1e-9)
+def to_try(
+    places: Sequence[Place],
+    chosen: Place,
+    *,
+    tried: Collection[Place],
+    now_s: float,
+    load_s: Callable[[Place], float | None],
+) -> Place | None:
+    """Name a place that was left and shall be tried by a copy of a request that goes to chosen.
+
+    One whose pause is over is due. Another is tried early if the request would wait longer than that place takes: the
+    queues grow, and to know that it works again is worth more than the copy costs. Pure.
+    """
+    wait = chosen.option(n_ahead=chosen.n_open).wait_s
+    for place in places:
+        if place is chosen or place in tried or place.wrong or place.row.tier > chosen.row.tier:
+            continue
+        state = place.breaker.state(now_s)
+        if state == "closed" or not place.breaker.allows_copy(now_s):
+            continue
+        seconds = load_s(place)
+        if (seconds is not None and state == "half_open") or (seconds == 0.0 and wait > place.latency_s):
+            return place
+    return None
+
+
+def n_to_move(source: Place, target: Place, policy: PolicyName, unit: Option) -> int:
+    """Say how many of source's last requests cost less behind those of target, which has just become usable. Pure."""
+    n = 0
+    while (n_ahead := source.n_open - n - 1) >= source.n_joined:
+        options = [source.option(n_ahead=n_ahead), target.option(n_ahead=target.n_open + n)]
+        if choose(options, policy, unit) == 0:
+            break
+        n += 1
+    return n

@@ -1,7 +1,7 @@
 """What devices there are and how they are, as the front process knows it: read again while they are in use.
 
-The machine's own CPU is read here, a vendor's back end in a child process, which takes CPU time: the longer it takes,
-the rarer it comes. Where nobody asks for devices none is read.
+The machine's own CPU is read here, a vendor's back end in a child process, which may take long: then it is read more
+rarely. Where nobody asks for devices none is read, and no child stays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge_rt import config
 from edge_rt.devices import cpu, memory, thermal
 from edge_rt.scheduler.placement import is_hot
 from edge_rt.tensor_types import DeviceState
-from edge_rt.worker.probe import probe
+from edge_rt.worker.probe import ProbeChildren
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _ON_CPU = frozenset({"onnx_cpu"})
 
 WATCHED_S = 60.0  # a back end that nobody has asked for so long is not read any more
-COST_FACTOR = 20.0  # a probe in a child may take a twentieth of the time
+COST_FACTOR = 20.0  # readings by a child may take a twentieth of the time
 
 
 def cpu_state(backend: str) -> DeviceState:
@@ -57,13 +57,14 @@ class Probes:
         *,
         max_device_c: float = math.inf,
         cool_by_c: float = 0.0,
-        every_s: float = 5.0,
-        probe: Callable[[str], Awaitable[tuple[DeviceState, ...]]] = probe,
+        every_s: float = 2.0,
+        probe: Callable[[str], Awaitable[tuple[DeviceState, ...]]] | None = None,
         host: Callable[[str], DeviceState] = cpu_state,
         on_cpu: frozenset[str] = _ON_CPU,
     ) -> None:
         self._max_device_c, self._cool_by_c, self._every_s = max_device_c, cool_by_c, every_s
-        self._probe, self._host, self._on_cpu = probe, host, on_cpu
+        self._children = ProbeChildren()
+        self._probe, self._host, self._on_cpu = probe or self._children.read, host, on_cpu
         self._found: dict[str, tuple[DeviceState, ...]] = {}
         self._due_at_s: dict[str, float] = {}  # of the next reading
         self._asked_at_s: dict[str, float] = {}
@@ -100,6 +101,7 @@ class Probes:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await self._children.end()
 
     async def _watch(self) -> None:
         """Read what is due, until nobody has asked for anything for a while."""
@@ -107,6 +109,7 @@ class Probes:
             now_s = asyncio.get_running_loop().time()
             watched = [b for b, at_s in self._asked_at_s.items() if now_s - at_s < WATCHED_S]
             if not watched:
+                await self._children.end()
                 return
             for backend in watched:
                 if now_s < self._due_at_s.get(backend, -math.inf):
@@ -128,6 +131,8 @@ class Probes:
     async def _look(self, backend: str) -> None:
         begun_at_s = asyncio.get_running_loop().time()
         devices = await self._probe(backend)
+        if backend not in self._found:
+            begun_at_s = asyncio.get_running_loop().time()  # the first one starts the child, later ones do not
         for device in devices:
             if device.fault and device.fault not in {known.fault for known in self._found.get(backend, ())}:
                 _log.warning("back end %s: %s", backend, device.fault)

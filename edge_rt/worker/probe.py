@@ -1,6 +1,7 @@
 """Look for a back end's devices in a process of its own: vendor libraries may crash or hang while they are imported.
 
-`python -m edge_rt.worker.probe NAME` is that process; it prints one JSON array of devices.
+`python -m edge_rt.worker.probe NAME` is that process; for each line that comes in it prints one JSON array of devices.
+It stays while the devices are in use: to import a vendor's library takes much longer than to read a temperature.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -22,40 +23,92 @@ MAX_OUTPUT_BYTES = 64 * 1024
 _MAX_REASON = 300
 
 
-async def probe(backend: str, *, timeout_s: float = TIMEOUT_S, command: Sequence[str] = ()) -> tuple[DeviceState, ...]:
-    """Ask a back end for its devices. One that is absent, crashes or hangs is a device with that as its fault.
+class ProbeChild:
+    """The process that looks for one back end's devices, each time it is asked. Started by the first read.
 
     command  runs instead of this module
     """
-    command = command or (sys.executable, "-P", "-m", "edge_rt.worker.probe", backend)
+
+    def __init__(self, backend: str, *, timeout_s: float = TIMEOUT_S, command: Sequence[str] = ()) -> None:
+        self._backend, self._timeout_s = backend, timeout_s
+        self._command = command or (sys.executable, "-P", "-m", "edge_rt.worker.probe", backend)
+        self._child: asyncio.subprocess.Process | None = None
+
+    async def read(self) -> tuple[DeviceState, ...]:
+        """Ask the back end. One that is absent, crashes or hangs is a device with that as its fault."""
+        try:
+            devices = await self._ask()
+        except BaseException:
+            await self.end()
+            raise
+        if any(device.fault for device in devices):
+            await self.end()  # the next one begins anew
+        return devices
+
+    async def _ask(self) -> tuple[DeviceState, ...]:
+        try:
+            child = self._child = self._child or await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                limit=MAX_OUTPUT_BYTES,
+            )
+        except OSError as exc:
+            return absent(self._backend, f"its probe cannot be started: {exc}")
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                with contextlib.suppress(ConnectionError):  # it has ended: its status tells
+                    child.stdin.write(b"\n")
+                    await child.stdin.drain()
+                line = await child.stdout.readline()
+                status = None if line else await child.wait()
+        except TimeoutError:
+            return absent(self._backend, f"its probe did not answer within {self._timeout_s:g} s")
+        except ValueError:
+            return absent(self._backend, f"its probe cannot be read: more than {MAX_OUTPUT_BYTES} bytes")
+        if status is not None:
+            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            return absent(self._backend, f"its probe ended with {how}")
+        return _read(self._backend, line)
+
+    async def end(self) -> None:
+        """End the process with all that it has started."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await child.wait()
+
+
+async def probe(backend: str, *, timeout_s: float = TIMEOUT_S, command: Sequence[str] = ()) -> tuple[DeviceState, ...]:
+    """Ask a back end for its devices once, as ProbeChild.read does."""
+    child = ProbeChild(backend, timeout_s=timeout_s, command=command)
     try:
-        child = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError as exc:
-        return absent(backend, f"its probe cannot be started: {exc}")
-    assert child.stdout is not None
-    output = b""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while len(output) <= MAX_OUTPUT_BYTES and (data := await child.stdout.read(MAX_OUTPUT_BYTES)):
-                output += data
-            status = await child.wait() if len(output) <= MAX_OUTPUT_BYTES else 0
-    except TimeoutError:
-        return absent(backend, f"its probe did not end within {timeout_s:g} s")
+        return await child.read()
     finally:
-        if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # what it started goes with it
-            await child.wait()
-    if status != 0:
-        how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return absent(backend, f"its probe ended with {how}")
-    return _read(backend, output)
+        await child.end()
+
+
+class ProbeChildren:
+    """A child for each back end that is asked for, until end."""
+
+    def __init__(self) -> None:
+        self._children: dict[str, ProbeChild] = {}
+
+    async def read(self, backend: str) -> tuple[DeviceState, ...]:
+        """Ask a back end, as ProbeChild.read does."""
+        if backend not in self._children:
+            self._children[backend] = ProbeChild(backend)
+        return await self._children[backend].read()
+
+    async def end(self) -> None:
+        """End them all; one that is asked for again is started again."""
+        await asyncio.gather(*(child.end() for child in self._children.values()))
 
 
 def absent(backend: str, reason: str) -> tuple[DeviceState, ...]:
@@ -102,22 +155,20 @@ def look(name: str) -> tuple[DeviceState, ...]:
     )
 
 
-def main(argv: Sequence[str] = sys.argv[1:], write: Callable[[bytes], object] = sys.stdout.buffer.write) -> int:
-    """Run as the child. What a library prints while it is imported must not be taken for the answer."""
+def main(
+    argv: Sequence[str] = sys.argv[1:],
+    questions: Iterable[bytes] = sys.stdin.buffer,
+    write: Callable[[bytes], object] = sys.stdout.buffer.write,
+) -> int:
+    """Run as the child: an answer for each line, until there are no more: its parent has ended."""
     (name,) = argv
-    answer = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        devices = look(name)
-    finally:
-        sys.stdout.flush()
-        os.dup2(answer, 1)
-        os.close(answer)
-    write(msgspec.json.encode(devices))
+    for _ in questions:
+        write(msgspec.json.encode(look(name)) + b"\n")
     return 0
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.exit(status)
+    # What a library prints must not be taken for an answer.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    sys.exit(main(write=answers.write))

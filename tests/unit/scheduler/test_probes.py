@@ -46,7 +46,7 @@ def test_devices_are_read_again_while_they_are_asked_for_and_who_listens_hears_o
         await probes.ensure(["qnn"])
         assert probes.states(["qnn"])[0].temp_c == 50.0
         vendor.temp_c = 91.0
-        await asyncio.sleep(COST_FACTOR * PROBE_S + 6.5)
+        await asyncio.sleep(10.0)
         assert n_heard == 2, "nobody has asked meanwhile"
         (state,) = probes.states(["qnn"])
         assert (state.temp_c, state.is_hot) == (91.0, True)
@@ -63,7 +63,7 @@ def test_a_probe_takes_a_twentieth_of_the_time_and_none_when_nobody_asks() -> No
             probes.states(["qnn"])
             await asyncio.sleep(2.0)
         n_calls = len(vendor.calls)
-        assert 200.0 / (COST_FACTOR * PROBE_S + 6.5) <= n_calls <= 200.0 / (COST_FACTOR * PROBE_S) + 1
+        assert 200.0 / (COST_FACTOR * PROBE_S + 6.5) <= n_calls <= 200.0 / (COST_FACTOR * PROBE_S) + 2
         await asyncio.sleep(10 * WATCHED_S)
         assert len(vendor.calls) <= n_calls + WATCHED_S / (COST_FACTOR * PROBE_S)
         probes.states(["qnn"])

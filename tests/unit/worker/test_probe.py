@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from edge_rt.tensor_types import DeviceState
-from edge_rt.worker.probe import MAX_OUTPUT_BYTES, probe
+from edge_rt.worker.probe import MAX_OUTPUT_BYTES, ProbeChild, probe
 
 
 def run(code: str, timeout_s: float = 20.0) -> tuple[DeviceState, ...]:
@@ -48,7 +49,7 @@ def test_one_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> Non
         "time.sleep(600)\n"
     )
     (device,) = run(code, timeout_s=3.0)
-    assert "did not end within 3 s" in device.fault
+    assert "did not answer within 3 s" in device.fault
     status = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
     assert not status.exists() or status.read_text().split()[2] in "ZX"
 
@@ -56,3 +57,33 @@ def test_one_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> Non
 def test_a_program_that_cannot_be_started_is_a_fault_too() -> None:
     (device,) = asyncio.run(probe("vendor", command=("/no/such/program",)))
     assert "cannot be started" in device.fault
+
+
+def test_a_child_stays_for_the_next_question_and_one_that_failed_does_not() -> None:
+    code = (
+        "import json, os, sys\n"
+        "for n, _ in enumerate(sys.stdin.buffer):\n"
+        "    if n == 2: os.abort()\n"
+        "    device = {'backend': 'vendor', 'id': str(os.getpid()), 'kind': 'npu', 'temp_c': 40.0 + n}\n"
+        "    print(json.dumps([device]), flush=True)\n"
+    )
+
+    async def main() -> list[DeviceState]:
+        child = ProbeChild("vendor", command=(sys.executable, "-c", code))
+        try:
+            return [(await child.read())[0] for _ in range(4)]
+        finally:
+            await child.end()
+
+    first, second, crashed, anew = asyncio.run(main())
+    assert (first.temp_c, second.temp_c, second.id) == (40.0, 41.0, first.id)
+    assert "signal 6" in crashed.fault
+    assert anew.temp_c == 40.0
+    assert anew.id != first.id
+    assert not Path(f"/proc/{anew.id}").exists()
+
+
+def test_a_child_ends_with_its_parent() -> None:
+    command = [sys.executable, "-P", "-m", "edge_rt.worker.probe", "null"]
+    ended = subprocess.run(command, check=True, input=b"\n\n", capture_output=True, timeout=60)
+    assert ended.stdout.count(b"\n") == 2
