@@ -19,8 +19,9 @@ from dataclasses import replace
 from typing import Final, Literal, Protocol
 
 from edge_rt.cloud.hedge import hedged
-from edge_rt.errors import CloudError, DeadlineError, MustStayError, NotCachedError, RequestError
+from edge_rt.errors import CloudError, DeadlineError, InvalidRequestError, MustStayError, NotCachedError, RequestError
 from edge_rt.router.decide import Decision
+from edge_rt.router.judging import read_verdict, verdict_request
 from edge_rt.router.rules import REASONS
 from edge_rt.types import CacheState, Choice, Chunk, GenerateRequest, Origin, TokenSignal
 
@@ -44,12 +45,28 @@ class Router(Protocol):
         """Tell from an answer's beginning whether the cloud should take over."""
         ...
 
-    def finished(self, origin: Origin, last: Chunk) -> None:
+    def finished(self, request: GenerateRequest, origin: Origin, last: Chunk) -> None:
         """Take note of a finished answer: what it cost and how long it took."""
         ...
 
     def explain(self, request: GenerateRequest) -> Decision:
         """Tell what choose would decide, and why."""
+        ...
+
+    def feedback(self, request_id: str, tenant: str, *, is_good: bool) -> None:
+        """Take what a user says of an answer. Raises InvalidRequestError for one that is not remembered."""
+        ...
+
+    def repeated(self, request: GenerateRequest) -> None:
+        """Take note that the user asked the same again at once; after choose."""
+        ...
+
+    def wants_verdict(self, request: GenerateRequest, origin: Origin, answer: str) -> bool:
+        """Tell whether the cloud shall judge this answer."""
+        ...
+
+    def judged(self, request: GenerateRequest, worth: float) -> None:
+        """Take the cloud's verdict, 0..1."""
         ...
 
 
@@ -66,6 +83,7 @@ class Lookup(Protocol):
 
     state   miss, shadow or bypass until stored is asked
     stored  the answer's chunks, whose first one has the origin, or None
+    is_repeated  the same user had an answer to this within the last minute
     key     under which like requests in flight share one answer; None: each has its own
     """
 
@@ -75,6 +93,8 @@ class Lookup(Protocol):
     def stored(self) -> tuple[Chunk, ...] | None: ...
     @property
     def key(self) -> bytes | None: ...
+    @property
+    def is_repeated(self) -> bool: ...
 
     def add(self, chunk: Chunk) -> None:
         """Take a chunk of the computed answer; with the last one it is stored, if it is one to be stored."""
@@ -135,6 +155,7 @@ class Answering:
     ) -> None:
         self._local, self._events = local, events
         self._cache, self._cloud, self._router, self._hedging = cache, cloud, router, hedging
+        self._judging: set[asyncio.Task[None]] = set()
         self._hold_back_tokens = min(hold_back_tokens, _MAX_SIGNALS)
 
     def explain(self, request: GenerateRequest) -> Decision:
@@ -181,7 +202,8 @@ class Answering:
         """Compute an answer, say on its first chunk where it comes from, and store it."""
         first = True
         origin = Origin()
-        async with aclosing(self._routed(request)) as answer:
+        is_repeated = found is not None and found.is_repeated
+        async with aclosing(self._routed(request, is_repeated=is_repeated)) as answer:
             async for chunk in answer:
                 said = replace(chunk, signals=()) if chunk.signals else chunk
                 if said.origin is not None:
@@ -193,7 +215,7 @@ class Answering:
                     found.add(said)
                 yield said
 
-    async def _routed(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+    async def _routed(self, request: GenerateRequest, *, is_repeated: bool) -> AsyncGenerator[Chunk, None]:
         if self._router is None:
             async with aclosing(self._on_device(request, "no-cloud")) as answer:
                 async for chunk in answer:
@@ -201,14 +223,58 @@ class Answering:
             return
         choice = self._router.choose(request)
         self._events.routed(choice.where, choice.reason)
+        if is_repeated:
+            self._router.repeated(request)
         answer = self._chosen(request, choice)
-        origin = Origin()
+        origin, texts = Origin(), []
         async with aclosing(answer):
             async for chunk in answer:
                 origin = chunk.origin or origin
+                texts.append(chunk.text)
                 if chunk.finish_reason is not None:
-                    self._router.finished(origin, chunk)
+                    self._router.finished(request, origin, chunk)
+                    if self._router.wants_verdict(request, origin, "".join(texts)):
+                        self._ask_verdict(request, "".join(texts))
                 yield chunk
+
+    def _ask_verdict(self, request: GenerateRequest, answer: str) -> None:
+        """Let the cloud judge an answer of the device, in the background."""
+        if (asked := verdict_request(request, answer)) is not None:
+            task = asyncio.get_running_loop().create_task(self._judge(request, asked))
+            self._judging.add(task)
+            task.add_done_callback(self._judging.discard)
+
+    async def _judge(self, request: GenerateRequest, asked: GenerateRequest) -> None:
+        assert self._cloud is not None
+        assert self._router is not None
+        text, origin = "", Origin()
+        try:
+            async with aclosing(self._cloud.generate(asked, reason="verdict")) as answer:
+                async for chunk in answer:
+                    text, origin = text + chunk.text, chunk.origin or origin
+                    if chunk.finish_reason is not None:
+                        self._router.finished(asked, origin, chunk)
+        except (CloudError, RequestError) as exc:
+            _log.info("no verdict: %s", exc)
+            return
+        if (worth := read_verdict(text)) is not None:
+            self._router.judged(request, worth)
+
+    def feedback(self, request_id: str, tenant: str, *, is_good: bool) -> None:
+        """Learn from what a user says of an answer. Raises InvalidRequestError."""
+        if self._router is None:
+            raise InvalidRequestError(param="id", problem="nothing is learnt here: no [cloud.NAME] is configured")
+        self._router.feedback(request_id, tenant, is_good=is_good)
+
+    async def settle(self) -> None:
+        """Wait for the verdicts that have been asked for."""
+        await asyncio.gather(*self._judging)
+
+    async def close(self) -> None:
+        """Stop asking for verdicts."""
+        for task in self._judging:
+            task.cancel()
+        await asyncio.gather(*self._judging, return_exceptions=True)
 
     def _chosen(self, request: GenerateRequest, choice: Choice) -> AsyncGenerator[Chunk, None]:
         if choice.on_probation and self._hold_back_tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,12 @@ from edge_rt.cache.exact import CacheEvents, ExactTier
 from edge_rt.cache.key import Identity
 from edge_rt.cache.store import Store
 from edge_rt.cache.tensor_results import TensorResults
+from edge_rt.catalog.manifest import Manifest
 from edge_rt.cloud import wire
 from edge_rt.cloud.endpoints import CloudEvents, CloudModels, EndpointHealth
 from edge_rt.cloud.hedge import HedgePolicy
 from edge_rt.cloud.speed import Speed
-from edge_rt.config import Config, Router
+from edge_rt.config import CloudEndpoint, Config, Router
 from edge_rt.devices import battery, thermal
 from edge_rt.router.budget import Budget, Pace
 from edge_rt.router.chooser import Chooser
@@ -41,17 +42,39 @@ class LocalModels(Protocol):
 
     def generate_here(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]: ...
 
-    def form(self, model: str) -> Placement:
-        """Give in which form a model runs."""
-        ...
-
-    def identities(self, request: GenerateRequest) -> Sequence[Identity]:
-        """Tell who may answer a request, for the cache."""
+    def form(self, model: str) -> tuple[Placement, Manifest | None]:
+        """Give in which form a model runs, and its manifest; None for one of the null back end."""
         ...
 
 
 class Events(AnsweringEvents, CacheEvents, CloudEvents, Protocol):
     """Where the figures go; edge_rt.telemetry.Telemetry is one."""
+
+
+def identities(
+    models: LocalModels, endpoints: Mapping[str, CloudEndpoint], request: GenerateRequest
+) -> tuple[Identity, ...]:
+    """Tell who may answer a request, for the cache: this device's model, and the cloud's where it may leave."""
+    here = () if request.route == "cloud" else (_identity(models, request.model),)
+    if request.route == "local":
+        return here
+    return *here, *(
+        Identity(model=request.model, endpoint=name, upstream=f"{endpoint.base_url} {endpoint.model}")
+        for name, endpoint in endpoints.items()
+    )
+
+
+def _identity(models: LocalModels, model: str) -> Identity:
+    placement, manifest = models.form(model)
+    form = manifest.variant(placement.variant) if manifest is not None else None
+    return Identity(
+        model=model,
+        variant=placement.variant,
+        file_sha256=manifest.lineage(form) if manifest is not None and form is not None else "",
+        backend=placement.backend,
+        template=placement.chat_template or "",
+        n_ctx=placement.n_ctx,
+    )
 
 
 class Surroundings:
@@ -80,7 +103,7 @@ class Surroundings:
         sizes = [one.n_ctx for one in health.endpoints if one.state == "closed"]
         return Circumstances(
             cloud="up" if health.best is not None else "down" if health.endpoints else "none",
-            device_n_ctx=self._models.form(request.model).n_ctx,
+            device_n_ctx=self._models.form(request.model)[0].n_ctx,
             cloud_n_ctx=0 if 0 in sizes else max(sizes, default=0),
             prompt_tokens=wire.estimated_tokens(request),
             battery_share=share,
@@ -185,7 +208,7 @@ def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) 
     """
     cache = None
     if parts.store is not None:
-        cache = Answers(ExactTier(config.cache, parts.store, events), models.identities)
+        cache = Answers(ExactTier(config.cache, parts.store, events), partial(identities, models, config.cloud))
     chooser = hedging = None
     hold_back = config.router.hold_back_tokens
     if parts.cloud is not None:

@@ -19,12 +19,10 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 
 from edge_rt import config
 from edge_rt.answering import Answering
 from edge_rt.assembly import LocalModels
-from edge_rt.cache.key import Identity
 from edge_rt.cache.tensor_results import TensorResults
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
@@ -43,7 +41,7 @@ from edge_rt.guard.limits import check_media, check_request, check_tensors, chec
 from edge_rt.ports import MakeWorker, ModelStore, RuntimeEvents, make_worker
 from edge_rt.router.decide import Decision
 from edge_rt.scheduler.dispatcher import Dispatcher
-from edge_rt.scheduler.forms import Placement, load_message, place
+from edge_rt.scheduler.forms import Placement, files_key, load_message, place
 from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.scheduler.probes import Probes, make_probes
 from edge_rt.scheduler.profile import Profile
@@ -164,32 +162,12 @@ class Runtime:
                 # The engine knows what was left of it, the caller what it was.
                 raise DeadlineError(deadline_s=deadline_s or exc.deadline_s) from exc
 
-    def identities(self, request: GenerateRequest) -> tuple[Identity, ...]:
-        """Tell who may answer a request, for the cache: this device's model, and the cloud's where it may leave."""
-        here = () if request.route == "cloud" else (self._identity(request.model),)
-        if request.route == "local":
-            return here
-        return *here, *(
-            Identity(model=request.model, endpoint=name, upstream=f"{endpoint.base_url} {endpoint.model}")
-            for name, endpoint in self._config.cloud.items()
-        )
-
-    def _identity(self, model: str) -> Identity:
-        manifest, placement = self._entry(model).manifest, self._placement(model)
-        form = manifest.variant(placement.variant) if manifest is not None else None
-        return Identity(
-            model=model,
-            variant=placement.variant,
-            file_sha256=manifest.lineage(form) if manifest is not None and form is not None else "",
-            backend=placement.backend,
-            template=placement.chat_template or "",
-            n_ctx=placement.n_ctx,
-        )
-
     async def infer(self, request: TensorRequest) -> TensorAnswer:
         """Run a tensor model, or give stored outputs. Raises as generate does, and for inputs that do not fit."""
         check_tensors(request, self._config.limits)
         self._check_kind(request.model, "tensor")
+
+        entry = self._entry(request.model)
 
         async def compute() -> TensorAnswer:
             async with self._queued(request) as due_at_s:
@@ -199,15 +177,7 @@ class Runtime:
             if request.only_if_cached:
                 raise NotCachedError
             return await compute()
-        return await self._tensor_results.infer(request, self._files(request.model), compute)
-
-    def _files(self, model: str) -> str:
-        """Name the files of all forms of a tensor model, any of which may answer."""
-        entry = self._entry(model)
-        if entry.manifest is None:
-            return f"{entry.settings.backend} {entry.settings.variant}"
-        forms = ((form.id, entry.manifest.lineage(form)) for form in entry.manifest.variants)
-        return blake2b(repr((entry.settings.variant, *forms)).encode(), digest_size=32).hexdigest()
+        return await self._tensor_results.infer(request, files_key(entry.manifest, entry.settings), compute)
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         """Run a tensor model's pipeline, or a chain, on a file.
@@ -234,6 +204,10 @@ class Runtime:
         check_request(request, self._config.limits)
         self._check_kind(request.model, "text")
         return self._answering.explain(request)
+
+    def feedback(self, request_id: str, tenant: str, *, is_good: bool) -> None:
+        """Learn from what a user says of an answer. Raises InvalidRequestError for one that is not remembered."""
+        self._answering.feedback(request_id, tenant, is_good=is_good)
 
     async def placement(self, model: str) -> DispatchStatus:
         """Tell where a tensor model's requests go, and why. Raises as infer does."""
@@ -306,6 +280,7 @@ class Runtime:
         for entry in self._entries.values():
             entry.queue.close(ShuttingDownError)
         await self._probes.close()
+        await self._answering.close()
         await self._residency.close(drain_s)
 
     # A request's way.
@@ -440,9 +415,9 @@ class Runtime:
             )
         self._check_pulled(model)
 
-    def form(self, model: str) -> Placement:
-        """Give in which form a model runs."""
-        return self._placement(model)
+    def form(self, model: str) -> tuple[Placement, Manifest | None]:
+        """Give in which form a model runs, and its manifest; None for one of the null back end."""
+        return self._placement(model), self._entry(model).manifest
 
     def _placement(self, model: str) -> Placement:
         entry = self._entry(model)

@@ -208,7 +208,14 @@ def routes(api: Api) -> list[Route]:
         decision = api.runtime.explain(with_wishes(asked, wire, request.headers))
         return Response(schemas.encode(wire_decision(decision)), media_type="application/json")
 
+    async def feedback(request: Request) -> ASGIApp:
+        """Take whether an answer was good enough, for the router to learn from."""
+        wire = schemas.decode(await read_body(request, api), schemas.FeedbackRequest)
+        api.runtime.feedback(wire.id, request.state.tenant, is_good=wire.good)
+        return Response(status_code=204)
+
     return [
+        Route("/v1/feedback", Endpoint(feedback), methods=["POST"]),
         Route("/v1/route/explain", Endpoint(explain), methods=["POST"]),
         Route("/v1/chat/completions", Endpoint(chat), methods=["POST"]),
         Route("/v1/completions", Endpoint(completions), methods=["POST"]),

@@ -122,6 +122,13 @@ class CompletionRequest(_Generation, kw_only=True):
     suffix: Raw = _ABSENT
 
 
+class FeedbackRequest(_Request, kw_only=True):
+    """id: of the answer; good: whether it was good enough."""
+
+    id: str
+    good: bool
+
+
 class TokenizeRequest(_Request, kw_only=True):
     content: str
     model: str | None = None
@@ -180,7 +187,8 @@ def _is_neutral(name: str, raw: bytes) -> bool:
 
 
 _DECODERS: Final[dict[type[Any], msgspec.json.Decoder[Any]]] = {
-    cls: msgspec.json.Decoder(cls) for cls in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+    cls: msgspec.json.Decoder(cls)
+    for cls in (ChatRequest, CompletionRequest, FeedbackRequest, TokenizeRequest, DetokenizeRequest)
 }
 _UNKNOWN = re.compile(r"unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(.*)`")

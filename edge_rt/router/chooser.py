@@ -6,6 +6,7 @@ they need to know.
 
 from __future__ import annotations
 
+import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 from edge_rt.config import Router as Settings
-from edge_rt.errors import MustStayError
+from edge_rt.errors import InvalidRequestError, MustStayError
 from edge_rt.router.budget import AnswerLength, Budget, Pace
 from edge_rt.router.decide import Decision, Judged, decide
 from edge_rt.router.rules import REASONS, Circumstances, Rules
@@ -21,6 +22,7 @@ from edge_rt.types import Choice, Chunk, GenerateRequest, Origin, TokenSignal
 
 _MAX_OPEN: Final = 1024  # requests remembered: those that are answered, and those that feedback may come for
 _P_CLOUD: Final = 0.85  # that the cloud's answer is good enough, where nothing is known of the question
+_REGENERATED: Final = 0.2  # what an answer was worth to somebody who asks again at once
 _ON_PROBATION: Final = frozenset({"easy", "share", "no-score"})
 
 
@@ -57,7 +59,14 @@ class _Open:
     decision: Decision
     score: Judged | None
     tenant: str
-    question: str
+    question: int  # its hash
+    answered_by: str | None = None  # endpoint, "" for the device; None: not yet
+
+
+class Teacher(Protocol):
+    """Takes labels and changes what the scorer says; learner.Learner is one."""
+
+    def label(self, score: Judged, *, source: str, local: float | None, cloud: float | None, tenant: str) -> None: ...
 
 
 class Chooser:
@@ -65,6 +74,7 @@ class Chooser:
 
     scorer  None: difficulty is not judged before decoding
     judge   None: an answer that the device has begun is its to end
+    teacher None: nothing is learnt here
     spent   takes the budget's state, whenever an answer has cost something
     """
 
@@ -75,8 +85,10 @@ class Chooser:
         *,
         scorer: Scores | None = None,
         judge: Confidence | None = None,
+        teacher: Teacher | None = None,
         budget: Budget | None = None,
         spent: Callable[[dict[str, Any]], None] | None = None,
+        chance: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -84,6 +96,8 @@ class Chooser:
         self._surroundings, self._scorer, self._judge = surroundings, scorer, judge
         self.budget = budget or Budget(share=settings.cloud_share, max_cost_per_day=settings.max_cost_per_day)
         self._spent, self._clock, self._wall_clock = spent, clock, wall_clock
+        self._teacher, self._shadow_share, self._chance = teacher, settings.shadow_share, chance
+        self._last_by: OrderedDict[tuple[str, int], str] = OrderedDict()
         self._length = AnswerLength()
         self._open: OrderedDict[str, _Open] = OrderedDict()
 
@@ -98,7 +112,7 @@ class Chooser:
             raise MustStayError(rule=REASONS[decision.reason])
         gain = None if score is None else score.gain
         self.budget.observe(request.tenant, gain, went=decision.where == "cloud")
-        self._open[request.id] = _Open(decision, score, request.tenant, question(request))
+        self._open[request.id] = _Open(decision, score, request.tenant, hash(question(request)))
         if len(self._open) > _MAX_OPEN:
             self._open.popitem(last=False)
         on_probation = (
@@ -127,8 +141,13 @@ class Chooser:
             self.budget.observe(request.tenant, gain, went=True)
         return is_doubtful
 
-    def finished(self, origin: Origin, last: Chunk) -> None:
+    def finished(self, request: GenerateRequest, origin: Origin, last: Chunk) -> None:
         """Take note of a finished answer."""
+        if (found := self._open.get(request.id)) is not None:
+            found.answered_by = origin.endpoint
+            self._last_by[(found.tenant, found.question)] = origin.endpoint
+            if len(self._last_by) > _MAX_OPEN:
+                self._last_by.popitem(last=False)
         self._surroundings.answered(origin, last)
         if last.usage is not None:
             self._length.observe(last.usage.completion_tokens)
@@ -137,12 +156,50 @@ class Chooser:
             if self._spent is not None:
                 self._spent(self.budget.state())
 
+    def feedback(self, request_id: str, tenant: str, *, is_good: bool) -> None:
+        """Learn from what a user says of an answer. Raises InvalidRequestError for an answer that is not known, or is
+        another user's; the last ones only are remembered."""
+        found = self._open.get(request_id)
+        if found is None or found.tenant != tenant or found.answered_by is None:
+            raise InvalidRequestError(param="id", problem="no answer of this id is remembered for this user")
+        self._label(found, "feedback", float(is_good), found.answered_by)
+
+    def repeated(self, request: GenerateRequest) -> None:
+        """Learn that a user asked again at once: the answer was not what he wanted."""
+        found = self._open.get(request.id)
+        endpoint = None if found is None else self._last_by.get((found.tenant, found.question))
+        if found is not None and endpoint is not None:
+            self._label(found, "regenerate", _REGENERATED, endpoint)
+
+    def wants_verdict(self, request: GenerateRequest, origin: Origin, answer: str) -> bool:
+        """Tell whether the cloud shall judge this answer of the device, which nothing private may be in."""
+        found = self._open.get(request.id)
+        return (
+            self._teacher is not None
+            and found is not None
+            and found.decision.may_go
+            and not origin.endpoint
+            and self._chance() < self._shadow_share
+            and not self._rules.is_private(answer)
+        )
+
+    def judged(self, request: GenerateRequest, worth: float) -> None:
+        """Learn from a verdict of the cloud on the device's answer."""
+        if (found := self._open.get(request.id)) is not None:
+            self._label(found, "shadow", worth, "")
+
+    def _label(self, found: _Open, source: str, worth: float, endpoint: str) -> None:
+        if self._teacher is None or found.score is None:
+            return
+        local, cloud = (None, worth) if endpoint else (worth, None)
+        self._teacher.label(found.score, source=source, local=local, cloud=cloud, tenant=found.tenant)
+
     def _decide(self, request: GenerateRequest) -> tuple[Decision, Judged | None]:
         now = self._surroundings.circumstances(request)
         verdict = self._rules.judge(request, now)
         expected = self._length.expected(request.max_tokens)
         score = None
-        if verdict.side == "free" and self._scorer is not None:
+        if verdict.may_leave and self._scorer is not None:
             n_turns = len(request.messages or ()) or 1
             score = self._scorer.score(question(request), n_turns=n_turns, max_tokens=request.max_tokens)
         allowance = self.budget.allowance(request.tenant, now_s=self._clock(), wall_s=self._wall_clock())

@@ -142,6 +142,10 @@ class Rules:
                 return Verdict(side=side, reason=reason, may_leave=True)
         return Verdict(side="free", reason=None, may_leave=True)
 
+    def is_private(self, text: str) -> bool:
+        """Tell whether a text may not leave the device."""
+        return bool(self._privacy.find((text,)))
+
     def _route(self, request: GenerateRequest) -> str:
         """Take the request's own wish, else its user's, else the general one. A user's "local" binds the request."""
         own = self._settings.tenants.get(request.tenant)

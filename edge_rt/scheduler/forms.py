@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 from edge_rt.catalog.manifest import Asset, Batching, Manifest, Variant
@@ -36,6 +37,14 @@ class Placement:
     chat_template: str | None
     tensor: TensorLoad | None = None
     variant_reason: str = ""
+
+
+def files_key(manifest: Manifest | None, settings: ModelSettings) -> str:
+    """Name the files of all forms of a model, any of which may answer."""
+    if manifest is None:
+        return f"{settings.backend} {settings.variant}"
+    forms = ((form.id, manifest.lineage(form)) for form in manifest.variants)
+    return blake2b(repr((settings.variant, *forms)).encode(), digest_size=32).hexdigest()
 
 
 def place(

@@ -115,6 +115,7 @@ class FakeRuntime:
     outputs: Sequence[Tensor] | BaseException = ()  # of an inference; () gives the inputs back
     looks: list[MediaRequest] = field(default_factory=list)
     findings: dict[str, MediaAnswer | BaseException] = field(default_factory=dict)  # by model
+    opinions: list[tuple[str, bool]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)  # "-" before those unloaded
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
@@ -135,6 +136,11 @@ class FakeRuntime:
     def explain(self, request: GenerateRequest) -> Decision:
         self.requests.append(request)
         return Decision(where="local", reason="easy", may_go=True, lines=("judged",), threshold=0.1)
+
+    def feedback(self, request_id: str, tenant: str, *, is_good: bool) -> None:
+        if request_id != "known":
+            raise InvalidRequestError(param="id", problem="not remembered")
+        self.opinions.append((tenant, is_good))
 
     async def infer(self, request: TensorRequest) -> TensorAnswer:
         check_tensors(request, Limits())

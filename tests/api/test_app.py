@@ -59,6 +59,14 @@ def test_a_completion_answer() -> None:
     assert answer["choices"] == [{"index": 0, "text": "abc", "logprobs": None, "finish_reason": "length"}]
 
 
+def test_feedback_is_taken_for_an_answer_that_is_known() -> None:
+    runtime = answering("x")
+    assert ask(runtime, "POST", "/v1/feedback", {"id": "known", "good": False}).status == 204
+    assert runtime.opinions == [("uid:1000", False)]
+    assert ask(runtime, "POST", "/v1/feedback", {"id": "other", "good": True}).status == 400
+    assert ask(runtime, "POST", "/v1/feedback", {"id": "known"}).status == 400
+
+
 FROM_CLOUD = Origin(endpoint="big", reason="hard", cache="miss", cost=0.25)
 
 

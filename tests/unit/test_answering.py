@@ -87,8 +87,10 @@ TO_CLOUD = Choice(where="cloud", reason="hard")
 class FakeRouter:
     choice: Choice = SIMPLE
     doubts: bool = False
-    judged: list[tuple[str, int, bool]] = field(default_factory=list)
+    doubted: list[tuple[str, int, bool]] = field(default_factory=list)
+    asks_verdict: bool = False
     ended: list[Origin] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
 
     def choose(self, request: GenerateRequest) -> Choice:
         return self.choice
@@ -99,10 +101,22 @@ class FakeRouter:
     def is_doubtful(
         self, request: GenerateRequest, text: str, signals: Sequence[TokenSignal], *, is_whole: bool
     ) -> bool:
-        self.judged.append((text, len(signals), is_whole))
+        self.doubted.append((text, len(signals), is_whole))
         return self.doubts
 
-    def finished(self, origin: Origin, last: Chunk) -> None:
+    def feedback(self, request_id: str, tenant: str, *, is_good: bool) -> None:
+        self.told.append(f"{request_id} {is_good}")
+
+    def repeated(self, request: GenerateRequest) -> None:
+        self.told.append("again")
+
+    def wants_verdict(self, request: GenerateRequest, origin: Origin, answer: str) -> bool:
+        return self.asks_verdict and not origin.endpoint
+
+    def judged(self, request: GenerateRequest, worth: float) -> None:
+        self.told.append(f"{request.id} {worth}")
+
+    def finished(self, request: GenerateRequest, origin: Origin, last: Chunk) -> None:
         self.ended.append(origin)
 
 
@@ -135,6 +149,7 @@ class FakeLookup:
     state: CacheState
     stored: tuple[Chunk, ...] | None = None
     key: bytes | None = None
+    is_repeated: bool = False
     added: list[Chunk] = field(default_factory=list)
 
     def add(self, chunk: Chunk) -> None:
@@ -187,6 +202,8 @@ class Bench:
                     chunks.append(chunk)
                     if len(chunks) == n:
                         break
+            await answering.settle()
+            await answering.close()
             return chunks
 
         chunks = asyncio.run(read())
@@ -252,7 +269,7 @@ def test_on_probation_a_confident_answer_is_the_devices_own_whole_one() -> None:
     bench = Bench(router=FakeRouter(PROBATION))
     chunks = bench.ask()
     assert text(chunks) == "device says"
-    assert bench.router.judged == [("devi", 2, False)]
+    assert bench.router.doubted == [("devi", 2, False)]
     assert all(not chunk.signals for chunk in chunks)  # for the router, not for clients
     assert bench.cloud.asked == []
     assert bench.device.asked[0].max_signals == 2
@@ -279,12 +296,38 @@ def test_on_probation_the_devices_answer_stands_if_the_cloud_fails() -> None:
 def test_on_probation_an_answer_shorter_than_what_is_held_back_is_judged_at_its_end() -> None:
     bench = Bench(router=FakeRouter(PROBATION), device=FakeModel(words=("yes",)), hold_back_tokens=16)
     assert text(bench.ask()) == "yes"
-    assert bench.router.judged == [("yes", 1, True)]
+    assert bench.router.doubted == [("yes", 1, True)]
 
 
 @pytest.mark.parametrize("router", [FakeRouter(), FakeRouter(TO_CLOUD), FakeRouter(PROBATION, doubts=True)])
 def test_a_client_that_leaves_stops_whoever_answers(router: FakeRouter) -> None:
     assert len(Bench(router=router).ask(n=1)) == 1  # ask checks that nothing is left open
+
+
+# -- what is learnt
+
+
+@pytest.mark.parametrize(
+    ("verdict", "told"), [(("GOOD",), ["r 1.0"]), (("B", "AD."), ["r 0.0"]), (("maybe",), []), (("GOOD", "x"), [])]
+)
+def test_the_cloud_judges_an_answer_in_the_background(verdict: tuple[str, ...], told: list[str]) -> None:
+    cloud = FakeModel(words=verdict, fails_at=1 if verdict[-1] == "x" else None)
+    bench = Bench(router=FakeRouter(asks_verdict=True), cloud=cloud)
+    assert text(bench.ask()) == "device says"
+    assert bench.router.told == told
+    assert "device says" in str(cloud.asked[0].messages)
+
+
+def test_the_clouds_own_answers_are_not_judged_by_it() -> None:
+    bench = Bench(router=FakeRouter(TO_CLOUD, asks_verdict=True))
+    bench.ask()
+    assert len(bench.cloud.asked) == 1
+
+
+def test_who_asks_again_at_once_is_reported() -> None:
+    bench = Bench(cache=FakeCache(FakeLookup("bypass", is_repeated=True)))
+    bench.ask()
+    assert bench.router.told == ["again"]
 
 
 # -- when one is late

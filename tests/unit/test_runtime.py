@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from edge_rt import config
+from edge_rt.assembly import identities
 from edge_rt.cache.key import Identity
 from edge_rt.catalog.chains import Chain, Ocr
 from edge_rt.catalog.manifest import Asset, Manifest, Variant
@@ -560,9 +561,9 @@ def test_a_model_whose_manifest_is_bad_says_so_and_the_others_run(caplog: pytest
 
 
 def test_who_may_answer_is_told_by_the_route_with_the_models_file_form_and_context() -> None:
-    clouds = {"cloud.far.base_url": "https://example.org/v1", "cloud.far.model": "big"}
-    runtime = make(World(), "q4_0", **clouds)
-    here, far = runtime.identities(request("tiny"))
+    clouds = {"far": config.CloudEndpoint(base_url="https://example.org/v1", model="big")}
+    runtime = make(World(), "q4_0")
+    here, far = identities(runtime, clouds, request("tiny"))
     assert here == Identity(
         model="tiny",
         variant="q4_0",
@@ -572,9 +573,9 @@ def test_who_may_answer_is_told_by_the_route_with_the_models_file_form_and_conte
         n_ctx=2048,
     )
     assert far == Identity(model="tiny", endpoint="far", upstream="https://example.org/v1 big")
-    assert runtime.identities(request("tiny", route="local")) == (here,)
-    assert runtime.identities(request("tiny", route="cloud")) == (far,)
-    assert make(World()).identities(request()) == (Identity(model="null", backend="null", n_ctx=4096),)
+    assert identities(runtime, clouds, request("tiny", route="local")) == (here,)
+    assert identities(runtime, clouds, request("tiny", route="cloud")) == (far,)
+    assert identities(make(World()), {}, request()) == (Identity(model="null", backend="null", n_ctx=4096),)
 
 
 def test_only_if_cached_asks_no_tensor_model_where_nothing_is_stored() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_rt.config import Router as Settings
-from edge_rt.errors import MustStayError
+from edge_rt.errors import InvalidRequestError, MustStayError
 from edge_rt.router.budget import Budget, Pace
 from edge_rt.router.chooser import Chooser
 from edge_rt.router.rules import Circumstances
@@ -126,8 +126,8 @@ def test_what_an_answer_cost_is_spent_and_kept() -> None:
     kept: list[dict[str, Any]] = []
     surroundings = FakeSurroundings()
     chooser = Chooser(Settings(max_cost_per_day=1.0), surroundings, spent=kept.append)
-    chooser.finished(Origin(endpoint="c", cost=0.4), LAST)
-    chooser.finished(Origin(), LAST)
+    chooser.finished(ASKED, Origin(endpoint="c", cost=0.4), LAST)
+    chooser.finished(ASKED, Origin(), LAST)
     assert (chooser.budget.spent, [state["spent"] for state in kept]) == (0.4, [0.4])
     assert len(surroundings.ended) == 2
 
@@ -148,3 +148,61 @@ def test_the_last_user_message_is_judged() -> None:
     chooser.choose(replace(ASKED, messages=(*talk, Message(role="user", content="three"))))
     chooser.choose(replace(ASKED, messages=None, prompt="four"))
     assert scorer.asked == ["three", "four"]
+
+
+@dataclass
+class FakeTeacher:
+    labels: list[tuple[str, float | None, float | None]] = field(default_factory=list)
+
+    def label(self, score: Any, *, source: str, local: float | None, cloud: float | None, tenant: str) -> None:
+        self.labels.append((source, local, cloud))
+
+
+def taught(share: float = 0.0) -> tuple[Chooser, FakeTeacher]:
+    teacher = FakeTeacher()
+    scorer = FakeScorer(FakeScore(0.9, 0.9))
+    settings = Settings(shadow_share=share)
+    return Chooser(settings, FakeSurroundings(), scorer=scorer, teacher=teacher, chance=lambda: 0.5), teacher
+
+
+def test_feedback_labels_whoever_answered_and_is_its_users_own() -> None:
+    chooser, teacher = taught()
+    chooser.choose(ASKED)
+    with pytest.raises(InvalidRequestError, match="no answer of this id"):
+        chooser.feedback("r", "", is_good=True)  # not answered yet
+    chooser.finished(ASKED, Origin(), LAST)
+    chooser.feedback("r", "", is_good=True)
+    chooser.finished(ASKED, Origin(endpoint="c"), LAST)
+    chooser.feedback("r", "", is_good=False)
+    assert teacher.labels == [("feedback", 1.0, None), ("feedback", None, 0.0)]
+    with pytest.raises(InvalidRequestError):
+        chooser.feedback("r", "uid:7", is_good=True)
+
+
+def test_asking_again_at_once_speaks_against_the_last_answer() -> None:
+    chooser, teacher = taught()
+    chooser.choose(ASKED)
+    chooser.finished(ASKED, Origin(endpoint="c"), LAST)
+    again = replace(ASKED, id="s")
+    chooser.choose(again)
+    chooser.repeated(again)
+    assert teacher.labels == [("regenerate", None, 0.2)]
+
+
+@pytest.mark.parametrize(
+    ("share", "answer", "endpoint", "wants"),
+    [
+        (0.6, "blue", "", True),
+        (0.4, "blue", "", False),
+        (0.6, "jane.doe@example.com", "", False),
+        (0.6, "b", "c", False),
+    ],
+)
+def test_a_share_of_the_devices_answers_is_judged_unless_private(
+    share: float, answer: str, endpoint: str, wants: bool
+) -> None:
+    chooser, teacher = taught(share)
+    chooser.choose(ASKED)
+    assert chooser.wants_verdict(ASKED, Origin(endpoint=endpoint), answer) is wants
+    chooser.judged(ASKED, 1.0)
+    assert teacher.labels == [("shadow", 1.0, None)]
