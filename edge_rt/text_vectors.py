@@ -59,11 +59,19 @@ class TextVectors:
         """Give one unit vector per text, float32 [n, 256]; zeros for a text without any token."""
         vectors = np.zeros((len(texts), N_DIMENSIONS), np.float32)
         for vector, text in zip(vectors, texts, strict=True):
-            ids = self._tokenizer.encode(_shortened(text), add_special_tokens=False).ids
-            if ids:
+            if ids := self.token_ids(text):
                 np.mean(self._rows[ids], axis=0, dtype=np.float32, out=vector)
                 np.divide(vector, max(float(np.linalg.norm(vector)), 1e-12), out=vector)
         return vectors
+
+    def token_ids(self, text: str) -> list[int]:
+        """Cut a text into tokens, those that embed() takes the mean of."""
+        ids: list[int] = self._tokenizer.encode(_shortened(text), add_special_tokens=False).ids
+        return ids
+
+    def token_vectors(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Give each token's own vector, float32 [n, 256], not of unit length: what is rare is long."""
+        return self._rows[np.asarray(ids, np.intp)].astype(np.float32)
 
 
 def _shortened(text: str) -> str:

@@ -147,7 +147,7 @@ def differs(a: Reading, b: Reading) -> str:
         return ""
     if a.numbers != b.numbers:
         return "number"
-    if a.units != b.units:
+    if a.units != b.units and (a.units and b.units):
         return "unit or date"
     if a.genders != b.genders and a.genders and b.genders:
         return "pronoun"

@@ -281,7 +281,7 @@ partner partners divorced identical connected adjacent parallel meeting versus v
 
 VOLATILE = """
 today tonight now yesterday tomorrow latest current currently recent recently nowadays weather forecast news breaking
-live upcoming
+upcoming
 """
 ACCOUNT_NOUNS = """
 account accounts order orders balance bill bills invoice invoices password passwords subscription delivery parcel ticket

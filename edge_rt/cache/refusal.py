@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from edge_rt.cache import lexicon
 
 MAX_WORDS = 60  # longer texts are payloads, whose details decide
+MAX_CHARS = 600
 
 _CODE = re.compile(
     r"`|[{};]\s*$|[{}<>=]=|->|=>|\w\(\)|\bdef \w+\(|\bSELECT\b.+\bFROM\b|</?\w+>"
@@ -19,8 +20,10 @@ _OPERATION = re.compile(
 )
 _PAYLOAD = re.compile(r"[:\n]\s*\S+(?:\s+\S+){5,}|[\"“”][^\"“”]{40,}[\"“”]")
 _MY_STATE = re.compile(
-    r"\b(?:who am i|what(?:'s| is) my|where(?:'s| is| are) my|when(?:'s| is) my|did i|have i|do i have|was i|am i)\b"
+    r"\b(?:who am i|am i (?:on|in|due|eligible|subscribed|insured)|what(?:'s| is) my|where(?:'s| is| are) my"
+    r"|when(?:'s| is) my|did i|have i|do i have)\b"
 )
+_METHOD = re.compile(r"\bhow (?:do|can|could|should|would) (?:i|you|we|one)\b|\bhow to\b|\bbest way\b")
 _DIGITS = re.compile(r"\d+(?:[.,:/]\d+)*")
 _LIST_NUMBER = re.compile(r"^\s*\d{1,2}[.)]\s", re.MULTILINE)
 _VOLATILE = frozenset(lexicon.VOLATILE.split())
@@ -31,6 +34,8 @@ _MATHS = frozenset(lexicon.MATHS.split())
 
 def refusal(question: str) -> str:
     """Name the class for which only its own answer will do, "" if there is none."""
+    if len(question) > MAX_CHARS:
+        return "long"
     lower = question.lower().replace("’", "'")
     words = lower.split()
     met = {word.strip(".,;:?!\"'()") for word in words}
@@ -38,7 +43,7 @@ def refusal(question: str) -> str:
         return "long"
     if met & _VOLATILE or "right now" in lower or "this week" in lower or "this year" in lower:
         return "volatile"
-    if _MY_STATE.search(lower) or (met & _ACCOUNT and met & {"my", "our", "mine"}):
+    if _MY_STATE.search(lower) or (met & _ACCOUNT and met & {"my", "our", "mine"} and not _METHOD.search(lower)):
         return "personal"
     if _CODE.search(question):
         return "code"
