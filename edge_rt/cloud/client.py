@@ -71,7 +71,7 @@ class Upstream:
         settings: CloudEndpoint,
         *,
         environ: Mapping[str, str] = os.environ,
-        resolve: address.Resolve = address.resolve,
+        resolve: address.Resolve | None = None,
     ) -> None:
         self.name, self.settings = name, settings
         self._place = _place(name, settings)
@@ -85,7 +85,9 @@ class Upstream:
             keepalive_expiry=_IDLE_S,
             uds=self._place.socket_path,
             network_backend=address.GuardedNetwork(
-                allow_private=settings.allow_private, setting=_key(name, "allow_private"), resolve=resolve
+                allow_private=settings.allow_private,
+                setting=_key(name, "allow_private"),
+                resolve=resolve or address.resolve,
             ),
         )
 

@@ -14,11 +14,10 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from edge_rt.breaker import Breaker, Ticket
-from edge_rt.cloud import address, retry, wire
-from edge_rt.cloud.client import Upstream
+from edge_rt.cloud import retry, wire
 from edge_rt.cloud.credential import hide_memory
 from edge_rt.cloud.speed import Speed
 from edge_rt.config import CloudEndpoint
@@ -31,6 +30,10 @@ from edge_rt.errors import (
     ContextLengthError,
 )
 from edge_rt.types import Chunk, GenerateRequest, Origin, Usage
+
+if TYPE_CHECKING:
+    from edge_rt.cloud.address import Resolve
+    from edge_rt.cloud.client import Upstream
 
 _log = logging.getLogger(__name__)
 
@@ -100,10 +103,13 @@ class CloudModels:
         events: CloudEvents,
         *,
         environ: Mapping[str, str] = os.environ,
-        resolve: address.Resolve = address.resolve,
+        resolve: Resolve | None = None,
         chance: Callable[[], float] = random.random,
         protect: Callable[[], None] = hide_memory,
     ) -> None:
+        # Imported where an endpoint is configured only: the HTTP library takes 5 MB and a third of a second.
+        from edge_rt.cloud.client import Upstream
+
         self._events, self._chance = events, chance
         self._endpoints = [
             _Endpoint(Upstream(name, settings, environ=environ, resolve=resolve))
@@ -133,16 +139,13 @@ class CloudModels:
         clock = asyncio.get_running_loop().time
         idempotency_key = str(uuid.uuid4())
         candidates = self._large_enough(wire.estimated_tokens(request))
-        # A request that may be answered here as well does not find out whether an endpoint works again.
-        try_it = request.route == "cloud" and not any(e.may(clock(), try_it=False) for e in candidates)
-        if not try_it:
-            self._wake(clock())
+        self._wake(clock())
         failed: dict[str, list[CloudError]] = {}
         errors: list[CloudError] = []
         while True:
             n_before = len(errors)
             for endpoint in candidates:
-                if not endpoint.may(clock(), try_it=try_it):
+                if endpoint.state(clock()) != "closed":  # no request finds out whether it works again: probes do
                     continue
                 so_far = failed.setdefault(endpoint.name, [])
                 if so_far and not self._may_retry(endpoint, so_far):
@@ -196,7 +199,7 @@ class CloudModels:
                 continue
             asked_s = errors[-1].retry_after_s if isinstance(errors[-1], CloudRejectedError) else 0.0
             pause_s = retry.pause_s(len(errors), self._chance(), asked_s)
-            if pause_s is not None and endpoint.may(now_s + pause_s, try_it=False):
+            if pause_s is not None and endpoint.state(now_s + pause_s) == "closed":
                 pauses.append(pause_s)
         if not pauses or (due_at_s is not None and now_s + min(pauses) >= due_at_s):
             return None
@@ -291,11 +294,6 @@ class _Endpoint:
 
     def retry_after_s(self, now_s: float) -> float:
         return max((self.breaker.retry_at_s or now_s) - now_s, self._rest_until_s - now_s, 0.0)
-
-    def may(self, now_s: float, *, try_it: bool) -> bool:
-        """Say whether a request may be sent; try_it: it may be the one that finds out."""
-        state = self.state(now_s)
-        return state == "closed" or (try_it and state == "half_open" and self.breaker.allows(now_s))
 
     def begin(self, now_s: float) -> Ticket:
         self._n_requests += 1

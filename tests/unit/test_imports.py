@@ -56,3 +56,8 @@ def test_a_script_beside_the_clone_imports_the_package_and_not_the_directory(tmp
     code = "import edge_rt; edge_rt.load"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stderr}; an installation from before: make venv"
+
+
+@pytest.mark.parametrize("module", ["edge_rt.daemon", "edge_rt.cloud.endpoints"])
+def test_without_an_endpoint_nothing_of_a_client_is_loaded(module: str) -> None:
+    assert not loaded_by(module) & {"httpcore2", "h11"}

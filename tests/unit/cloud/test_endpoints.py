@@ -347,27 +347,16 @@ def test_a_probe_that_fails_doubles_the_pause() -> None:
     with_endpoints(test, {"a": recorded.hangs})
 
 
-def test_a_request_that_must_go_to_the_cloud_is_the_probe_itself() -> None:
-    async def test(rig: Rig) -> None:
-        for _ in range(3):
-            await rig.fails()
-        rig["a"].then(says("back"))
-        await asyncio.sleep(5.1)
-        assert await rig.ask(route="cloud") == "back"
-        assert rig.state() == "closed"
-
-    with_endpoints(test, {"a": recorded.hangs})
-
-
-def test_even_such_a_request_prefers_an_endpoint_that_works() -> None:
+def test_no_request_waits_for_an_endpoint_that_may_work_again() -> None:
     async def test(rig: Rig) -> None:
         for _ in range(3):
             assert await rig.ask() == "from b"
-        assert rig.state() == "open"
-        await asyncio.sleep(5.1)
-        began_s = now()
-        assert await rig.ask(route="cloud") == "from b"
-        assert now() - began_s < 0.1
+        for _ in range(40):
+            began_s = now()
+            assert await rig.ask(route="cloud") == "from b"
+            assert now() - began_s < 0.1
+            await asyncio.sleep(1.0)
+        assert 4 <= len(rig["a"].requests) <= 9  # three requests and some probes
 
     with_endpoints(test, {"a": recorded.hangs, "b": says("from b")})
 
