@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -23,13 +24,16 @@ from edge_rt.cloud import wire
 from edge_rt.cloud.endpoints import CloudEvents, CloudModels, EndpointHealth
 from edge_rt.cloud.hedge import HedgePolicy
 from edge_rt.cloud.speed import Speed
-from edge_rt.config import CloudEndpoint, Config, Router
+from edge_rt.config import Cache, CloudEndpoint, Config, Router
 from edge_rt.devices import battery, thermal
 from edge_rt.router.budget import Budget, Pace
 from edge_rt.router.chooser import Chooser
 from edge_rt.router.rules import Circumstances
 from edge_rt.scheduler.forms import Placement
 from edge_rt.types import Chunk, GenerateRequest, Origin
+
+if TYPE_CHECKING:
+    from edge_rt.cache.meaning import Meanings
 
 _log = logging.getLogger(__name__)
 
@@ -172,12 +176,20 @@ class Parts:
     tensor_results  None unless outputs of tensor models are kept
     cloud   None where no endpoint is configured
     ledger  where what was spent today is kept; None: nowhere
+    tier, meanings  of the store; meanings where the semantic tier is switched on
     """
 
     store: Store | None = None
     tensor_results: TensorResults | None = None
     cloud: CloudModels | None = None
     ledger: Path | None = None
+    tier: ExactTier | None = None
+    meanings: Meanings | None = None
+
+    async def begin(self) -> None:
+        """Read what was known before the start; requests may come meanwhile."""
+        if self.meanings is not None:
+            await self.meanings.rebuild()
 
     async def hang_up(self) -> None:
         if self.cloud is not None:
@@ -185,6 +197,8 @@ class Parts:
 
     def close_store(self) -> None:
         """Write what is still to be written; nothing may be looked up any more."""
+        if self.meanings is not None:
+            self.meanings.save()
         if self.store is not None:
             self.store.close()
 
@@ -196,8 +210,35 @@ def open_parts(config: Config, events: Events, store_dir: Path) -> Parts:
         path = store_path(settings, store_dir)
         store = Store.open(path, max_bytes=settings.max_bytes, max_value_bytes=settings.max_answer_bytes, events=events)
         tensor_results = TensorResults(settings, store, events) if settings.tensors else None
-    cloud = CloudModels(config.cloud, events) if config.cloud else None
-    return Parts(store=store, tensor_results=tensor_results, cloud=cloud, ledger=store_dir / "router.json")
+    tier = None if store is None else ExactTier(settings, store, events)
+    meanings = None
+    if tier is not None and settings.semantic != "off":
+        meanings = _meanings(settings, tier, store_path(settings, store_dir).with_suffix(".semantic.json"))
+    return Parts(
+        store=store,
+        tensor_results=tensor_results,
+        cloud=CloudModels(config.cloud, events) if config.cloud else None,
+        ledger=store_dir / "router.json",
+        tier=tier,
+        meanings=meanings,
+    )
+
+
+def _meanings(settings: Cache, tier: ExactTier, path: Path) -> Meanings:
+    """Make the semantic tier. Raises BackendUnavailableError without edge_rt[vectors]."""
+    from edge_rt.cache.meaning import Meanings  # numpy and vectors, where questions are compared
+    from edge_rt.cache.semantic import SemanticTier
+    from edge_rt.cache.threshold import ErrorController
+    from edge_rt.text_vectors import TextVectors
+
+    semantic = SemanticTier(
+        TextVectors.load(),
+        ErrorController(settings.max_error, settings.verify_share),
+        mode=settings.semantic,
+        max_entries=settings.max_semantic,
+        draw=random.random,
+    )
+    return Meanings(tier, semantic, path)
 
 
 def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) -> Answering:
@@ -207,8 +248,8 @@ def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) 
     configuration asks for.
     """
     cache = None
-    if parts.store is not None:
-        cache = Answers(ExactTier(config.cache, parts.store, events), partial(identities, models, config.cloud))
+    if parts.tier is not None:
+        cache = Answers(parts.tier, partial(identities, models, config.cloud), meanings=parts.meanings)
     chooser = hedging = None
     hold_back = config.router.hold_back_tokens
     if parts.cloud is not None:

@@ -203,7 +203,7 @@ async def _serve(
         loop.add_signal_handler(number, on_signal, number)
     # The API is up while models load, so that probes see a live daemon that is not ready yet.
     serving = loop.create_task(server.serve(sockets=list(listening.sockets)))
-    starting = loop.create_task(_start(loaded, runtime, listening, environ, ready))
+    starting = loop.create_task(_start(loaded, runtime, parts, listening, environ, ready))
     watchdog = loop.create_task(_keep_watchdog_quiet(environ))
     stopping = loop.create_task(stop.wait())
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
@@ -226,12 +226,13 @@ async def _serve(
 async def _start(
     loaded: Loaded,
     runtime: Runtime,
+    parts: Parts,
     listening: Listening,
     environ: Mapping[str, str],
     ready: Callable[[Listening], None],
 ) -> None:
     notify(f"EXTEND_TIMEOUT_USEC={round(loaded.config.worker.load_timeout_s * 1e6)}", environ)
-    await runtime.start()
+    await asyncio.gather(runtime.start(), parts.begin())
     notify("READY=1", environ)
     ready(listening)
 

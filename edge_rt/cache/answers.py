@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from edge_rt.cache.exact import ExactTier, Look
 from edge_rt.cache.flights import Flights
 from edge_rt.cache.key import Identity
-from edge_rt.cache.stored import replay
+from edge_rt.cache.stored import StoredAnswer, replay
 from edge_rt.config import Cache
 from edge_rt.types import CacheState, Chunk, GenerateRequest
 
@@ -22,6 +23,27 @@ def store_path(settings: Cache, store_root: Path) -> Path:
     return Path(settings.store_file).expanduser() if settings.store_file else store_root / "cache.sqlite"
 
 
+class Meant(Protocol):
+    """What is known by meaning of one request; see meaning.Meant."""
+
+    @property
+    def state(self) -> CacheState: ...
+    @property
+    def stored(self) -> StoredAnswer | None: ...
+    @property
+    def similarity(self) -> float | None: ...
+
+    def computed(self, key: bytes, text: str) -> None:
+        """Take in the answer that was computed and stored under key."""
+        ...
+
+
+class Meanings(Protocol):
+    """Finds answers by what is asked; meaning.Meanings is one. It loads numpy, so it is not imported here."""
+
+    async def look_up(self, request: GenerateRequest, identity: Identity, now_s: float) -> Meant | None: ...
+
+
 class Lookup:
     """What the cache knows of one request; see answering.Lookup."""
 
@@ -31,6 +53,7 @@ class Lookup:
         request: GenerateRequest,
         identities: Sequence[Identity],
         look: Look,
+        meant: Meant | None,
         wall_clock: Callable[[], float],
     ) -> None:
         self._tier = tier
@@ -38,12 +61,15 @@ class Lookup:
         self._identities = identities
         self._wall_clock = wall_clock
         self._recorder = tier.recorder()
-        self.state: CacheState = look.state
+        self._meant = meant
+        self.state: CacheState = look.state if meant is None else meant.state
         self.key = look.flight_key
         self.is_repeated = look.is_repeated
         self.stored: tuple[Chunk, ...] | None = None
         if look.stored is not None:
             self.stored = replay(look.stored, wall_clock())
+        elif meant is not None and meant.stored is not None:
+            self.stored = replay(meant.stored, wall_clock(), state="hit-semantic", similarity=meant.similarity)
 
     def add(self, chunk: Chunk) -> None:
         """Take in a chunk of the answer as it passes; its last one stores it, if it is one to be stored."""
@@ -53,15 +79,25 @@ class Lookup:
         endpoint = self._recorder.origin.endpoint
         for identity in self._identities:
             if identity.endpoint == endpoint:
-                self._tier.admit(self._request, identity, self._recorder, self._wall_clock())
+                decision = self._tier.admit(self._request, identity, self._recorder, self._wall_clock())
+                if decision == "store" and self._meant is not None:
+                    self._meant.computed(self._tier.key(self._request, identity), self._recorder.text())
                 return
 
 
 class Answers:
     """Belongs to one event loop."""
 
-    def __init__(self, tier: ExactTier, identities: Identities, *, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        tier: ExactTier,
+        identities: Identities,
+        *,
+        meanings: Meanings | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._tier = tier
+        self._meanings = meanings
         self._identities = identities
         self._wall_clock = wall_clock
         self._flights = Flights()
@@ -75,9 +111,12 @@ class Answers:
                 self._files[identity.model] = identity.file_sha256
                 self._tier.forget_other_files(identity)
         look = await self._tier.look_up(request, identities, self._wall_clock())
-        if look.stored is None:
-            self._tier.missed(look.state)
-        return Lookup(self._tier, request, identities, look, self._wall_clock)
+        meant = None
+        if look.state == "miss" and self._meanings is not None:
+            meant = await self._meanings.look_up(request, identities[0], self._wall_clock())
+        if look.stored is None and (meant is None or meant.stored is None):
+            self._tier.missed(look.state if meant is None else meant.state)
+        return Lookup(self._tier, request, identities, look, meant, self._wall_clock)
 
     def join(
         self, key: bytes, start: Callable[[], AsyncGenerator[Chunk, None]], *, deadline_s: float | None

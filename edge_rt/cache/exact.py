@@ -10,8 +10,9 @@ now_s is the wall clock's, which ages survive restarts by.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
@@ -31,6 +32,8 @@ class CacheEvents(StoreEvents, Protocol):
     def cache_looked_up(self, state: str, *, saved_s: float = 0.0, saved_j: float = 0.0) -> None: ...
 
     def cache_decided(self, decision: str) -> None: ...
+
+    def cache_verified(self, *, is_right: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,36 @@ class ExactTier:
         self._events.cache_decided(decision)
         return decision
 
+    async def stored(self, key: bytes, request: GenerateRequest, now_s: float) -> StoredAnswer | None:
+        """Give the answer of a key that another tier found, if it may be given for this request; count nothing."""
+        return await self._fresh(key, request, now_s)
+
+    def given(self, key: bytes, now_s: float) -> None:
+        """Count that the semantic tier gave the answer of a key."""
+        if (meta := self._store.meta(key)) is not None:
+            self._store.hit(key, now_s)
+            self._events.cache_looked_up("hit-semantic", saved_s=meta.saved_s, saved_j=meta.saved_j)
+
+    def peek(self, key: bytes) -> StoredAnswer | None:
+        """Read a stored answer as it stands; waits for the disk if it is not in memory."""
+        found = self._store.get_now(key)
+        return None if found is None or found.meta.kind != stored.KIND else stored.decode(found.value)
+
+    def partition(self, request: GenerateRequest, identity: Identity) -> bytes | None:
+        return partition_key(request, identity, epoch=self._store.epoch, isolate=self._settings.isolate)
+
+    async def all_stored(self) -> AsyncGenerator[tuple[bytes, StoredAnswer], None]:
+        """Give each stored answer with its key; other work goes on in between."""
+        for key, meta, _, _ in list(self._store.items()):
+            found = await self._store.get(key) if meta.kind == stored.KIND else None
+            if found is not None and (answer := stored.decode(found.value)) is not None:
+                yield key, answer
+            await asyncio.sleep(0)
+
+    def verified(self, *, is_right: bool) -> None:
+        """Count a comparison of a stored answer with a computed one."""
+        self._events.cache_verified(is_right=is_right)
+
     def forget_other_files(self, identity: Identity) -> int:
         """Remove what this device's model answered from another file; give how many answers there were."""
         return self._store.remove_if(
@@ -162,7 +195,7 @@ class ExactTier:
         first_s = 0.0 if times is None else (times.ttft_s if identity.endpoint else times.prefill_s)
         compute_s = first_s + (0.0 if times is None else times.decode_s)
         asked = question(request)
-        partition = partition_key(request, identity, epoch=self._store.epoch, isolate=self._settings.isolate)
+        partition = self.partition(request, identity)
         value = stored.encode(
             StoredAnswer(
                 model=request.model,

@@ -31,12 +31,16 @@ class Events:
         self.states: Counter[str] = Counter()
         self.decisions: Counter[str] = Counter()
         self.saved_s = 0.0
+        self.verified: list[bool] = []
         self.size = (0, 0)
         self.n_evicted = self.n_rejected = 0
 
     def cache_looked_up(self, state: str, *, saved_s: float = 0.0, saved_j: float = 0.0) -> None:
         self.states[state] += 1
         self.saved_s += saved_s
+
+    def cache_verified(self, *, is_right: bool) -> None:
+        self.verified.append(is_right)
 
     def cache_decided(self, decision: str) -> None:
         self.decisions[decision] += 1
