@@ -80,7 +80,7 @@ def run(
         regions = None
         if config.server.shm_socket_path:
             regions = Regions(max_regions=config.server.max_regions, max_bytes=config.server.max_regions_bytes)
-        api = Api(runtime=runtime, config=config, telemetry=metrics, regions=regions)
+        api = Api(runtime=runtime, config=config, telemetry=metrics, answer_store=parts.store, regions=regions)
         server = Server(
             build_app(runtime, config, metrics, api_keys=api_keys, api=api),
             max_connections=config.server.max_connections,

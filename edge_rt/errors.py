@@ -12,7 +12,7 @@ EdgeRtError(code, retryable)
 ├ BackendError
 │ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError
 ├ CacheError
-│ ├ NotCachedError · CacheStoreError
+│ ├ NotCachedError · CacheEntryNotFoundError · CacheStoreError
 ├ CloudError
 │ ├ CloudUnreachableError · CloudTimeoutError · CloudRejectedError · CloudAnswerError · CircuitOpenError · MustStayError
 └ DaemonUnreachableError · DaemonLostError
@@ -345,6 +345,17 @@ class NotCachedError(CacheError):
 
     def __str__(self) -> str:
         return "no stored answer fits this request, and only-if-cached forbids computing one"
+
+
+@dataclass(eq=False)
+class CacheEntryNotFoundError(CacheError):
+    """No stored entry has such a key, or it is somebody else's."""
+
+    code = "cache_entry_not_found"
+    key: str
+
+    def __str__(self) -> str:
+        return f"no stored answer has a key that begins with {self.key}. `edge_rt cache show` lists them"
 
 
 @dataclass(eq=False)

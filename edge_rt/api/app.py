@@ -12,7 +12,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from edge_rt import telemetry
-from edge_rt.api import embeddings, kserve, media, openai, schemas
+from edge_rt.api import cache, embeddings, kserve, media, openai, schemas
 from edge_rt.api.boundary import Boundary
 from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api, ModelStatus, RuntimeProtocol
@@ -46,6 +46,7 @@ def build_app(
             *embeddings.routes(api),
             *media.routes(api),
             *_model_routes(api),
+            *cache.routes(api),
             *_token_routes(api),
         ],
         redirect_slashes=False,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx2
 import msgspec
@@ -124,6 +124,37 @@ class Client:
     def explain(self, body: dict[str, Any]) -> dict[str, Any]:
         """Tell where a chat request would be answered, as /v1/route/explain does."""
         return self._json("POST", "/v1/route/explain", body)
+
+    def cache_stats(self) -> dict[str, Any]:
+        """Tell how full the answer cache is and what it saved, as /v1/cache does."""
+        return self._json("GET", "/v1/cache")
+
+    def cache_entries(self, *, model: str = "", tag: str = "", limit: int = 100) -> list[dict[str, Any]]:
+        """List stored entries, those given most often first."""
+        query = urlencode({"model": model, "tag": tag, "limit": limit})
+        found: list[dict[str, Any]] = self._json("GET", f"/v1/cache/entries?{query}")["entries"]
+        return found
+
+    def cache_entry(self, key: str) -> dict[str, Any]:
+        """Show one stored entry; the first digits of its key do."""
+        return self._json("GET", f"/v1/cache/entries/{quote(key, safe='')}")
+
+    def cache_correct(self, key: str, text: str) -> dict[str, Any]:
+        """Set the text of a stored answer."""
+        return self._json("PUT", f"/v1/cache/entries/{quote(key, safe='')}", {"text": text})
+
+    def cache_remove(self, key: str) -> int:
+        """Remove one entry; give how many there were."""
+        return int(self._json("DELETE", f"/v1/cache/entries/{quote(key, safe='')}")["removed"])
+
+    def cache_remove_all(self, *, model: str = "", tag: str = "") -> int:
+        """Remove the entries of a model or with a tag; give how many there were."""
+        query = urlencode({"model": model, "tag": tag})
+        return int(self._json("DELETE", f"/v1/cache/entries?{query}")["removed"])
+
+    def cache_clear(self) -> int:
+        """Remove all entries that the caller may see; give how many there were."""
+        return int(self._json("DELETE", "/v1/cache")["removed"])
 
     def placement(self, model_id: str) -> dict[str, Any]:
         """Tell where a tensor model's requests go, as /v1/placement/{id} shows it."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from edge_rt.api.kserve_wire import RegionPart
 from edge_rt.api.regions import Regions
+from edge_rt.cache.store import Store
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.config import Config
@@ -109,6 +110,7 @@ class Bodies:
 class Api:
     """What all requests share.
 
+    answer_store    of the answer cache; None where it is switched off
     regions         None without server.shm_socket_path
     body_timeout_s  how long a client may take to send a whole body
     """
@@ -116,6 +118,7 @@ class Api:
     runtime: RuntimeProtocol
     config: Config
     telemetry: Telemetry
+    answer_store: Store | None = None
     regions: Regions | None = None
     body_timeout_s: float = 30.0
     bodies: Bodies = field(default_factory=Bodies)

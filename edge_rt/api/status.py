@@ -63,6 +63,7 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.WorkerLostError: Mapping(503, _BUSY, retry_after_s=2.0),
     errors.CacheError: Mapping(500, _SERVER),
     errors.NotCachedError: Mapping(504, _SERVER),
+    errors.CacheEntryNotFoundError: Mapping(404, _INVALID, param="=key"),
     errors.CacheStoreError: Mapping(500, _SERVER),
     errors.CloudError: Mapping(502, _SERVER),
     errors.CloudUnreachableError: Mapping(502, _SERVER, retry_after_s=2.0),

@@ -32,6 +32,7 @@ Decision = Literal[
     "aborted",
     "refusal",
     "too large",
+    "corrected",  # by hand, which stands
     "cleared",  # since it was begun
     "not taken",  # by a disk that is full or does not keep up
 ]

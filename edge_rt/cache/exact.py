@@ -94,7 +94,7 @@ class ExactTier:
             found = await self._fresh(key, request, now_s)
             if found is None:
                 continue
-            if not wish.only_if_cached and admission.regenerates(
+            if not (wish.only_if_cached or found.is_corrected) and admission.regenerates(
                 repeated=is_repeated, is_deterministic=found.is_deterministic, endpoint=found.endpoint
             ):
                 is_passed = True
@@ -187,6 +187,10 @@ class ExactTier:
         return answer
 
     def _put(self, request: GenerateRequest, identity: Identity, answer: Recorder, now_s: float) -> Decision:
+        key = self.key(request, identity)
+        before = self._store.meta(key)
+        if before is not None and before.ttl_s is None:
+            return "corrected"
         last = answer.last
         assert last is not None
         assert last.usage is not None
@@ -226,4 +230,4 @@ class ExactTier:
             ttl_s=admission.ttl_s(asked, self._settings),
             saved_s=compute_s,
         )
-        return "store" if self._store.put(self.key(request, identity), meta, value) else "not taken"
+        return "store" if self._store.put(key, meta, value) else "not taken"

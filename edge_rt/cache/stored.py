@@ -145,7 +145,7 @@ def replay(
     """Give a stored answer as the chunks of a stream. Nothing of it was computed now, and its usage says so."""
     origin = Origin(
         endpoint=answer.endpoint,
-        reason="stored",
+        reason="corrected" if answer.is_corrected else "stored",
         cache=state,
         age_s=age_s(answer.created_at_s, now_s),
         similarity=similarity,

@@ -22,6 +22,7 @@ _COMMANDS: Final = {
     "bench": "Measure speed, as llama-bench does.",
     "placement": "Explain on which device a model runs.",
     "route": "Explain who answers a request, device or cloud.",
+    "cache": "Look at stored answers, correct and remove them.",
     "devices": "Show what this machine can run models on.",
     "config": "Show the configuration and where each value comes from.",
     "doctor": "Check this machine and this installation.",

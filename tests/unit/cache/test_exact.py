@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge_rt.cache import stored
+from edge_rt.cache import admin, stored
 from edge_rt.cache.exact import ExactTier, Look
 from edge_rt.cache.key import Identity
 from edge_rt.cache.store import Store
@@ -283,3 +283,19 @@ def test_that_a_text_set_by_hand_is_divided() -> None:
     assert stored.pieces_of("") == (Piece(""),)
     assert "".join(piece.text for piece in stored.pieces_of("ab" * 5000)) == "ab" * 5000
     assert stored.title("  What\nis  it?  ") == "What is it?"
+
+
+def test_that_a_corrected_answer_stands_against_time_regenerating_and_computed_ones(bench: Bench) -> None:
+    drawn = asked(sampling=Sampling(temperature=0.8), cache=CacheWishes(sampled=True))
+    bench.answer(drawn)
+    key = bench.tier.key(drawn, HERE)
+    admin.correct(bench.store, key, bench.store.get_now(key), "Rome, no: Paris.", NOW_S)
+    for now_s in (NOW_S, NOW_S + 1, NOW_S + 1e8, NOW_S - 1e8):
+        hit = bench.look(drawn, now_s=now_s)
+        assert hit.stored is not None
+        assert hit.stored.text == "Rome, no: Paris."
+    assert bench.answer(replace(drawn, cache=CacheWishes(sampled=True, no_cache=True))) == "corrected"
+    chunks = replay(hit.stored, NOW_S)
+    assert chunks[0].origin is not None
+    assert chunks[0].origin.reason == "corrected"
+    assert bench.tier.forget_other_files(replace(HERE, file_sha256="2" * 64)) == 1, "another model, another answer"
