@@ -43,11 +43,19 @@ _COUNTRIES: Final = {
 }
 _IBAN_LENGTH: Final = {country: n for n, countries in _COUNTRIES.items() for country in countries.split()}
 _PHONE_WORDS: Final = re.compile(
-    r"phone|mobile|\btel\b|\bcell\b|\bfax\b|whatsapp|\bcall\b|\bsms\b|telefon|téléphone|teléfono|handy|rufnummer"
+    r"phone|mobile|\btel\b|\bcell\b|\bfax\b|whatsapp|\bcall\b|\bcontact\b|\bsms\b|telefon|téléphone|teléfono|handy|rufnummer"
     r"|电话|手机|联系方式|電話|携帯"
 )
 _NANP: Final = re.compile(r"(?<!\d)(?:\([2-9]\d{2}\)[ .-]{0,2}|[2-9]\d{2}[.-])[2-9]\d{2}[ .-]\d{4}(?!\d)")
-_NATIONAL: Final = re.compile(r"0[1-9]\d{1,3}[)/ -]{1,2}\d{3,8}(?:[ -]\d{2,5}){0,3}")
+# By country: Germany and others, Sweden, France, Brazil, Japan and Korea, and numbers that begin with a zero.
+_NATIONAL: Final = re.compile(
+    r"0[1-9][0-9]{1,3}[)/ -]{1,2}[0-9]{3,8}(?:[ -][0-9]{2,5}){0,3}"
+    r"|0[1-9][0-9]{0,2}-[0-9]{2,3}(?: [0-9]{2}){2,3}"
+    r"|0[1-9](?:[ .-][0-9]{2}){4}"
+    r"|[1-9][0-9]\)? (?!(?:19|20)[0-9]{2}-)[0-9]{4,5}-[0-9]{4}"
+    r"|[0-9]{2,3}-[0-9]{3,4}-[0-9]{4}"
+    r"|0(?!123456789)[1-9][0-9]{8,9}"
+)
 _CN_MOBILE: Final = re.compile(r"1[3-9]\d{9}")
 _SSN: Final = re.compile(r"(?!000|666|9)\d{3}-(?!00)\d{2}-(?!0000)\d{4}")
 _CN_ID_WEIGHTS: Final = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
@@ -96,8 +104,9 @@ def _is_phone(run: str, n_digits: int, groups: list[str], before: str, text: str
     if not 7 <= n_digits <= 15:
         return False
     if before == "+" or text[max(start - 2, 0) : start] == "+(":
-        return n_digits >= 8 and not run.startswith("0")
-    if n_digits >= 9 and "." not in run and _NATIONAL.fullmatch(run):
+        is_sum = text[max(start - 2, 0) : start - 1].isalnum()
+        return n_digits >= 8 and not run.startswith("0") and not is_sum
+    if n_digits >= 9 and _NATIONAL.fullmatch(run):
         return True
     return _PHONE_WORDS.search(lowered, max(start - _WORD_DISTANCE, 0), start) is not None and "." not in run
 
@@ -126,11 +135,11 @@ def _is_issued(number: str) -> bool:
         return length in (13, 16, 19)
     if 51 <= two <= 55 or 2221 <= four <= 2720 or 2200 <= four <= 2204:
         return length == 16
-    if two in (34, 37):
+    if two in (34, 37) or four in (1800, 2131):
         return length == 15
     if two in (36, 38, 39) or 300 <= three <= 305:
         return length == 14
-    return (two in (62, 65, 50) or four == 6011 or 644 <= three <= 649 or 3528 <= four <= 3589) and length >= 16
+    return (two in (35, 50, 62, 65) or four == 6011 or 644 <= three <= 649) and length >= 16
 
 
 def _luhn(number: str) -> bool:
@@ -146,7 +155,10 @@ def _is_iban(text: str, start: int) -> bool:
         return False
     compact = re.sub(r"[ -]", "", found[0]).upper()
     length = _IBAN_LENGTH.get(compact[:2], 0)
-    return 0 < length <= len(compact) and _mod_97(compact[:length]) == 1
+    if 0 < length <= len(compact) and _mod_97(compact[:length]) == 1:
+        return True
+    # Some write them too short; then the whole word must fit.
+    return length > 0 and len(found[0]) == len(compact) and _mod_97(compact) == 1
 
 
 def _is_latin(char: str) -> bool:

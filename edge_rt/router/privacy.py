@@ -81,12 +81,12 @@ def _finds(detect: Callable[[str, str], bool], text: str, lowered: str) -> bool:
 
 def _has_email(text: str, lowered: str) -> bool:  # noqa: ARG001 - detectors' signature
     return any(
-        _MAILBOX.search(text, max(at - 64, 0), at) and _DOMAIN.match(text, at + 1, at + 260)
+        _MAILBOX.fullmatch(text[max(at - 1, 0) : at]) and _DOMAIN.match(text, at + 1, at + 260)
         for at in _places(text, "@")
     )
 
 
-_MAILBOX: Final = re.compile(r"[\w.+%'-]{1,64}$")
+_MAILBOX: Final = re.compile(r"[\w.+%'-]")  # its last character; the others do not matter
 _DOMAIN: Final = re.compile(r"(?:[^\W_][\w-]{0,62}\.){1,8}[^\W\d_]{2,24}(?![A-Za-z0-9])")
 
 
@@ -101,12 +101,8 @@ def _has_secret(text: str, lowered: str) -> bool:
         return True
     if len(lowered) != len(text):
         text = lowered  # a letter that grew in lower case; tokens are judged without their capitals then
-    return any(
-        _is_token_after(text, at + len(word))
-        for word in SECRET_WORDS
-        if word in lowered
-        for at in _places(lowered, word)
-    )
+    words = [word for stem, words in SECRET_WORDS.items() if stem in lowered for word in words if word in lowered]
+    return any(_is_token_after(text, at + len(word)) for word in words for at in _places(lowered, word))
 
 
 def _has_format(text: str, prefix: str, pattern: re.Pattern[str]) -> bool:
@@ -121,7 +117,10 @@ def _is_token_after(text: str, at: int) -> bool:
     """Say whether a word of secrets is followed by one: assigned, said ("is …"), or a long random one right behind."""
     if (found := _ASSIGNED.match(text, at)) is not None and _is_password(found[1]):
         return True
-    return (found := _NEXT.match(text, at)) is not None and any(map(_is_random, found[0].split()))
+    if (found := _NEXT.match(text, at)) is None:
+        return False
+    tokens = found[0].split()
+    return _is_strong(tokens[0]) or any(map(_is_random, tokens))
 
 
 _ASSIGNED: Final = re.compile(
@@ -129,7 +128,12 @@ _ASSIGNED: Final = re.compile(
 )
 _NEXT: Final = re.compile(r"[\s\"'`:(\[]{1,4}\S{1,256}(?:\s\S{1,256}){0,2}")
 _PASSWORD_IN_URL: Final = re.compile(r"://[^\s/:@]{0,64}:[^\s/@${<*]{3,128}@[\w.-]")
-_PLACEHOLDER: Final = re.compile(r"[$<{(\[*]|\.{3}|x{4}|your|example|changeme|redacted|placeholder", re.IGNORECASE)
+# What stands where a secret would: a template's gap, a variable, a call, stars.
+_PLACEHOLDER: Final = re.compile(
+    r"[$%]?[<{]|[$%]\(|\$[A-Za-z_]{3,}$|[*.•_-]*$|x{4}|\.{3}|your|example|changeme|redacted|placeholder"
+    r"|[A-Za-z_][\w.]{2,}[(\[{]",
+    re.IGNORECASE,
+)
 
 # Formats that vendors publish, so that keys can be found: by a character that all of a group have, then by their first
 # characters as plain text.
@@ -185,7 +189,7 @@ def _is_mixed(token: str) -> bool:
 def _is_password(token: str) -> bool:
     """Tell what somebody may have chosen from a word, a number, a placeholder and code."""
     token = token.rstrip(".!?:)")
-    if len(token) < 6 or _PLACEHOLDER.search(token) or ("(" in token) or token.isdigit():
+    if len(token) < 6 or _PLACEHOLDER.match(token) or token.isdigit():
         return False
     kinds = (any(map(str.isdigit, token)), any(map(str.isalpha, token)), not token.replace("_", "").isalnum())
     return sum(kinds) >= 2 and kinds[1] and (kinds[0] or _n_odd(token) >= 1) and len(set(token)) >= 4
@@ -196,9 +200,18 @@ def _n_odd(token: str) -> int:
     return sum(char in "!#%^&*+=~|?@$" for char in token)
 
 
+def _is_strong(token: str) -> bool:
+    """Tell a password that rules of complexity have formed: nothing else looks so right behind the word."""
+    token = token.strip("\"'`.,;:")
+    if not 8 <= len(token) <= 64 or not token.isascii() or _PLACEHOLDER.match(token):
+        return False
+    has_case = token != token.lower() and token != token.upper()
+    return has_case and any(map(str.isdigit, token)) and _n_odd(token[:-1]) >= 1
+
+
 def _is_random(token: str) -> bool:
     token = token.strip("\"'`.,;:()[]{}<>")
-    if len(token) < 16 or not token.isascii() or _PLACEHOLDER.search(token) or "/" in token[:1]:
+    if len(token) < 16 or not token.isascii() or _PLACEHOLDER.match(token) or token[0] == "/":
         return False
     return _is_mixed(token) and _bits(token) >= 3.0 and not re.fullmatch(r"[\d.,:/-]+", token)
 
