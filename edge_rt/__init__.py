@@ -10,12 +10,14 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edge_rt.chain_library import ChainModel
     from edge_rt.errors import EdgeRtError
     from edge_rt.library import Generation, Model, load, load_tensors, load_text
     from edge_rt.tensor_library import TensorModel
     from edge_rt.types import Message, Sampling
 
 __all__ = [
+    "ChainModel",
     "EdgeRtError",
     "Generation",
     "Message",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "ChainModel": "edge_rt.chain_library",
     "EdgeRtError": "edge_rt.errors",
     "Generation": "edge_rt.library",
     "Message": "edge_rt.types",

@@ -23,6 +23,7 @@ import msgspec
 
 from edge_rt import config
 from edge_rt.catalog.part import Progress
+from edge_rt.chain_library import ChainModel
 from edge_rt.devices import cpu
 from edge_rt.devices.idle import IdleMeter
 from edge_rt.engine.start import start_engine
@@ -35,7 +36,7 @@ from edge_rt.errors import (
 )
 from edge_rt.guard.limits import check_request
 from edge_rt.library_engine import Running
-from edge_rt.library_models import find_model
+from edge_rt.library_models import find_chain, find_model
 from edge_rt.scheduler.forms import load_message
 from edge_rt.tensor_library import TensorModel, start_model
 from edge_rt.types import (
@@ -68,8 +69,8 @@ def load(
     pull: bool = False,
     progress: Progress = lambda _: None,
     force: bool = False,
-) -> Model | TensorModel:
-    """Load a model: a Model for a language model, a TensorModel for one that takes tensors.
+) -> Model | TensorModel | ChainModel:
+    """Load a model: a Model for a language model, a TensorModel for one that takes tensors, a ChainModel for a chain.
 
     model     MODEL[:VARIANT] of the catalog, or the path of a GGUF or an ONNX file: a Path, or text with a / or with
               .gguf or .onnx at its end; "" is the configured default model
@@ -79,12 +80,19 @@ def load(
 
     Raises ConfigError, ModelError (not in the catalog, not pulled, broken, too large) and BackendError.
     """
-    message, loaded = _load_message(model, settings=settings, pull=pull, progress=progress, force=force)
+    settings = settings or config.load()
+    options: dict[str, Any] = {"settings": settings, "pull": pull, "progress": progress, "force": force}
+    if (chain := find_chain(model, settings.config)) is not None:
+        for part in chain.parts:
+            _load_message(part, **options)  # what is missing is missed now
+        return ChainModel(chain, lambda part: load_tensors(part, **options))
+    message, loaded = _load_message(model, **options)
     return _start(message, loaded) if message.tensor is None else start_model(message, loaded.limits)
 
 
 def load_text(model: str | Path = "", **options: Any) -> Model:
     """Load a language model, as load does. Raises UnsupportedFeatureError for one that takes tensors."""
+    _refuse_chain(model, "text from", options)
     message, loaded = _load_message(model, **options)
     if message.tensor is not None:
         raise UnsupportedFeatureError(feature=f"text from {message.model}", remedy="it is a tensor model")
@@ -92,11 +100,18 @@ def load_text(model: str | Path = "", **options: Any) -> Model:
 
 
 def load_tensors(model: str | Path, **options: Any) -> TensorModel:
-    """Load a model that takes tensors, as load does. Raises UnsupportedFeatureError for a language model."""
+    """Load a model that takes tensors, as load does. Raises UnsupportedFeatureError for any other."""
+    _refuse_chain(model, "tensors for", options)
     message, loaded = _load_message(model, **options)
     if message.tensor is None:
         raise UnsupportedFeatureError(feature=f"tensors for {message.model}", remedy="it is a language model")
     return start_model(message, loaded.limits)
+
+
+def _refuse_chain(model: str | Path, feature: str, options: Mapping[str, Any]) -> None:
+    if find_chain(model, (options.get("settings") or config.load()).config) is not None:
+        remedy = "it is a chain of models that takes files: edge_rt.load(...).look(file)"
+        raise UnsupportedFeatureError(feature=f"{feature} {model}", remedy=remedy)
 
 
 def _load_message(

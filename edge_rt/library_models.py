@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from edge_rt import config
+from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.part import Progress
 from edge_rt.catalog.store import Store, is_file_name, pick_variant
@@ -55,6 +56,16 @@ def find_model(model: str | Path, settings: config.Config, *, pull: bool, progre
     if placement.variant_reason:
         _log.warning("%s", placement.variant_reason)
     return placement
+
+
+def find_chain(model: str | Path, settings: config.Config) -> Chain | None:
+    """Give the chain of that name; None if it is none, and where a model has the same name."""
+    if isinstance(model, Path) or not model or is_file_name(model):
+        return None
+    store = Store.open(settings.catalog, os.environ)
+    if model in {manifest.id for manifest in store.manifests()} or settings.model(model).backend == "null":
+        return None
+    return next((chain for chain in store.chains() if chain.id == model), None)
 
 
 def _text_file(path: Path, settings: config.Config) -> Placement:

@@ -110,19 +110,14 @@ class TensorModel(Running):
         Raises InvalidRequestError for a file that cannot be read or is not of its kind, and UnsupportedFeatureError
         for a model without a pipeline.
         """
+        if self._pipeline is None:  # before a file is read
+            raise _no_pipeline(self.info.model)
+        return self.answer(media_request(self._id(), self.info.model, file, reference, options))
+
+    def answer(self, request: MediaRequest) -> MediaAnswer:
+        """Run the model's pipeline for a request as it is. Raises as look does."""
         if self._pipeline is None:
-            remedy = "it has no pipeline: run it with arrays"
-            raise UnsupportedFeatureError(feature=f"a file for {self.info.model}", remedy=remedy)
-        try:
-            request = MediaRequest(
-                id=self._id(),
-                model=self.info.model,
-                data=_bytes("data", file),
-                reference=_bytes("reference", reference),
-                **options,
-            )
-        except TypeError as exc:
-            raise InvalidRequestError(param="options", problem=str(exc)) from exc
+            raise _no_pipeline(self.info.model)
         check_media(request)
         with self._using():
             infer = WaitingInfer(self._engine, request_id=request.id, max_streams=self._max_streams)
@@ -144,6 +139,21 @@ class TensorModel(Running):
 
     def _id(self) -> str:
         return str(next(self._ids))
+
+
+def media_request(
+    request_id: str, model: str, file: str | Path | bytes, reference: str | Path | bytes, options: Mapping[str, Any]
+) -> MediaRequest:
+    """Read the files of a request. Raises InvalidRequestError."""
+    data, beside = _bytes("data", file), _bytes("reference", reference)
+    try:
+        return MediaRequest(id=request_id, model=model, data=data, reference=beside, **options)
+    except TypeError as exc:
+        raise InvalidRequestError(param="options", problem=str(exc)) from exc
+
+
+def _no_pipeline(model: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(feature=f"a file for {model}", remedy="it has no pipeline: run it with arrays")
 
 
 def _array(value: ArrayLike, spec: TensorSpec | None) -> NDArray[Any]:

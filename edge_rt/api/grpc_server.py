@@ -83,7 +83,8 @@ class GrpcServer:
         with listen.bound_by_another(self._path, mode=mode, group=server.socket_group, key=key) as path:
             self._server = grpc.aio.server(
                 options=[
-                    ("grpc.max_receive_message_length", server.max_body_bytes + _HEAD_BYTES),
+                    # Beyond the limit gRPC itself refuses, and says no more than a number: up to twice it, we do.
+                    ("grpc.max_receive_message_length", 2 * (server.max_body_bytes + _HEAD_BYTES)),
                     ("grpc.max_send_message_length", -1),
                 ],
                 # Each may hold a whole message before it can be counted among the bodies.
@@ -130,6 +131,9 @@ class GrpcServer:
         max_bodies_bytes = max(server.max_bodies_bytes, server.max_body_bytes + _HEAD_BYTES)
 
         async def answer(raw: bytes, context: Context) -> bytes:
+            if len(raw) > (limit := server.max_body_bytes + _HEAD_BYTES):
+                problem = f"the message is {len(raw)} bytes long, the limit is {limit}; server.max_body_bytes sets it"
+                raise InvalidRequestError(param="", problem=problem)
             self._api.bodies.take(len(raw), max_bodies_bytes)
             try:
                 fields = await handler(rpc.request.FromString(raw), context)

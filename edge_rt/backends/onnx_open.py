@@ -14,7 +14,7 @@ from typing import Any
 
 from edge_rt.backends.base import TensorOptions
 from edge_rt.backends.onnx_model import OnnxModel, fast_graph
-from edge_rt.catalog.graph_copy import make_copy, open_copy
+from edge_rt.catalog.graph_copy import is_hopeless, make_copy, open_copy
 from edge_rt.devices import cpu
 from edge_rt.devices.memory import give_back
 
@@ -46,13 +46,17 @@ def open_session(
 
     if (session := _open_copied(runtime, model, options, n_threads, copy, key)) is not None:
         return session
+    if is_hopeless(model.path, copy, key):
+        return _open_original(runtime, model, options, n_threads)
     try:
-        make_copy(model.path, copy, key, write)
+        if make_copy(model.path, copy, key, write):
+            if (session := _open_copied(runtime, model, options, n_threads, copy, key)) is not None:
+                return session
+            # onnxruntime 1.32 gives nodes of an If's branches one name: an empty copy says not to try again.
+            make_copy(model.path, copy, key, lambda _: None)
     except Exception as exc:  # noqa: BLE001 - a model that cannot be loaded says so below, once more
         _log.warning("%s: its optimised graph is not kept on disk: %s", model.path.name, exc)
-    return _open_copied(runtime, model, options, n_threads, copy, key) or _open_original(
-        runtime, model, options, n_threads
-    )
+    return _open_original(runtime, model, options, n_threads)
 
 
 def _open_copied(
@@ -67,7 +71,7 @@ def _open_copied(
             # By the descriptor: what was checked is what is read, whatever stands at the path by now.
             return _open(runtime, f"/proc/self/fd/{file.fileno()}", settings)
         except Exception as exc:  # noqa: BLE001 - whatever ails the copy, the model is still there
-            _log.warning("%s: its optimised graph is made anew, it cannot be used: %s", model.path.name, exc)
+            _log.warning("%s: the copy of its optimised graph cannot be used: %s", model.path.name, exc)
             copy.unlink(missing_ok=True)
             return None
 

@@ -44,12 +44,21 @@ class Foot(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, n_bytes=0, digest="") == wanted
 
 
+def is_hopeless(model: Path, copy: Path, key: str) -> bool:
+    """Say whether an empty copy is there: what this runtime writes of the model it cannot read again."""
+    if (wanted := _wanted(model, key)) is None or (file := open_plain(copy)) is None:
+        return False
+    with file:
+        foot = _foot_of(file)
+    return foot is not None and foot.fits(wanted) and not foot.n_bytes
+
+
 def open_copy(model: Path, copy: Path, key: str) -> BinaryIO | None:
     """Open the copy of the store's model if it is whole, the wanted one, and by somebody who may write it."""
     if (wanted := _wanted(model, key)) is None or (file := open_plain(copy)) is None:
         return None
     foot, owner = _foot_of(file), os.fstat(file.fileno()).st_uid
-    if foot is None or not foot.fits(wanted) or owner not in (0, os.geteuid(), model.stat().st_uid):
+    if foot is None or not foot.n_bytes or not foot.fits(wanted) or owner not in (0, os.geteuid(), model.stat().st_uid):
         file.close()
         return None
     if _digest(file, foot.n_bytes) != foot.digest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from edge_rt.api.client import Client
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.catalog.store import Store
-from edge_rt.chains import run_chain, task_of
+from edge_rt.chains import task_of
 from edge_rt.cli.progress import pull_progress
 from edge_rt.cli.talk import running_daemon
 from edge_rt.tensor_types import MediaAnswer, MediaRequest
@@ -80,35 +79,17 @@ class DaemonEyes:
 
 
 class LocalEyes:
-    """Asks models in this process, which load brings when they are first asked for."""
+    """Asks a model or a chain in this process."""
 
     place = "this process"
 
-    def __init__(self, load: Callable[[str], Any], chain: Chain | None) -> None:
-        self._load = load
-        self._chain = chain
-        self._models: dict[str, Any] = {}
+    def __init__(self, model: Any) -> None:
+        self._model = model
 
     def look(self, request: MediaRequest) -> MediaAnswer:
-        if self._chain is None:
-            return self._one(request)
-
-        async def one(part: MediaRequest) -> MediaAnswer:
-            return self._one(part)
-
-        return asyncio.run(run_chain(self._chain, request, one, _Uncounted()))
-
-    def _one(self, request: MediaRequest) -> MediaAnswer:
-        if request.model not in self._models:
-            self._models[request.model] = self._load(request.model)
         options: dict[str, Any] = {"regions": request.regions, "top_k": request.top_k, "min_score": request.min_score}
-        answer: MediaAnswer = self._models[request.model].look(request.data, reference=request.reference, **options)
+        answer: MediaAnswer = self._model.look(request.data, reference=request.reference, **options)
         return answer
-
-
-class _Uncounted:
-    def chain_answered(self, chain: str, stage: str) -> None:
-        """Count nothing: there is no daemon whose metrics it would be."""
 
 
 def media_task(loaded: config.Loaded, model: str) -> str:
@@ -163,14 +144,11 @@ def open_eyes(loaded: config.Loaded, job: Job, *, socket: Path | None, local: bo
         if client is not None:
             yield DaemonEyes(client, job.task)
             return
-        from edge_rt.library import load_tensors  # numpy and onnxruntime, which a call to the daemon does not need
+        from edge_rt.library import load  # numpy and onnxruntime, which a call to the daemon does not need
 
-        def load(model: str) -> Any:
-            with pull_progress() as progress:
-                made = load_tensors(model, settings=loaded, pull=True, progress=progress, force=force)
-            return stack.enter_context(made)
-
-        yield LocalEyes(load, _catalog(loaded)[1].get(job.model))
+        with pull_progress() as progress:
+            model = load(job.model, settings=loaded, pull=True, progress=progress, force=force)
+        yield LocalEyes(stack.enter_context(model))
 
 
 def _data(job: Job) -> bytes:

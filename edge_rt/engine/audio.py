@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ _UNKNOWN_BYTES = 0x7FFF0000  # what is written into a pipe begins before its siz
 _N_ZEROS = 24  # of the resampling filter on each side; the transition band is some 8 % of the rate
 _BETA = 9.0  # Kaiser window: what is stopped is 90 dB down
 _PASS = 0.94  # of the lower Nyquist frequency
+_MAX_PHASES = 512  # for each of which a filter is made
 _MAX_BLOCK = 2**20  # samples under the filter at a time
 
 
@@ -139,19 +140,49 @@ def resample(samples: NDArray[np.float32], from_hz: int, to_hz: int) -> NDArray[
     half = math.ceil(_N_ZEROS / cutoff)
     padded = np.pad(samples, (half, half + down + 1))
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
-    grid, values = _filter()
-    steps = np.arange(-half, half + 1)
+    all_taps = _Taps(half, cutoff, up)
     result = np.empty(n_out, np.float32)
     for phase in range(min(up, n_out)):  # outputs whose distance to the sample before them is the same
         start, rest = divmod(phase * down, up)
-        taps = np.interp(np.abs(steps - rest / up) * cutoff, grid, values)
-        taps = (taps / taps.sum()).astype(np.float32)  # a constant stays what it is
+        taps = all_taps[rest]
         here = result[phase::up]
         rows = windows[start::down][: len(here)]
         n_rows = max(1, _MAX_BLOCK // len(taps))  # matmul copies such rows
         for first in range(0, len(here), n_rows):
             here[first : first + n_rows] = rows[first : first + n_rows] @ taps
     return result
+
+
+class _Taps:
+    """The filters of up phases. Of more than _MAX_PHASES each lies between two of so many: odd rates have thousands."""
+
+    def __init__(self, half: int, cutoff: float, up: int) -> None:
+        self._make = lambda shift: _taps(half, shift, cutoff)
+        self._up = up
+        self._table: NDArray[np.float32] | None = None
+        if up > _MAX_PHASES:
+            self._table = np.stack([self._make(phase / _MAX_PHASES) for phase in range(_MAX_PHASES + 1)])
+
+    def __getitem__(self, rest: int) -> NDArray[np.float32]:
+        """Give the filter for an output that lies rest / up samples behind one."""
+        if self._table is None:
+            return self._make(rest / self._up)
+        at, part = divmod(rest * _MAX_PHASES, self._up)
+        between: NDArray[np.float32] = self._table[at] + np.float32(part / self._up) * self._steps[at]
+        return between
+
+    @cached_property
+    def _steps(self) -> NDArray[np.float32]:
+        assert self._table is not None
+        return np.diff(self._table, axis=0)
+
+
+def _taps(half: int, shift: float, cutoff: float) -> NDArray[np.float32]:
+    """Give the filter for an output that lies shift samples behind one; a constant stays what it is."""
+    grid, values = _filter()
+    taps = np.interp(np.abs(np.arange(-half, half + 1) - shift) * cutoff, grid, values)
+    summed: NDArray[np.float32] = (taps / taps.sum()).astype(np.float32)
+    return summed
 
 
 @cache

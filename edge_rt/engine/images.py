@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from edge_rt.catalog.pipelines import ImageInput
 from edge_rt.devices.memory import give_back
+from edge_rt.engine.picture_size import check_png, whole_jpeg
 from edge_rt.errors import BackendUnavailableError, InvalidRequestError
 from edge_rt.tensor_types import Box, MediaRequest
 
@@ -97,6 +98,10 @@ def decode(data: bytes, *, max_pixels: int, param: str = "data") -> Image.Image:
         problem = f"has {width} x {height} pixels, the limit is {max_pixels} in all (limits.max_pixels)"
         raise InvalidRequestError(param=param, problem=problem)
     try:
+        if isinstance(image, PngImagePlugin.PngImageFile):
+            check_png(data)
+        else:
+            image = reader(BytesIO(whole_jpeg(data)))
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return _to_plain(image)

@@ -264,8 +264,11 @@ def test_messages_have_a_size_limit_and_may_be_answered_larger(tmp_path: Path) -
         return lambda client: client.infer("eyes", [input_of("x", np.zeros(n_bytes, np.uint8))])
 
     with pytest.raises(InferenceServerException) as found:
-        ask(FakeTensorRuntime(), tmp_path, call(300_000), max_body_bytes=100_000)
+        ask(FakeTensorRuntime(), tmp_path, call(600_000), max_body_bytes=100_000)
     assert found.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+    with pytest.raises(InferenceServerException, match=r"server\.max_body_bytes sets it") as found:
+        ask(FakeTensorRuntime(), tmp_path, call(180_000), max_body_bytes=100_000)
+    assert found.value.status() == "StatusCode.INVALID_ARGUMENT"
     large = Tensor(name="y", datatype="UINT8", shape=(5_000_000,), data=bytes(5_000_000))
     answer = ask(FakeTensorRuntime(outputs=[large]), tmp_path, call(90_000), max_body_bytes=100_000)
     assert answer.as_numpy("y").nbytes == 5_000_000

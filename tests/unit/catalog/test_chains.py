@@ -57,7 +57,10 @@ def test_bad_chain_is_refused(tmp_path: Path, text: str, problem: str) -> None:
 def test_shipped_chains_fit_the_shipped_models() -> None:
     manifests = {manifest.id: manifest for manifest in load_manifests((SHIPPED_DIR,))}
     chains = {chain.id: chain for chain in load_chains((SHIPPED_DIR,))}
-    assert {chain: task_of(chain, manifests, chains) for chain in chains} == {"pp-ocrv4": "ocr"}
+    assert {chain: task_of(chain, manifests, chains) for chain in chains} == {
+        "pcb-defect-cascade": "detect",
+        "pp-ocrv4": "ocr",
+    }
 
 
 def test_a_bad_chain_is_left_out_and_named(tmp_path: Path) -> None:

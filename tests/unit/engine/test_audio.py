@@ -80,7 +80,7 @@ def test_channels_are_averaged() -> None:
     assert decoded(wav(frames, n_channels=2)).tolist() == [0.25, 0]
 
 
-@pytest.mark.parametrize("rate_hz", [8_000, 11_025, 22_050, 44_100, 47_999, 48_000, 96_000])
+@pytest.mark.parametrize("rate_hz", [8_000, 11_025, 22_050, 44_100, 44_101, 47_999, 48_000, 96_000, 383_999])
 def test_tone_is_the_same_at_another_rate(rate_hz: int) -> None:
     resampled = resample(tone(1000, rate_hz), rate_hz, RATE_HZ)
     assert len(resampled) == RATE_HZ

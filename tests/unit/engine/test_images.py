@@ -13,6 +13,7 @@ from PIL import Image
 
 from edge_rt.catalog.pipelines import ImageInput
 from edge_rt.engine.images import check_region, decode, prepare, turn_for
+from edge_rt.engine.picture_size import _ADAM7 as ADAM7
 from edge_rt.errors import InvalidRequestError
 from edge_rt.tensor_types import Box
 from tests.pictures import encoded, noise
@@ -276,3 +277,75 @@ print((peak() - before) / 2**24, (process_rss_bytes().value - before) / 2**24)
     at_most, afterwards = map(float, done.stdout.split())
     assert at_most < 9.5
     assert afterwards < 1
+
+
+def told(data: bytes, width: int, height: int) -> bytes:
+    """Give the file with another size in its header."""
+    lying = bytearray(data)
+    if data.startswith(b"\x89PNG"):
+        struct.pack_into(">II", lying, 16, width, height)
+        struct.pack_into(">I", lying, 29, zlib.crc32(lying[12:29]))
+    else:
+        at = next(lying.index(marker) for marker in (b"\xff\xc0\0", b"\xff\xc1\0", b"\xff\xc2\0") if marker in data)
+        struct.pack_into(">HH", lying, at + 5, height, width)
+    return bytes(lying)
+
+
+KINDS = {
+    "png": ("PNG", {}),
+    "jpeg": ("JPEG", {"quality": 90}),
+    "coarse": ("JPEG", {"quality": 5}),
+    "4:4:4": ("JPEG", {"subsampling": 0, "optimize": True}),
+    "restarts": ("JPEG", {"restart_marker_rows": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("width", "height"), [(40, 60), (40, 48), (64, 32), (400, 600)])
+@pytest.mark.parametrize("content", ["noise", "white"])
+def test_a_picture_that_holds_less_than_its_header_tells_is_refused(
+    kind: str, width: int, height: int, content: str
+) -> None:
+    form, options = KINDS[kind]
+    pixels = noise(32, 40) if content == "noise" else np.full((32, 40, 3), 255, np.uint8)
+    data = encoded(pixels, form, **options)
+    assert decode(data, max_pixels=MAX_PIXELS).size == (40, 32)
+    with pytest.raises(InvalidRequestError, match="broken or cut picture"):
+        decode(told(data, width, height), max_pixels=MAX_PIXELS)
+
+
+def test_a_progressive_picture_far_from_its_header_is_refused() -> None:
+    data = encoded(noise(32, 40), "JPEG", progressive=True)
+    assert decode(data, max_pixels=MAX_PIXELS).size == (40, 32)
+    with pytest.raises(InvalidRequestError, match=r"its header tells of \d+ bytes at least"):
+        decode(told(data, 640, 640), max_pixels=MAX_PIXELS)
+
+
+def test_a_png_that_holds_more_than_its_header_tells_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="it holds more"):
+        decode(told(encoded(noise(32, 40)), 40, 16), max_pixels=MAX_PIXELS)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "I;16", "CMYK"])
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (3, 5), (17, 9), (64, 64)])
+def test_pictures_of_every_mode_and_odd_sizes_are_read(mode: str, width: int, height: int) -> None:
+    image = Image.fromarray(noise(height, width))
+    image = Image.fromarray(noise(height, width, 1).astype(np.uint16) * 257) if mode == "I;16" else image.convert(mode)
+    kinds = {"CMYK": ("JPEG",), "L": ("PNG", "JPEG"), "RGB": ("PNG", "JPEG")}.get(mode, ("PNG",))
+    for kind in kinds:
+        for options in ({}, {"progressive": True}) if kind == "JPEG" else ({},):
+            assert decode(encoded(image, kind, **options), max_pixels=MAX_PIXELS).size == (width, height)
+
+
+def test_an_interlaced_png_is_read() -> None:
+    rows = noise(5, 6, 1)
+    passes = [rows[top::down, left::across] for left, top, across, down in ADAM7]
+    raw = b"".join(b"\0" + row.tobytes() for part in passes if part.size for row in part)
+    body = struct.pack(">IIBBBBB", 6, 5, 8, 0, 0, 0, 1)
+    chunks = ((b"IHDR", body), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(what)) + name + what + struct.pack(">I", zlib.crc32(name + what)) for name, what in chunks
+    )
+    assert np.array_equal(np.asarray(decode(data, max_pixels=MAX_PIXELS)), rows)
+    with pytest.raises(InvalidRequestError, match="its header tells of"):
+        decode(told(data, 6, 8), max_pixels=MAX_PIXELS)
