@@ -157,16 +157,15 @@ class _Taps:
     """The filters of up phases. Of more than _MAX_PHASES each lies between two of so many: odd rates have thousands."""
 
     def __init__(self, half: int, cutoff: float, up: int) -> None:
-        self._make = lambda shift: _taps(half, shift, cutoff)
-        self._up = up
+        self._half, self._cutoff, self._up = half, cutoff, up
         self._table: NDArray[np.float32] | None = None
         if up > _MAX_PHASES:
-            self._table = np.stack([self._make(phase / _MAX_PHASES) for phase in range(_MAX_PHASES + 1)])
+            self._table = np.stack([_taps(half, phase / _MAX_PHASES, cutoff) for phase in range(_MAX_PHASES + 1)])
 
     def __getitem__(self, rest: int) -> NDArray[np.float32]:
         """Give the filter for an output that lies rest / up samples behind one."""
         if self._table is None:
-            return self._make(rest / self._up)
+            return _taps(self._half, rest / self._up, self._cutoff)
         at, part = divmod(rest * _MAX_PHASES, self._up)
         between: NDArray[np.float32] = self._table[at] + np.float32(part / self._up) * self._steps[at]
         return between
