@@ -75,6 +75,8 @@ def kinds(text: str, lowered: str, wanted: frozenset[str]) -> Iterator[str]:
             if n_accounts > _MAX_ACCOUNTS or _is_iban(text, start - 2):
                 open_.discard("iban")
                 yield "iban"
+        if not 7 <= found.end() - start <= _MAX_RUN:
+            continue
         for kind in _kinds_of(found[0], text, lowered, start) & open_:
             open_.discard(kind)
             yield kind
@@ -83,7 +85,7 @@ def kinds(text: str, lowered: str, wanted: frozenset[str]) -> Iterator[str]:
 def _kinds_of(run: str, text: str, lowered: str, start: int) -> set[str]:
     before = text[start - 1] if start else ""
     # Part of a name (v2.10), of a longer number with other separators (1,234,567), of a sum: no number of anybody.
-    if not 7 <= len(run) <= _MAX_RUN or _is_latin(before) or before in ("_", ".", ",", "#"):
+    if _is_latin(before) or before in ("_", ".", ",", "#"):
         return set()
     found: set[str] = set()
     groups = _GROUP.findall(run)
