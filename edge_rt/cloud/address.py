@@ -10,8 +10,10 @@ import asyncio
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ _SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tupl
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _NAT64_LOCAL: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
 _MIN_TRY_S: Final = 0.25
+_MAX_LOOKUPS: Final = 8  # at a time
 
 
 class RefusedAddressError(httpcore2.ConnectError):
@@ -62,11 +65,39 @@ def _carried(address: Address) -> tuple[Address, ...]:
     return tuple(one for one in found if one is not None)
 
 
+_lookups = threading.BoundedSemaphore(_MAX_LOOKUPS)
+
+
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Ask the system's resolver for a host's addresses, in its order of preference. Raises OSError."""
+    """Ask the system's resolver for a host's addresses, in its order of preference. Raises OSError.
+
+    Each lookup has a thread of its own, that ends with the process: the loop's few threads, which others need, would
+    hang with a name server that does not answer, and so would the end of the process.
+    """
+    if not _lookups.acquire(blocking=False):
+        raise OSError(f"{_MAX_LOOKUPS} lookups wait for the name server")
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+    found: asyncio.Future[Sequence[str]] = loop.create_future()
+
+    def settle(addresses: Sequence[str], error: OSError | UnicodeError | None) -> None:
+        if not found.done():  # nobody waits any more
+            found.set_exception(error) if error is not None else found.set_result(addresses)
+
+    def look_up() -> None:
+        addresses: Sequence[str] = ()
+        error: OSError | UnicodeError | None = None
+        try:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in infos))
+        except (OSError, UnicodeError) as exc:
+            error = exc
+        finally:
+            _lookups.release()
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(settle, addresses, error)
+
+    threading.Thread(target=look_up, name=f"look up {host}", daemon=True).start()
+    return await found
 
 
 class GuardedNetwork(httpcore2.AsyncNetworkBackend):

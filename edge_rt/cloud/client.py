@@ -33,7 +33,7 @@ from edge_rt.types import Chunk, FinishReason, GenerateRequest, Timings, Usage
 
 _log = logging.getLogger(__name__)
 
-_MAX_CONNECTIONS: Final = 64
+_MAX_CONNECTIONS: Final = 1024  # more than the daemon has clients: a request that waited here would look like an outage
 _MAX_IDLE: Final = 8
 _IDLE_S: Final = 60.0  # many servers close after that
 _AFTER_FINISH_S: Final = 2.0  # how long usage may come after the answer's end

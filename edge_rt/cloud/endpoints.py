@@ -116,6 +116,9 @@ class CloudModels:
             for name, settings in sorted(endpoints.items(), key=lambda item: (item[1].priority, item[0]))
         ]
         self._probes: set[asyncio.Task[None]] = set()
+        self._unfinished_cost = 0.0
+        for endpoint in self._endpoints:
+            events.cloud_state(endpoint.name, "closed")
         if any(endpoint.upstream.key is not None for endpoint in self._endpoints):
             protect()
 
@@ -124,6 +127,14 @@ class CloudModels:
         now_s = asyncio.get_running_loop().time() if now_s is None else now_s
         self._wake(now_s)
         return CloudHealth(endpoints=tuple(endpoint.health(now_s) for endpoint in self._endpoints))
+
+    def take_unfinished_cost(self) -> float:
+        """Give what answers without an end have cost since the last call, estimated.
+
+        Their clients left, or they broke off; an endpoint charges for them all the same, without saying how much.
+        """
+        cost, self._unfinished_cost = self._unfinished_cost, 0.0
+        return cost
 
     async def generate(
         self, request: GenerateRequest, *, due_at_s: float | None = None, reason: str = ""
@@ -219,6 +230,7 @@ class CloudModels:
         began_s, slow_s = clock(), endpoint.upstream.settings.slow_s
         ticket = endpoint.begin(began_s)
         first_byte_s: float | None = None
+        n_chunks, is_whole = 0, False
         origin = Origin(endpoint=endpoint.name, reason=reason)
         error: BaseException | None = None
         try:
@@ -226,10 +238,12 @@ class CloudModels:
             async with aclosing(answer):
                 async for chunk in answer:
                     said = chunk
+                    n_chunks += 1
                     if first_byte_s is None:
                         first_byte_s = clock() - began_s
                         said = replace(chunk, origin=origin)
                     if chunk.usage is not None and chunk.timings is not None:
+                        is_whole = True
                         cost = endpoint.cost(chunk.usage)
                         said = replace(chunk, origin=replace(origin, cost=cost))
                         endpoint.speed.answered(
@@ -245,6 +259,11 @@ class CloudModels:
             error = exc
             raise
         finally:
+            if n_chunks and not is_whole:
+                usage = Usage(
+                    prompt_tokens=wire.estimated_tokens(request), completion_tokens=n_chunks, is_estimate=True
+                )
+                self._unfinished_cost += endpoint.cost(usage)
             waited_s = clock() - began_s if first_byte_s is None else first_byte_s
             if isinstance(error, CloudError):
                 self._events.cloud_failed(endpoint.name, error.code)

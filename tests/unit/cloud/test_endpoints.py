@@ -432,6 +432,24 @@ def test_speeds_are_measured_on_answers() -> None:
     with_endpoints(test, {"a": script}, {"a": {"price_in": 3.0}})
 
 
+def test_an_answer_without_an_end_has_cost_something_too() -> None:
+    async def test(rig: Rig) -> None:
+        async with aclosing(rig.models.generate(chat("x" * 4000))) as answer:
+            await anext(answer)
+        assert rig.models.take_unfinished_cost() == pytest.approx(1e-6 * (1001 * 2.0 + 10.0))
+        assert rig.models.take_unfinished_cost() == 0.0
+        rig["a"].then(recorded.cut_after("a", "b"))
+        with pytest.raises(CloudAnswerError):
+            await rig.ask()
+        assert rig.models.take_unfinished_cost() > 0
+        rig["a"].then(says("x"))
+        await rig.ask()
+        assert rig.models.take_unfinished_cost() == 0.0
+
+    script = recorded.never_ends(pause_s=1.0)
+    with_endpoints(test, {"a": script}, {"a": {"price_in": 2.0, "price_out": 10.0}})
+
+
 def test_a_prompt_goes_to_an_endpoint_that_holds_it() -> None:
     async def test(rig: Rig) -> None:
         assert await rig.ask(content="x" * 4000) == "from b"
@@ -460,7 +478,9 @@ def test_memory_is_protected_where_there_is_a_key_and_only_there(tmp_path: Path)
     async def main() -> None:
         for settings in ({}, {"api_key_file": str(file)}):
             endpoint = CloudEndpoint(base_url="unix:/nonexistent", model="m", **settings)
-            models = CloudModels({"a": endpoint}, Events(), protect=lambda: calls.append(1))
+            events = Events()
+            models = CloudModels({"a": endpoint}, events, protect=lambda: calls.append(1))
+            assert events.states == ["closed"]
             await models.close()
 
     virtual_time.run(main())

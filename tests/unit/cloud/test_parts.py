@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from itertools import pairwise
@@ -112,6 +114,20 @@ def test_public_addresses_need_none(text: str) -> None:
 @pytest.mark.parametrize("text", ["0.0.0.0", "::", "224.0.0.1", "ff02::1", "255.255.255.255"])
 def test_what_is_no_server_is_refused_always(text: str) -> None:
     assert address.problem(ip_address(text), allow_private=True)
+
+
+def test_names_are_looked_up_beside_the_loop() -> None:
+    async def main() -> None:
+        assert {"127.0.0.1", "::1"} & set(await address.resolve("localhost", 80))
+        with pytest.raises((OSError, UnicodeError)):
+            await address.resolve("x" * 64 + ".invalid", 80)
+        before = threading.active_count()
+        names = [address.resolve("localhost", 80) for _ in range(100)]
+        found = await asyncio.gather(*names, return_exceptions=True)
+        assert any(isinstance(one, tuple) for one in found)
+        assert threading.active_count() <= before + 8
+
+    asyncio.run(main())
 
 
 # Retries.
