@@ -60,7 +60,6 @@ class Lookup:
         self._request = request
         self._identities = identities
         self._wall_clock = wall_clock
-        self._recorder = tier.recorder()
         self._meant = meant
         self.state: CacheState = look.state if meant is None else meant.state
         self.key = look.flight_key
@@ -70,18 +69,21 @@ class Lookup:
             self.stored = replay(look.stored, wall_clock())
         elif meant is not None and meant.stored is not None:
             self.stored = replay(meant.stored, wall_clock(), state="hit-semantic", similarity=meant.similarity)
+        self._recorder = tier.recorder() if self.stored is None else None
 
     def add(self, chunk: Chunk) -> None:
         """Take in a chunk of the answer as it passes; its last one stores it, if it is one to be stored."""
-        self._recorder.add(chunk)
+        recorder = self._recorder
+        assert recorder is not None, "a stored answer is not computed"
+        recorder.add(chunk)
         if chunk.finish_reason is None:
             return
-        endpoint = self._recorder.origin.endpoint
+        endpoint = recorder.origin.endpoint
         for identity in self._identities:
             if identity.endpoint == endpoint:
-                decision = self._tier.admit(self._request, identity, self._recorder, self._wall_clock())
+                decision = self._tier.admit(self._request, identity, recorder, self._wall_clock())
                 if decision == "store" and self._meant is not None:
-                    self._meant.computed(self._tier.key(self._request, identity), self._recorder.text())
+                    self._meant.computed(self._tier.key(self._request, identity), recorder.text())
                 return
 
 

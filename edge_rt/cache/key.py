@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -86,41 +87,56 @@ def _hash(
     isolate: bool,
     instead: Mapping[str, Any],
 ) -> bytes:
-    asked: dict[str, Any] = {}
+    asked = []
     for name in _REQUEST_FIELDS:
         value = instead.get(name, getattr(request, name))
-        asked[name] = _ENCODERS.get(name, _plain)(value)
+        encode = _ENCODERS.get(name, _plain)
+        asked.append((name, None if value is None else encode(value)))
     tenant = request.tenant if isolate else None
     # ASCII escapes also carry lone surrogates, which no other encoding of a str takes.
-    whole = json.dumps([kind, asked, _plain(identity), epoch, tenant], separators=(",", ":"), allow_nan=False)
+    whole = _JSON((kind, asked, _plain_identity(identity), epoch, tenant))
     return blake2b(whole.encode(), digest_size=KEY_BYTES, person=b"edge_rt answer").digest()
 
 
-def _messages(messages: tuple[Message, ...] | None) -> list[Any] | None:
-    if messages is None:
-        return None
+def _messages(messages: tuple[Message, ...]) -> list[Any]:
+    names = _names(Message)
     return [
-        {f.name: normalised(v) if isinstance(v := getattr(m, f.name), str) else _plain(v) for f in fields(m)}
-        for m in messages
+        [(name, normalised(v) if isinstance(v := getattr(message, name), str) else _plain(v)) for name in names]
+        for message in messages
     ]
 
 
 def _plain(value: Any) -> Any:
     """Turn a field into what JSON writes in one way only: equal values alike, different ones differently."""
-    if isinstance(value, float):
+    kind: Any = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind is float:
         return int(value) if value.is_integer() else value  # 1 and 1.0 ask for the same
-    if isinstance(value, Mapping):
-        return [[_plain(k), _plain(v)] for k, v in sorted(value.items())]
-    if isinstance(value, tuple | list):
+    if kind is tuple or kind is list:
         return [_plain(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    return value
+    if isinstance(value, Mapping):
+        return [(_plain(k), _plain(v)) for k, v in sorted(value.items())]
+    if is_dataclass(value):
+        return [(name, _plain(getattr(value, name))) for name in _names(kind)]
+    raise TypeError(f"no way to write {kind.__name__} into a key")
 
 
-_REQUEST_FIELDS: Final = tuple(f.name for f in fields(GenerateRequest) if f.name not in UNKEYED)
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+@lru_cache(maxsize=64)
+def _plain_identity(identity: Identity) -> Any:
+    return _plain(identity)
+
+
+_JSON: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_SCALARS: Final = frozenset({str, int, bool, type(None)})
+_REQUEST_FIELDS: Final = tuple(name for name in _names(GenerateRequest) if name not in UNKEYED)
 _ENCODERS: Final[dict[str, Any]] = {
     "messages": _messages,
-    "prompt": lambda text: None if text is None else normalised(text),
-    "prompt_token_ids": lambda ids: None if ids is None else list(ids),  # may be long, and are plain already
+    "prompt": normalised,
+    "prompt_token_ids": list,  # may be long, and are plain already
 }
