@@ -10,11 +10,12 @@ What is not measured is not believed: a size that has not been computed for a wh
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import deque
 from statistics import median_low
 
-_BETTER = 1.03  # more rows must bring so many times the rows per second: they make the first one's answer later
+_BETTER = 1.03  # larger batches must be so many times faster: they make the first row's answer later
 _N_SAMPLES = (
     7  # of one size; their median is its time, so that a batch that was held up by something else counts little
 )
@@ -28,6 +29,7 @@ class BatchCosts:
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
         self._seen: dict[int, int] = {}
         self._known: list[int] = []
         self._n_seen = 0
@@ -38,10 +40,11 @@ class BatchCosts:
             self._samples[n_rows] = deque(maxlen=_N_SAMPLES)
             self._known = sorted(self._samples)
         self._samples[n_rows].append(seconds)
+        self._medians[n_rows] = median_low(self._samples[n_rows])
         self._seen[n_rows] = self._n_seen
         if self._n_seen % _N_FRESH == 0:
             for n in [n for n in self._known if self._n_seen - self._seen[n] >= _N_FRESH]:
-                del self._samples[n], self._seen[n]
+                del self._samples[n], self._medians[n], self._seen[n]
             self._known = sorted(self._samples)
 
     @property
@@ -58,14 +61,14 @@ class BatchCosts:
         """
         if not self._known:
             return None
-        if n_rows in self._samples:
-            return median_low(self._samples[n_rows])
+        if n_rows in self._medians:
+            return self._medians[n_rows]
         at = bisect_left(self._known, n_rows)
         if at in (0, len(self._known)):
             nearest = self._known[min(at, len(self._known) - 1)]
-            return median_low(self._samples[nearest]) * n_rows / nearest
+            return self._medians[nearest] * n_rows / nearest
         low, high = self._known[at - 1], self._known[at]
-        low_s, high_s = median_low(self._samples[low]), median_low(self._samples[high])
+        low_s, high_s = self._medians[low], self._medians[high]
         return low_s + (high_s - low_s) * (n_rows - low) / (high - low)
 
 
@@ -75,6 +78,7 @@ class Joining:
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
         self._costs = BatchCosts()
+        self._best: dict[int, int] = {}  # as long as nothing new is measured: every request asks
         self._n_batches = 0
         self._trial_at = 0
         self._wait_s: float | None = None
@@ -83,6 +87,7 @@ class Joining:
     def observe(self, n_rows: int, seconds: float) -> None:
         """Take the measured time of a batch."""
         self._costs.observe(n_rows, seconds)
+        self._best.clear()
 
     def waited(self, seconds: float) -> None:
         """Take how long a batch was waited for while nothing was computed."""
@@ -99,13 +104,20 @@ class Joining:
         return self.best(n_most)
 
     def best(self, n_most: int) -> int:
-        """Give the size up to n_most that computes the most rows per second, as far as is known; unknown, it is all."""
-        sizes = [n for n in self._costs.sizes if n < n_most]
-        best, best_rate = n_most, 0.0
-        for n in (*sizes, n_most):
-            seconds = self._costs.seconds(n)
-            if seconds is not None and n / max(seconds, 1e-9) > best_rate * _BETTER:
-                best, best_rate = n, n / max(seconds, 1e-9)
+        """Give the size of batches in which n_most rows are computed soonest, as far as is known; unknown, it is all.
+
+        What remains of them behind the last whole batch counts: twelve of sixteen clients' rows leave four alone.
+        """
+        if (known := self._best.get(n_most)) is not None:
+            return known
+        best, best_s = n_most, math.inf
+        for n in (*(n for n in self._costs.sizes if n < n_most), n_most):
+            each_s, rest_s = self._costs.seconds(n), self._costs.seconds(n_most % n) if n_most % n else 0.0
+            if each_s is None or rest_s is None:
+                continue
+            if (all_s := n_most // n * each_s + rest_s) * _BETTER < best_s:
+                best, best_s = n, all_s
+        self._best[n_most] = best
         return best
 
     def is_worth_waiting(self, n_rows: int, n_expected: int) -> bool:

@@ -51,7 +51,9 @@ def test_it_comes_to_the_size_that_computes_the_most_rows_a_second(fixed_s: floa
     assert row_s(served(joining, cost_s, 400), cost_s) <= 1.1 * best
 
 
-@given(st.lists(st.floats(1e-4, 1e-2), min_size=MAX_ROWS, max_size=MAX_ROWS), st.integers(1, 40))
+@given(
+    st.lists(st.floats(1e-4, 1e-2), min_size=MAX_ROWS, max_size=MAX_ROWS), st.sampled_from([1, 2, 4, 8, MAX_ROWS, 40])
+)
 def test_any_costs_any_queue_it_takes_what_is_there_and_not_much_worse_than_all_of_it(
     costs_s: list[float], n_waiting: int
 ) -> None:
@@ -68,6 +70,14 @@ def test_any_costs_any_queue_it_takes_what_is_there_and_not_much_worse_than_all_
     best = min(cost_s(n) / n for n in ladder)
     settled = [size for size in sizes if sizes.count(size) > 20]  # the others are trials
     assert row_s(settled, cost_s) <= 1.04 * best
+
+
+def test_what_remains_behind_a_batch_counts() -> None:
+    joining = Joining(MAX_ROWS)
+    for n_rows, seconds in ((4, 0.023), (12, 0.032), (16, 0.048)):
+        joining.observe(n_rows, seconds)
+    assert joining.best(12) == 12
+    assert joining.best(16) == 16  # twelve go faster for each, but four alone take half as long again
 
 
 @given(fixed, rows, st.floats(0.2, 0.9))
