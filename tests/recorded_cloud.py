@@ -127,7 +127,7 @@ class RecordedCloud:
                 gone = asyncio.ensure_future(reader.read(1))
                 try:
                     await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-                    begun = gone.result() if gone.done() else b""
+                    begun = gone.result() if gone.done() and gone.exception() is None else b""
                     if begun:
                         await asyncio.wait({work})
                 finally:

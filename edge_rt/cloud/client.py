@@ -109,12 +109,13 @@ class Upstream:
         answer = _Answer(self.name, began_s)
         content = wire.body(request, self.settings)
         async with self._asked(wire.path(request), content, began_s, due_at_s, request, idempotency_key) as parts:
-            async for events in self._events(parts, answer, due_at_s, request):
-                text = answer.take(events, clock())
-                if text:
-                    yield Chunk(text=text)
-                if answer.is_over:
-                    break
+            async with aclosing(self._events(parts, answer, due_at_s, request)) as read:
+                async for events in read:
+                    text = answer.take(events, clock())
+                    if text:
+                        yield Chunk(text=text)
+                    if answer.is_over:
+                        break
             yield answer.last(request)
             await _drained(parts)
 
@@ -159,9 +160,10 @@ class Upstream:
             except TimeoutError:
                 raise self._late(request, due_at_s, first_due_s) from None
         try:
-            parts = response.aiter_stream()
-            await self._check(response, parts)
-            yield parts
+            # The generator that it is, and not only the response, is closed: nothing is left for the collector.
+            async with aclosing(response.aiter_stream()) as parts:
+                await self._check(response, parts)
+                yield parts
         finally:
             await response.aclose()
 

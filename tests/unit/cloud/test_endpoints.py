@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
@@ -485,3 +486,55 @@ def test_memory_is_protected_where_there_is_a_key_and_only_there(tmp_path: Path)
 
     virtual_time.run(main())
     assert calls == [1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_nothing_is_left_behind(seed: int) -> None:
+    """Requests of all ends at once, clients that leave at any moment; then everything works and no task is left."""
+    chance = random.Random(seed)
+    scripts = [
+        says("good"),
+        recorded.late(3.0, says("late")),
+        recorded.slowly(1.0, "a", "b", "c"),
+        recorded.hangs,
+        DOWN,
+        status(429, headers={"retry-after": "1"}),
+        status(503, headers={"retry-after": "9"}),
+        recorded.cut_after("half"),
+        recorded.cut_after(),
+        recorded.never_ends(pause_s=0.5),
+        recorded.pieces("data: {\n\n"),
+        recorded.bytes_only("SSH-2.0-x\r\n"),
+    ]
+
+    async def request(rig: Rig) -> None:
+        await asyncio.sleep(chance.uniform(0, 60))
+        answer = rig.models.generate(chat(), due_at_s=now() + chance.choice([1.0, 10.0, 100.0]))
+        try:
+            async with asyncio.timeout(chance.choice([0.5, 5.0, 50.0])), aclosing(answer):
+                async for _ in answer:
+                    if chance.random() < 0.05:
+                        break
+        except (CloudError, DeadlineError, TimeoutError):
+            pass
+
+    async def test(rig: Rig) -> None:
+        before = asyncio.all_tasks()
+        for cloud in rig.clouds.values():
+            cloud.then(*(chance.choice(scripts) for _ in range(200)), says("good"))
+        await asyncio.gather(*(request(rig) for _ in range(100)))
+        for cloud in rig.clouds.values():
+            cloud.then(says("good"))
+        for _ in range(2):  # a pause at its longest, and the probe after it
+            await asyncio.sleep(30.0)
+            rig.models.health()
+        await asyncio.sleep(1.0)
+        assert {one.state for one in rig.models.health().endpoints} == {"closed"}
+        assert await rig.ask() == "good"
+        pools = [endpoint.upstream._pool for endpoint in rig.models._endpoints]
+        assert all(connection.is_idle() for pool in pools for connection in pool.connections)
+        await rig.models.close()
+        serving = {task for cloud in rig.clouds.values() for task in cloud._tasks}
+        assert asyncio.all_tasks() - before - serving == set()
+
+    with_endpoints(test, {"a": DOWN, "b": DOWN})
