@@ -1,0 +1,322 @@
+"""Fit the router's weights to labelled requests: logistic and softmax regression by L-BFGS. Needs numpy.
+
+Runs in tools and benchmarks; ten thousand requests take a minute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_rt.errors import InvalidRequestError
+from edge_rt.router import calibration, features, metrics
+from edge_rt.router.scorer import MAX_Z, VECTOR_SCALE, Embedder, log_odds, softmax
+from edge_rt.router.weights import MAX_TOPICS, N_SURFACE, N_VECTOR, Weights
+
+F64 = NDArray[np.float64]
+Loss = Callable[[F64], tuple[float, F64]]
+
+_DENSE_L2 = 1000.0  # of 280 correlated columns
+_TERMS_L2 = 2.0
+_TOPICS_L2 = 30.0
+_TOPIC_PRIOR = 10.0  # rows of the mean outcome that each kind begins with
+_MIN_ROWS = 50
+_N_FOLDS = 3
+# shares of dense, terms and topics that are tried; each judge keeps a say, because other traffic may need it
+_BLENDS = ((1, 1, 0), (1, 2, 0), (2, 1, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 3))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A request and what each answer to it was worth, 0..1; NaN is not known. topic "" is not known either."""
+
+    text: str
+    local: float
+    cloud: float
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Examples as numbers: surface [n, N_SURFACE], vectors [n, N_VECTOR], terms as rows of (bin, 1 + log count)."""
+
+    surface: F64
+    vectors: F64
+    terms: Sparse
+    outcomes: F64
+    topics: tuple[str, ...]
+    folds: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.surface)
+
+    def take(self, rows: NDArray[np.int64]) -> Rows:
+        topics = tuple(self.topics[i] for i in rows)
+        terms = self.terms.take(rows)
+        return Rows(self.surface[rows], self.vectors[rows], terms, self.outcomes[rows], topics, self.folds[rows])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sparse:
+    """A matrix of few entries: row number, column and value of each; rows in order."""
+
+    row: NDArray[np.int64]
+    column: NDArray[np.int64]
+    value: F64
+    n_rows: int
+
+    def take(self, rows: NDArray[np.int64]) -> Sparse:
+        begin = np.searchsorted(self.row, rows)
+        length = np.searchsorted(self.row, rows, side="right") - begin
+        new_row = np.repeat(np.arange(len(rows)), length)
+        entry = np.arange(length.sum()) + np.repeat(begin - (np.cumsum(length) - length), length)
+        return Sparse(new_row, self.column[entry], self.value[entry], len(rows))
+
+    def weighted(self, rarity: F64) -> Sparse:
+        """Multiply each column and bring each row to length 1."""
+        value = self.value * rarity[self.column]
+        length = np.sqrt(np.bincount(self.row, value * value, minlength=self.n_rows))
+        return Sparse(self.row, self.column, value / np.maximum(length, 1e-9)[self.row], self.n_rows)
+
+    def times(self, w: F64) -> F64:
+        return np.bincount(self.row, self.value * w[self.column], minlength=self.n_rows).astype(np.float64)
+
+    def transposed_times(self, r: F64) -> F64:
+        total = np.bincount(self.column, self.value * r[self.row], minlength=features.N_HASHED)
+        return total.astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judges:
+    """What is fitted on one set of rows."""
+
+    mean: F64
+    deviation: F64
+    dense: F64
+    rarity: F64
+    terms: F64
+    term_bias: F64
+    topic_names: tuple[str, ...]
+    topics: F64
+    topic_odds: F64
+
+    def log_odds(self, rows: Rows) -> F64:
+        """Give [3, n, 2]: of each judge, row and head; zeros of topics where there are none."""
+        x = _dense(rows, self.mean, self.deviation)
+        terms = rows.terms.weighted(self.rarity)
+        votes = np.zeros((3, len(rows), 2))
+        votes[0] = x @ self.dense.T
+        votes[1] = np.stack([terms.times(self.terms[head]) for head in range(2)], axis=1) + self.term_bias
+        if self.topic_names:
+            votes[2] = log_odds(softmax((x @ self.topics.T).astype(np.float32)) @ self.topic_odds.T.astype(np.float32))
+        return votes
+
+
+def prepare(examples: Sequence[Example], embedder: Embedder) -> Rows:
+    """Turn texts into numbers. A row's fold comes from its text, so equal texts are never on both sides."""
+    surface = np.array([features.surface(e.text) for e in examples], np.float64).reshape(-1, N_SURFACE)
+    vectors = np.asarray(embedder.embed([e.text for e in examples]), np.float64).reshape(-1, N_VECTOR)
+    counts = [features.hashed_terms(e.text) for e in examples]
+    sizes = np.array([len(c) for c in counts], np.int64)
+    column = np.fromiter((b for c in counts for b in c), np.int64, sizes.sum())
+    value = 1 + np.log(np.fromiter((n for c in counts for n in c.values()), np.float64, sizes.sum()))
+    terms = Sparse(np.repeat(np.arange(len(examples)), sizes), column, value, len(examples))
+    outcomes = np.array([(e.local, e.cloud) for e in examples], np.float64).reshape(-1, 2)
+    folds = np.array([fold_of(e.text, 60) for e in examples], np.int64)
+    return Rows(surface, vectors, terms, outcomes, tuple(e.topic for e in examples), folds)
+
+
+def fold_of(text: str, n_folds: int) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:4], "big") % n_folds
+
+
+def fit(rows: Rows, *, note: str = "", blend: Sequence[float] | None = None) -> Weights:
+    """Fit the judges; their blend and calibration come from rows that each had not seen.
+
+    blend  of dense, terms and topics; None chooses by APGR
+
+    Raises InvalidRequestError where there are too few labelled rows, or too many topics.
+    """
+    known = ~np.isnan(rows.outcomes)
+    if min(known.sum(axis=0)) < _MIN_ROWS:
+        problem = f"{int(min(known.sum(axis=0)))} labelled rows of a head; at least {_MIN_ROWS}"
+        raise InvalidRequestError(param="examples", problem=problem)
+    votes = np.zeros((3, len(rows), 2))
+    for fold in range(_N_FOLDS):
+        held = rows.folds % _N_FOLDS == fold
+        if held.any() and not held.all():
+            votes[:, held] = fit_judges(rows.take(np.flatnonzero(~held))).log_odds(rows.take(np.flatnonzero(held)))
+    judges = fit_judges(rows)
+    shares = np.array(blend if blend is not None else _best_blend(votes, rows, has_topics=bool(judges.topic_names)))
+    shares = shares / shares.sum()
+    joined = np.tensordot(shares, votes, 1)
+    maps = [
+        calibration.fit(joined[k, head].tolist(), rows.outcomes[k, head].tolist()) for head, k in enumerate(known.T)
+    ]
+    return _weights(judges, shares, (maps[0], maps[1]), note)
+
+
+def fit_judges(rows: Rows) -> Judges:
+    """Fit each judge on all rows."""
+    mean = rows.surface.mean(axis=0)
+    deviation = rows.surface.std(axis=0)
+    deviation = np.where(deviation > 1e-6, deviation, 1.0)  # a feature that never changed says nothing either way
+    x = _dense(rows, mean, deviation)
+    n_rows_with = np.bincount(rows.terms.column, minlength=features.N_HASHED)
+    rarity = np.where(n_rows_with >= 2, np.log((1 + len(rows)) / (1 + n_rows_with)) + 1, 0.0)
+    rarity = np.minimum(np.round(rarity * 16), 255) / 16  # as the file keeps it
+    terms = rows.terms.weighted(rarity)
+    dense, words = [], []
+    for head in range(2):
+        known = np.flatnonzero(~np.isnan(rows.outcomes[:, head]))
+        y = rows.outcomes[known, head]
+        dense.append(_logistic(x[known], y))
+        words.append(_logistic_terms(terms.take(known), y))
+    names, topics, odds = _fit_topics(rows, x)
+    stacked = np.stack(words)
+    return Judges(mean, deviation, np.stack(dense), rarity, stacked[:, :-1], stacked[:, -1], names, topics, odds)
+
+
+def _fit_topics(rows: Rows, x: F64) -> tuple[tuple[str, ...], F64, F64]:
+    known = np.array([i for i, topic in enumerate(rows.topics) if topic], np.int64)
+    names = tuple(sorted({rows.topics[i] for i in known}))
+    if len(names) > MAX_TOPICS:
+        raise InvalidRequestError(param="topics", problem=f"{len(names)} kinds; at most {MAX_TOPICS}")
+    if len(names) < 2:
+        return (), np.zeros((0, x.shape[1])), np.zeros((2, 0))
+    index = {name: i for i, name in enumerate(names)}
+    member = np.zeros((len(known), len(names)))
+    member[np.arange(len(known)), [index[rows.topics[i]] for i in known]] = 1
+    odds = []
+    for head in range(2):
+        y = rows.outcomes[known, head]
+        mean, is_known = np.nanmean(rows.outcomes[:, head]), ~np.isnan(y)
+        total = member[is_known].T @ y[is_known] + _TOPIC_PRIOR * mean
+        odds.append(total / (member[is_known].sum(axis=0) + _TOPIC_PRIOR))
+    return names, _softmax_regression(x[known], member), np.stack(odds)
+
+
+def _best_blend(votes: F64, rows: Rows, *, has_topics: bool) -> Sequence[float]:
+    both = ~np.isnan(rows.outcomes).any(axis=1)
+    weak, strong = rows.outcomes[both].T.tolist()
+
+    def quality(blend: Sequence[float]) -> float:
+        shares = np.array(blend) / sum(blend)
+        p = 1 / (1 + np.exp(-np.tensordot(shares, votes[:, both], 1)))
+        return metrics.curve((p[:, 1] - p[:, 0]).tolist(), weak, strong).apgr
+
+    return max((blend for blend in _BLENDS if has_topics == bool(blend[2])), key=quality)
+
+
+def _weights(
+    judges: Judges, shares: F64, maps: tuple[calibration.Isotonic, calibration.Isotonic], note: str
+) -> Weights:
+    scale = np.maximum(np.abs(judges.terms).max(axis=1), 1e-9) / 32767
+    return Weights(
+        mean=judges.mean.astype(np.float32),
+        deviation=judges.deviation.astype(np.float32),
+        dense=judges.dense.astype(np.float32),
+        rarity=np.round(judges.rarity * 16).astype(np.uint8),
+        terms=np.round(judges.terms / scale[:, None]).astype(np.int16),
+        term_scale=scale.astype(np.float32),
+        term_bias=judges.term_bias.astype(np.float32),
+        topics=judges.topics.astype(np.float16),
+        topic_odds=judges.topic_odds.astype(np.float32),
+        blend=shares.astype(np.float32),
+        calibration=maps,
+        topic_names=judges.topic_names,
+        note=note,
+    )
+
+
+def _dense(rows: Rows, mean: F64, deviation: F64) -> F64:
+    standard = np.clip((rows.surface - mean) / deviation, -MAX_Z, MAX_Z)
+    return np.hstack([standard, rows.vectors * VECTOR_SCALE, np.ones((len(rows), 1))])
+
+
+def _logistic(x: F64, y: F64) -> F64:
+    """Fit weights of x, whose last column is 1 and not held down."""
+    hold = np.full(x.shape[1], _DENSE_L2)
+    hold[-1] = 0
+
+    def loss(w: F64) -> tuple[float, F64]:
+        z = x @ w
+        value = float((np.logaddexp(0, z) - y * z).sum() + (hold * w) @ w / 2)
+        return value, x.T @ (1 / (1 + np.exp(-z)) - y) + hold * w
+
+    return minimise(loss, np.zeros(x.shape[1]))
+
+
+def _logistic_terms(x: Sparse, y: F64) -> F64:
+    def loss(w: F64) -> tuple[float, F64]:
+        z = x.times(w) + w[-1]
+        rest = 1 / (1 + np.exp(-z)) - y
+        slope = x.transposed_times(rest) + _TERMS_L2 * w[:-1]
+        value = float((np.logaddexp(0, z) - y * z).sum() + _TERMS_L2 * (w[:-1] @ w[:-1]) / 2)
+        return value, np.append(slope, rest.sum())
+
+    return minimise(loss, np.zeros(features.N_HASHED + 1))
+
+
+def _softmax_regression(x: F64, member: F64) -> F64:
+    n_columns, n_topics = x.shape[1], member.shape[1]
+
+    def loss(flat: F64) -> tuple[float, F64]:
+        w = flat.reshape(n_topics, n_columns)
+        z = x @ w.T
+        peak = z.max(axis=1, keepdims=True)
+        total = np.exp(z - peak).sum(axis=1, keepdims=True)
+        p = np.exp(z - peak) / total
+        held = w.copy()
+        held[:, -1] = 0
+        value = float((np.log(total) + peak).sum() - (z * member).sum() + _TOPICS_L2 * np.square(held).sum() / 2)
+        return value, ((p - member).T @ x + _TOPICS_L2 * held).ravel()
+
+    return minimise(loss, np.zeros(n_topics * n_columns)).reshape(n_topics, n_columns)
+
+
+def minimise(loss: Loss, x: F64, *, n_steps: int = 100, n_kept: int = 8, tolerance: float = 1e-3) -> F64:
+    """Walk to the minimum of a smooth convex loss, which gives value and slope, by L-BFGS from x.
+
+    tolerance  of the slope that is left, of the first one
+    """
+    value, slope = loss(x)
+    enough = tolerance * float(np.linalg.norm(slope))
+    moves: list[F64] = []
+    turns: list[F64] = []
+    for _ in range(n_steps):
+        direction = -_curved(slope, moves, turns)
+        downhill = float(slope @ direction)
+        step = 1.0 if moves else min(1.0, 1 / (float(np.abs(slope).sum()) + 1e-9))
+        while True:
+            ahead = x + step * direction
+            ahead_value, ahead_slope = loss(ahead)
+            if ahead_value <= value + 1e-4 * step * downhill or step < 1e-9:
+                break
+            step /= 2
+        move, turn = ahead - x, ahead_slope - slope
+        if move @ turn > 1e-12:
+            moves, turns = [*moves, move][-n_kept:], [*turns, turn][-n_kept:]
+        is_done = bool(np.linalg.norm(ahead_slope) <= enough)
+        x, value, slope = ahead, ahead_value, ahead_slope
+        if is_done:
+            break
+    return x
+
+
+def _curved(slope: F64, moves: list[F64], turns: list[F64]) -> F64:
+    """Multiply the slope with what the last steps tell of the inverse curvature."""
+    q = slope.copy()
+    shares = []
+    for move, turn in zip(reversed(moves), reversed(turns), strict=True):
+        shares.append(float(move @ q) / float(move @ turn))
+        q -= shares[-1] * turn
+    if moves:
+        q *= float(moves[-1] @ turns[-1]) / float(turns[-1] @ turns[-1])
+    for move, turn, share in zip(moves, turns, reversed(shares), strict=True):
+        q += move * (share - float(turn @ q) / float(move @ turn))
+    return q

@@ -1,0 +1,168 @@
+"""How likely the device's answer to a request is good enough, and the cloud's, by the request's text. Needs numpy.
+
+    scorer = Scorer.load(None)
+    score = scorer.score("Prove that there is no largest prime.")
+    score.gain  # what the cloud would add
+
+Three judges look at a text: one at surface features and its static embedding, one at its words, one at what kind of
+request it is. Their log-odds are averaged, calibrated, and mixed with what is known of similar requests here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_rt.router import features
+from edge_rt.router.neighbours import Neighbours
+from edge_rt.router.weights import N_SURFACE, Weights, load
+
+SHIPPED = Path(__file__).parent / "scorer.weights"
+VECTOR_SCALE = 16.0  # gives a vector's elements about the spread of a standardised feature
+MAX_Z = 4.0  # no surface feature counts for more deviations
+MIN_ODDS = 1e-4
+
+F32 = NDArray[np.float32]
+
+
+class Embedder(Protocol):
+    """What edge_rt.text_vectors.TextVectors does."""
+
+    def embed(self, texts: Sequence[str]) -> F32: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sketch:
+    """A request without its text: what a label is stored with.
+
+    surface   standardised, [N_SURFACE]
+    vector    unit vector of the text, [256]
+    log_odds  of the shipped judges for the device and the cloud
+    """
+
+    surface: F32
+    vector: F32
+    log_odds: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Score:
+    """p_local and p_cloud: probability that the device's and the cloud's answer are good enough; reasons for people."""
+
+    p_local: float
+    p_cloud: float
+    reasons: tuple[str, ...]
+    sketch: Sketch
+
+    @property
+    def gain(self) -> float:
+        """What the cloud would add, -1..1: requests with the highest gain go first."""
+        return self.p_cloud - self.p_local
+
+
+class Correction(Protocol):
+    """What was learnt on this device, as learning.Learnt does it."""
+
+    def correct(self, sketch: Sketch) -> tuple[float, float] | None:
+        """Give p_local and p_cloud instead of the calibrated ones; None if too little is known."""
+        ...
+
+    @property
+    def neighbours(self) -> Neighbours | None: ...
+
+
+class Scorer:
+    """Scores requests. Threads may share it; what it has learnt is swapped in one assignment."""
+
+    def __init__(self, weights: Weights, embedder: Embedder, learnt: Correction | None = None) -> None:
+        self.weights = weights
+        self._embedder = embedder
+        self.learnt = learnt
+
+    @classmethod
+    def load(cls, path: Path | None = None, *, embedder: Embedder | None = None) -> Scorer:
+        """Read weights, the shipped ones if path is None.
+
+        Raises ModelFormatError for a file that is not sound, OSError where there is none, BackendUnavailableError
+        without edge_rt[vectors].
+        """
+        if embedder is None:
+            from edge_rt.text_vectors import TextVectors  # tests and tools pass one of their own
+
+            embedder = TextVectors.load()
+        return cls(load(path or SHIPPED), embedder)
+
+    def score(self, text: str, *, n_turns: int = 1, max_tokens: int | None = None) -> Score:
+        """Score the last user message of a conversation of n_turns messages."""
+        weights = self.weights
+        surface = features.surface(text, n_turns=n_turns, max_tokens=max_tokens)
+        standard = standardise(np.array([surface], np.float32), weights)[0]
+        vector = self._embedder.embed([text])[0]
+        dense = np.concatenate([standard, vector * VECTOR_SCALE, _ONE])
+        votes = {"dense": weights.dense @ dense, "terms": self._terms(features.hashed_terms(text))}
+        kind = ""
+        if weights.topic_names:
+            shares = softmax(weights.topics.astype(np.float32) @ dense)
+            votes["topics"] = log_odds(weights.topic_odds @ shares)
+            best = int(shares.argmax())
+            kind = f"looks like {weights.topic_names[best]} ({shares[best]:.0%})"
+        joined = sum(weights.blend[i] * votes[name] for i, name in enumerate(_JUDGES) if name in votes)
+        sketch = Sketch(standard, vector, (float(joined[0]), float(joined[1])))
+        p_local, p_cloud = self._probabilities(sketch)
+        reasons = (kind, *self._strongest(standard)) if kind else self._strongest(standard)
+        if (learnt := self.learnt) is not None and learnt.neighbours is not None:
+            local, cloud = learnt.neighbours.ask(vector)
+            p_local, p_cloud = local.mixed_with(p_local), cloud.mixed_with(p_cloud)
+            if local.share >= 0.2:
+                reasons = (f"similar ones here: {local.probability:.0%} good on the device", *reasons)
+        return Score(p_local, p_cloud, reasons, sketch)
+
+    def _probabilities(self, sketch: Sketch) -> tuple[float, float]:
+        if self.learnt is not None and (corrected := self.learnt.correct(sketch)) is not None:
+            return corrected
+        local, cloud = self.weights.calibration
+        return local(sketch.log_odds[0]), cloud(sketch.log_odds[1])
+
+    def _terms(self, counts: Mapping[int, int]) -> F32:
+        weights = self.weights
+        bins = np.fromiter(counts, np.int64, len(counts))
+        values = (1 + np.log(np.fromiter(counts.values(), np.float32, len(counts)))) * weights.rarity[bins]
+        length = max(math.sqrt(float(values @ values)), 1e-9)
+        share = weights.terms[:, bins].astype(np.float32) @ (values / length).astype(np.float32)
+        found: F32 = share * weights.term_scale + weights.term_bias
+        return found
+
+    def _strongest(self, standard: F32) -> tuple[str, ...]:
+        """Name the two surface features that say most about the cloud's gain."""
+        push = (self.weights.dense[1] - self.weights.dense[0])[:N_SURFACE] * standard
+        order = np.argsort(-np.abs(push))[:2]
+        return tuple(f"{features.NAMES[i]} {'for the cloud' if push[i] > 0 else 'for the device'}" for i in order)
+
+
+_JUDGES = ("dense", "terms", "topics")
+_ONE = np.ones(1, np.float32)
+
+
+def standardise(surface: F32, weights: Weights) -> F32:
+    """Bring surface features [n, N_SURFACE] to the training rows' mean and deviation."""
+    standard: F32 = np.clip((surface - weights.mean) / weights.deviation, -MAX_Z, MAX_Z)
+    return standard
+
+
+def softmax(x: F32) -> F32:
+    """Over the last axis."""
+    exps = np.exp(x - x.max(axis=-1, keepdims=True))
+    shares: F32 = exps / exps.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def log_odds(p: F32) -> F32:
+    kept = np.clip(p, MIN_ODDS, 1 - MIN_ODDS)
+    odds: F32 = np.log(kept / (1 - kept))
+    return odds

@@ -1,0 +1,42 @@
+"""Train the router's shipped weights on labelled requests: python -m tools.train_router --data DIR [--out FILE].
+
+Takes a minute or two. docs/router.md says what the data are and how good the result is; benchmarks/router.py measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from edge_rt.router import fitting
+from edge_rt.router.scorer import SHIPPED
+from edge_rt.text_vectors import TextVectors
+from tools.router_data import SOURCES, read_examples
+
+_MAX_SHIPPED_BYTES = 400_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=os.environ.get("EDGE_RT_DATA"), metavar="DIR", required=False)
+    parser.add_argument("--out", type=Path, default=SHIPPED, metavar="FILE")
+    parser.add_argument("--source", action="append", choices=list(SOURCES), help="may be repeated; all by default")
+    given = parser.parse_args()
+    if given.data is None:
+        parser.error("say where the data are: --data DIR or EDGE_RT_DATA")
+    names = given.source or list(SOURCES)
+    examples = [example for name in names for example in read_examples(given.data, name)]
+    print(f"{len(examples)} requests of {', '.join(names)}")
+    rows = fitting.prepare(examples, TextVectors.load())
+    weights = fitting.fit(rows, note=f"{', '.join(names)}: {len(examples)} requests")
+    weights.save(given.out)
+    given.out.chmod(0o644)  # a file of the package, not of one user
+    n_bytes = given.out.stat().st_size
+    print(f"{given.out}: {n_bytes} bytes; shares of dense, terms, topics {weights.blend.tolist()}")
+    if n_bytes > _MAX_SHIPPED_BYTES:
+        raise SystemExit(f"larger than {_MAX_SHIPPED_BYTES} bytes: too large to ship")
+
+
+if __name__ == "__main__":
+    main()
