@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +101,12 @@ class Moments:
             for i in here
         ]
         return cls(np.array(here, np.int64), np.array(x, np.float64))
+
+
+def logistic(x: F64, y: F64) -> Callable[[F64], F64]:
+    """Fit a logistic regression of a few features; gives a function from rows to log-odds."""
+    mean, deviation, w = _logistic(x, y)
+    return lambda rows: _log_odds(rows, mean, deviation, w)
 
 
 def area_under(scores: F64, wrong: F64) -> float:

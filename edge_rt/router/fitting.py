@@ -160,6 +160,23 @@ def fit(rows: Rows, *, note: str = "", blend: Sequence[float] | None = None) -> 
     return _weights(judges, shares, (maps[0], maps[1]), note)
 
 
+def predict(weights: Weights, rows: Rows) -> F64:
+    """Give p_local and p_cloud of many requests at once, as Scorer does for one without anything learnt: [n, 2]."""
+    judges = Judges(
+        weights.mean.astype(np.float64),
+        weights.deviation.astype(np.float64),
+        weights.dense.astype(np.float64),
+        weights.rarity / 16,
+        weights.terms * weights.term_scale[:, None].astype(np.float64),
+        weights.term_bias.astype(np.float64),
+        weights.topic_names,
+        weights.topics.astype(np.float64),
+        weights.topic_odds.astype(np.float64),
+    )
+    joined = np.tensordot(weights.blend.astype(np.float64), judges.log_odds(rows), 1)
+    return np.array([[map_(z) for map_, z in zip(weights.calibration, row, strict=True)] for row in joined.tolist()])
+
+
 def fit_judges(rows: Rows) -> Judges:
     """Fit each judge on all rows."""
     mean = rows.surface.mean(axis=0)

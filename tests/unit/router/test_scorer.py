@@ -107,11 +107,9 @@ def test_any_text_gets_probabilities(scorer: Scorer, text: str) -> None:
 
 def test_one_request_is_scored_as_many_are(fitted: Weights, scorer: Scorer) -> None:
     examples = requests(50, 7)
-    rows = fitting.prepare(examples, HashEmbedder())
-    judges = fitting.fit_judges(fitting.prepare(requests(700, 1), HashEmbedder()))
-    joined = np.tensordot(fitted.blend.astype(float), judges.log_odds(rows), 1)
-    for row, found in zip(joined, scores(scorer, examples), strict=True):
-        assert found.sketch.log_odds == pytest.approx(tuple(row), abs=0.02)  # terms are kept in 16 bits, topics too
+    many = fitting.predict(fitted, fitting.prepare(examples, HashEmbedder()))
+    for p, found in zip(many, scores(scorer, examples), strict=True):
+        assert (found.p_local, found.p_cloud) == pytest.approx(tuple(p), abs=1e-3)
 
 
 def test_what_was_learnt_here_is_asked(scorer: Scorer, fitted: Weights) -> None:
