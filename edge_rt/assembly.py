@@ -28,12 +28,15 @@ from edge_rt.config import Cache, CloudEndpoint, Config, Router
 from edge_rt.devices import battery, thermal
 from edge_rt.router.budget import Budget, Pace
 from edge_rt.router.chooser import Chooser
+from edge_rt.router.confidence import Judge
 from edge_rt.router.rules import Circumstances
 from edge_rt.scheduler.forms import Placement
 from edge_rt.types import Chunk, GenerateRequest, Origin
 
 if TYPE_CHECKING:
     from edge_rt.cache.meaning import Meanings
+    from edge_rt.router.learner import Learner
+    from edge_rt.router.scorer import Scorer
 
 _log = logging.getLogger(__name__)
 
@@ -177,6 +180,7 @@ class Parts:
     cloud   None where no endpoint is configured
     ledger  where what was spent today is kept; None: nowhere
     tier, meanings  of the store; meanings where the semantic tier is switched on
+    scorer, teacher  where there is a cloud and router.scorer is on; the teacher changes the scorer by labels
     """
 
     store: Store | None = None
@@ -185,13 +189,19 @@ class Parts:
     ledger: Path | None = None
     tier: ExactTier | None = None
     meanings: Meanings | None = None
+    scorer: Scorer | None = None
+    teacher: Learner | None = None
 
     async def begin(self) -> None:
         """Read what was known before the start; requests may come meanwhile."""
         if self.meanings is not None:
             await self.meanings.rebuild()
+        if self.teacher is not None:
+            self.teacher.begin()
 
     async def hang_up(self) -> None:
+        if self.teacher is not None:
+            await self.teacher.close()
         if self.cloud is not None:
             await self.cloud.close()
 
@@ -214,7 +224,12 @@ def open_parts(config: Config, events: Events, store_dir: Path) -> Parts:
     meanings = None
     if tier is not None and settings.semantic != "off":
         meanings = _meanings(settings, tier, store_path(settings, store_dir).with_suffix(".semantic.json"))
+    scorer = teacher = None
+    if config.cloud and config.router.scorer:
+        scorer, teacher = _scorer(store_dir / "router.labels")
     return Parts(
+        scorer=scorer,
+        teacher=teacher,
         store=store,
         tensor_results=tensor_results,
         cloud=CloudModels(config.cloud, events) if config.cloud else None,
@@ -241,6 +256,15 @@ def _meanings(settings: Cache, tier: ExactTier, path: Path) -> Meanings:
     return Meanings(tier, semantic, path)
 
 
+def _scorer(labels: Path) -> tuple[Scorer, Learner]:
+    """Load what judges difficulty. Raises BackendUnavailableError without edge_rt[vectors]."""
+    from edge_rt.router.learner import Learner  # numpy and vectors, where there is a cloud to choose
+    from edge_rt.router.scorer import Scorer
+
+    scorer = Scorer.load()
+    return scorer, Learner(scorer, labels)
+
+
 def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) -> Answering:
     """Build what answers.
 
@@ -258,6 +282,9 @@ def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) 
         chooser = Chooser(
             config.router,
             surroundings,
+            scorer=parts.scorer,
+            judge=Judge.load() if hold_back else None,
+            teacher=parts.teacher,
             budget=_budget(config.router, parts.ledger),
             spent=None if parts.ledger is None else partial(_save, parts.ledger),
         )

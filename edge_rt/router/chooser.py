@@ -22,6 +22,8 @@ from edge_rt.types import Choice, Chunk, GenerateRequest, Origin, TokenSignal
 
 _MAX_OPEN: Final = 1024  # requests remembered: those that are answered, and those that feedback may come for
 _P_CLOUD: Final = 0.85  # that the cloud's answer is good enough, where nothing is known of the question
+Source = Literal["feedback", "regenerate", "shadow"]
+
 _REGENERATED: Final = 0.2  # what an answer was worth to somebody who asks again at once
 _ON_PROBATION: Final = frozenset({"easy", "share", "no-score"})
 
@@ -66,7 +68,11 @@ class _Open:
 class Teacher(Protocol):
     """Takes labels and changes what the scorer says; learner.Learner is one."""
 
-    def label(self, score: Judged, *, source: str, local: float | None, cloud: float | None, tenant: str) -> None: ...
+    def score_seen(self, score: Any) -> None:
+        """Watch the scores of requests as they come."""
+        ...
+
+    def label(self, score: Any, *, source: Source, local: float | None, cloud: float | None, tenant: str) -> None: ...
 
 
 class Chooser:
@@ -111,6 +117,8 @@ class Chooser:
         if decision.where == "refused":
             raise MustStayError(rule=REASONS[decision.reason])
         gain = None if score is None else score.gain
+        if score is not None and self._teacher is not None:
+            self._teacher.score_seen(score)
         self.budget.observe(request.tenant, gain, went=decision.where == "cloud")
         self._open[request.id] = _Open(decision, score, request.tenant, hash(question(request)))
         if len(self._open) > _MAX_OPEN:
@@ -188,7 +196,7 @@ class Chooser:
         if (found := self._open.get(request.id)) is not None:
             self._label(found, "shadow", worth, "")
 
-    def _label(self, found: _Open, source: str, worth: float, endpoint: str) -> None:
+    def _label(self, found: _Open, source: Source, worth: float, endpoint: str) -> None:
         if self._teacher is None or found.score is None:
             return
         local, cloud = (None, worth) if endpoint else (worth, None)

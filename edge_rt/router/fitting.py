@@ -167,7 +167,7 @@ def predict(weights: Weights, rows: Rows) -> F64:
         weights.deviation.astype(np.float64),
         weights.dense.astype(np.float64),
         weights.rarity / 16,
-        weights.terms * weights.term_scale[:, None].astype(np.float64),
+        weights.terms.astype(np.float64) * weights.term_scale[:, None].astype(np.float64),
         weights.term_bias.astype(np.float64),
         weights.topic_names,
         weights.topics.astype(np.float64),

@@ -153,6 +153,10 @@ def test_the_last_user_message_is_judged() -> None:
 @dataclass
 class FakeTeacher:
     labels: list[tuple[str, float | None, float | None]] = field(default_factory=list)
+    n_seen: int = 0
+
+    def score_seen(self, score: Any) -> None:
+        self.n_seen += 1
 
     def label(self, score: Any, *, source: str, local: float | None, cloud: float | None, tenant: str) -> None:
         self.labels.append((source, local, cloud))
@@ -187,6 +191,7 @@ def test_asking_again_at_once_speaks_against_the_last_answer() -> None:
     chooser.choose(again)
     chooser.repeated(again)
     assert teacher.labels == [("regenerate", None, 0.2)]
+    assert teacher.n_seen == 2
 
 
 @pytest.mark.parametrize(
