@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from edge_rt.cache import lexicon
@@ -23,6 +24,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+@lru_cache(4096)
 def _stem(word: str) -> str:
     """Cut the endings that change no meaning here: a word's forms must meet, and need not be words."""
     for ending in ("ingly", "edly", "ing", "ies", "ied", "ed", "es", "ly", "s", "y", "e"):
