@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -398,7 +398,9 @@ def _suggest(key: Key) -> str:
 
 def _choices(key: Key) -> tuple[str, ...]:
     table: type[Any] = _NAMED[key[0]] if key[0] in _NAMED else type(getattr(Config(), key[0]))
-    kind = get_type_hints(table)[key[-1] if key[0] in _NAMED else key[1]]
+    kind: Any = get_type_hints(table)[key[-1] if key[0] in _NAMED else key[1]]
+    if get_origin(kind) is dict:  # a table of plain values, of which one is wrong
+        (_, kind) = get_args(kind)
     return tuple(choice for part in (get_args(kind) or (kind,)) for choice in (get_args(part) or (part,)) if choice)
 
 
