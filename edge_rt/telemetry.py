@@ -33,6 +33,7 @@ STEP_ROWS_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _TTFT_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _TPOT_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 _QUEUE_S = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+_PLACE_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)
 _REQUEST_S = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -82,6 +83,15 @@ METRICS: Final = (
         "counter",
         "Of these, sent there as a better place was busy or not loaded.",
         ("model", "place"),
+    ),
+    Metric(
+        "edge_rt_place_batches",
+        "counter",
+        "Runs of a place's model, each of one request or several.",
+        ("model", "place"),
+    ),
+    Metric(
+        "edge_rt_place_duration_seconds", "histogram", "Request to answer, at a place.", ("model", "place"), _PLACE_S
     ),
     Metric("edge_rt_place_failures", "counter", "Requests that failed at a place and went on.", ("model", "place")),
     Metric("edge_rt_place_wrong", "counter", "Answers that were not the CPU's; the place is out.", ("model", "place")),
@@ -235,9 +245,14 @@ class Telemetry:
     def worker_restarted(self, model: str) -> None:
         self._counters["edge_rt_worker_restarts"].labels(model).inc()
 
-    def place_answered(self, model: str, place: str, *, spilled: bool) -> None:
-        """Count a request that a place of a tensor model answered; spilled: a better one was busy."""
+    def place_answered(self, model: str, place: str, *, spilled: bool, took_s: float, n_joined: int) -> None:
+        """Count a request that a place of a tensor model answered.
+
+        spilled: a better one was busy; n_joined: requests of its batch, itself among them.
+        """
         self._labelled(self._counters, "edge_rt_place_requests", model, place).inc()
+        self._labelled(self._counters, "edge_rt_place_batches", model, place).inc(1 / max(1, n_joined))
+        self._labelled(self._histograms, "edge_rt_place_duration_seconds", model, place).observe(took_s)
         if spilled:
             self._counters["edge_rt_place_spilled"].labels(model, place).inc()
 

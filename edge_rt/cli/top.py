@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,33 +21,73 @@ from edge_rt.api.client import Client
 from edge_rt.api.listen import socket_path
 
 _OTHER_SCREEN, _BACK, _HOME = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H\x1b[J"
+_STATES = ("closed", "half open", "open", "wrong")
+_PLACE_COLUMNS = ("MODEL", "PLACE", "BREAKER", "RUN", "WAIT", "REQ/S", "JOINED", "P50", "P95", "FAILED", "RSS")
 _COLUMNS = ("MODEL", "STATE", "RUN", "WAIT", "DECODE T/S", "PREFILL T/S", "TTFT P50", "THREADS", "KV CELLS", "RSS")
+
+
+Buckets = tuple[tuple[float, float], ...]  # upper bound, cumulative count
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The daemon's metrics at one time: (name, model) → value, and the ttft histogram's buckets by model."""
+    """The daemon's metrics at one time.
+
+    values  (name, model) → value; places: (name, model, place) → value
+    ttft    the histogram's buckets by model; durations: by model and place
+    """
 
     time_s: float
     values: Mapping[tuple[str, str], float]
-    ttft: Mapping[str, tuple[tuple[float, float], ...]]
+    ttft: Mapping[str, Buckets]
+    places: Mapping[tuple[str, str, str], float]
+    durations: Mapping[tuple[str, str], Buckets]
 
     @classmethod
     def of(cls, text: str, time_s: float) -> Scrape:
         """Read Prometheus' text format."""
         values: dict[tuple[str, str], float] = {}
         ttft: dict[str, list[tuple[float, float]]] = {}
+        places: dict[tuple[str, str, str], float] = {}
+        durations: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 model = sample.labels.get("model", "")
                 if sample.name == "edge_rt_ttft_seconds_bucket":
                     ttft.setdefault(model, []).append((float(sample.labels["le"]), sample.value))
+                elif sample.name == "edge_rt_place_duration_seconds_bucket":
+                    key = model, sample.labels["place"]
+                    durations.setdefault(key, []).append((float(sample.labels["le"]), sample.value))
+                elif set(sample.labels) == {"model", "place"}:
+                    places[sample.name, model, sample.labels["place"]] = sample.value
                 elif set(sample.labels) <= {"model"}:
                     values[sample.name, model] = sample.value
-        return cls(time_s, values, {model: tuple(buckets) for model, buckets in ttft.items()})
+        return cls(
+            time_s,
+            values,
+            {model: tuple(buckets) for model, buckets in ttft.items()},
+            places,
+            {key: tuple(buckets) for key, buckets in durations.items()},
+        )
 
     def models(self) -> list[str]:
-        return sorted({model for _, model in self.values if model})
+        """Name the language models, and models of both kinds."""
+        tensors = {model for model, _ in self.tensor_places()}
+        names = {model for _, model in self.values if model}
+        slots = {name for name in names for model in tensors if name == model or name.startswith(f"{model} ")}
+        return sorted(names - {slot for slot in slots if self.count("completion_tokens_total", slot) in {None, 0}})
+
+    def tensor_places(self) -> list[tuple[str, str]]:
+        return sorted({(model, place) for _, model, place in self.places})
+
+    def rss_bytes(self, model: str) -> int | None:
+        """Add up what the workers of a tensor model hold; a place's name follows the model's."""
+        found = [
+            value
+            for (name, slot), value in self.values.items()
+            if name == "edge_rt_worker_resident_memory_bytes" and (slot == model or slot.startswith(f"{model} "))
+        ]
+        return round(sum(found)) if found else None
 
     def count(self, name: str, model: str = "") -> int | None:
         value = self.values.get((f"edge_rt_{name}", model))
@@ -73,12 +113,36 @@ class ModelLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceLoad:
+    """One place of a tensor model: its line. None where it has answered nothing in the interval.
+
+    joined      requests a run of the model had in the interval, on average
+    p50_s, p95_s  request to answer, of those in the interval
+    failed      requests since the daemon started that failed there and went on
+    running, waiting, rss_bytes  of the model, on the first of its places; None on the others
+    """
+
+    model: str
+    place: str
+    breaker: str
+    running: int | None
+    waiting: int | None
+    requests_hz: float
+    joined: float | None
+    p50_s: float | None
+    p95_s: float | None
+    failed: int
+    rss_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """The whole view. rss_bytes is the front process' own."""
 
     time_s: float
     rss_bytes: int | None
     models: tuple[ModelLoad, ...]
+    places: tuple[PlaceLoad, ...] = ()
 
     @classmethod
     def between(cls, before: Scrape, now: Scrape) -> Load:
@@ -87,6 +151,7 @@ class Load:
             time_s=now.time_s,
             rss_bytes=now.count("process_resident_memory_bytes"),
             models=tuple(_model(model, before, now) for model in now.models()),
+            places=_places(before, now),
         )
 
 
@@ -111,17 +176,53 @@ def _model(model: str, before: Scrape, now: Scrape) -> ModelLoad:
     )
 
 
-def median(buckets: tuple[tuple[float, float], ...]) -> float | None:
-    """Estimate a histogram's median from (upper bound, cumulative count), straight inside a bucket, as PromQL does.
+def _places(before: Scrape, now: Scrape) -> tuple[PlaceLoad, ...]:
+    rows: list[PlaceLoad] = []
+    for model, place in now.tensor_places():
+        is_first = not rows or rows[-1].model != model
+
+        def gained(name: str, key: tuple[str, str] = (model, place)) -> float:
+            return max(0.0, now.places.get((name, *key), 0.0) - before.places.get((name, *key), 0.0))
+
+        n_requests, n_runs = gained("edge_rt_place_requests_total"), gained("edge_rt_place_batches_total")
+        old = before.durations.get((model, place), ())
+        buckets = tuple(
+            (bound, count - (old[at][1] if old else 0.0))
+            for at, (bound, count) in enumerate(now.durations.get((model, place), ()))
+        )
+        rows.append(
+            PlaceLoad(
+                model=model,
+                place=place,
+                breaker=_STATES[round(now.places.get(("edge_rt_place_state", model, place), 0.0))],
+                running=(now.count("requests_running", model) or 0) if is_first else None,
+                waiting=(now.count("requests_waiting", model) or 0) if is_first else None,
+                requests_hz=n_requests / max(1e-3, now.time_s - before.time_s),
+                joined=n_requests / n_runs if n_runs else None,
+                p50_s=quantile(buckets, 0.5),
+                p95_s=quantile(buckets, 0.95),
+                failed=round(now.places.get(("edge_rt_place_failures_total", model, place), 0.0)),
+                rss_bytes=now.rss_bytes(model) if is_first else None,
+            )
+        )
+    return tuple(rows)
+
+
+def median(buckets: Buckets) -> float | None:
+    return quantile(buckets, 0.5)
+
+
+def quantile(buckets: Buckets, share: float) -> float | None:
+    """Estimate a histogram's quantile from (upper bound, cumulative count), straight inside a bucket, as PromQL does.
 
     In the last bucket, which has no upper bound, it is that bucket's lower one. None for an empty histogram.
     """
-    if not buckets or not buckets[-1][1]:
+    if not buckets or buckets[-1][1] <= 0:  # below 0: another daemon
         return None
-    half = buckets[-1][1] / 2
+    wanted = buckets[-1][1] * share
     for (low, below), (high, upto) in pairwise(((0.0, 0.0), *buckets)):
-        if upto >= half:
-            return low if high == float("inf") else low + (high - low) * (half - below) / (upto - below)
+        if upto >= wanted:
+            return low if high == float("inf") else low + (high - low) * (wanted - below) / (upto - below)
     return None
 
 
@@ -149,6 +250,10 @@ def command(above: config.Loaded | None, socket: Path | None, interval_s: float,
     Tokens per second are those of the last interval, prefill without what came from the prefix cache. TTFT P50 is the
     median of all answers since the daemon started, interpolated in the histogram's buckets. KV CELLS are those in use
     and all of the model's pool; one holds one token of a conversation that is being answered.
+
+    A tensor model has a line for each of its places. JOINED is how many requests a run answered, P50 and P95 are from
+    request to answer, all of the last interval; FAILED counts since the daemon started; RUN, WAIT and RSS are the whole
+    model's.
     """
     loaded = above or config.load()
     path = socket or socket_path(loaded.config.server, os.environ)
@@ -199,8 +304,36 @@ def _json(view: Load) -> str:
 def table(view: Load) -> str:
     """Draw the view for people."""
     front = f"daemon {_mib(view.rss_bytes)}"
-    if not view.models:
-        return f"{front}; no model has been used yet"
+    parts = [front]
+    if view.models:
+        parts.append(_models_table(view.models))
+    if view.places:
+        parts.append(_places_table(view.places))
+    return "\n\n".join(parts) if len(parts) > 1 else f"{front}; no model has been used yet"
+
+
+def _places_table(places: Sequence[PlaceLoad]) -> str:
+    rows = [
+        (
+            p.model if p.running is not None else "",
+            p.place,
+            p.breaker,
+            "" if p.running is None else p.running,
+            "" if p.waiting is None else p.waiting,
+            f"{p.requests_hz:.1f}",
+            "-" if p.joined is None else f"{p.joined:.1f}",
+            "-" if p.p50_s is None else f"{p.p50_s * 1e3:.1f} ms",
+            "-" if p.p95_s is None else f"{p.p95_s * 1e3:.1f} ms",
+            p.failed,
+            "" if p.running is None else _mib(p.rss_bytes),
+        )
+        for p in places
+    ]
+    align = ("left", "left", "left", *["right"] * (len(_PLACE_COLUMNS) - 3))
+    return tabulate(rows, _PLACE_COLUMNS, "plain", disable_numparse=True, colalign=align)
+
+
+def _models_table(models: Sequence[ModelLoad]) -> str:
     rows = [
         (
             m.model,
@@ -214,11 +347,10 @@ def table(view: Load) -> str:
             "-" if m.kv_cells is None else f"{m.kv_cells_used} / {m.kv_cells}",
             _mib(m.rss_bytes),
         )
-        for m in view.models
+        for m in models
     ]
     align = ("left", "left", *["right"] * (len(_COLUMNS) - 2))
-    drawn = tabulate(rows, _COLUMNS, "plain", disable_numparse=True, colalign=align)
-    return f"{front}\n\n{drawn}"
+    return tabulate(rows, _COLUMNS, "plain", disable_numparse=True, colalign=align)
 
 
 def _or_dash(value: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from contextvars import Context
@@ -24,6 +25,11 @@ _log = logging.getLogger(__name__)
 
 # After a load has failed, requests hear its error at once for this long; the next one tries again.
 FAILED_PAUSE_S = 5.0
+
+# Models load one after the other; one that has not ended after so long lets the next begin.
+TURN_S = 10.0
+
+_ALIKE = 1.25  # a difference between two models' worth that is not one
 
 State = Literal["unloaded", "waiting", "loading", "ready", "draining", "unloading"]
 
@@ -62,6 +68,31 @@ class ResidencyEvents(Protocol):
     def worker_restarted(self, model: str) -> None: ...
 
 
+@dataclass(slots=True)
+class Uses:
+    """How often a model is used, as far as loads are concerned: what comes together would share one.
+
+    rate_hz  by its last gaps, the newest counting half; unknown, and infinite, until there is one
+    """
+
+    rate_hz: float = math.inf
+    at_s: float = -math.inf
+
+    def expected_hz(self, now_s: float) -> float:
+        """Expect as many as of late, and no more often than once in the time that none has come."""
+        return min(self.rate_hz, 1 / max(now_s - self.at_s, 1e-3))
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Say whether more time has gone by than usually does."""
+        return (now_s - self.at_s) * self.rate_hz > _ALIKE
+
+    def add(self, now_s: float, *, load_s: float) -> None:
+        gap_s = now_s - self.at_s
+        if self.at_s > -math.inf and gap_s >= max(load_s, 1e-3):
+            self.rate_hz = 1 / gap_s if self.rate_hz == math.inf else (self.rate_hz + 1 / gap_s) / 2
+        self.at_s = now_s
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
     """One model's place in memory, and who waits for it."""
@@ -72,6 +103,8 @@ class Slot:
     state: State = "unloaded"
     loaded: Loaded | None = None
     used_at_s: float | None = None
+    load_s: float = 0.0
+    uses: Uses = field(default_factory=Uses)
     force: bool = False
     failure: EdgeRtError | None = None
     failed_at_s: float = 0.0
@@ -108,18 +141,43 @@ class Loaded:
             self._residency.gave_up(self._slot, error)
 
 
-def pick_victim(slots: Iterable[Slot]) -> Slot | None:
-    """Pick the model that makes room: an idle one, least recently used; else one that drains; else the longest loaded.
+def pick_victim(slots: Iterable[Slot], now_s: float) -> Slot | None:
+    """Pick the model that makes room: an idle one; else one that drains; else the longest loaded.
 
-    None while all are being loaded or unloaded. Pure.
+    Of idle ones that which is worth least: how often it is wanted × what a load takes. Of those about alike, none of
+    them overdue, the most recently used: where one model more than there is room for is asked for in turn, its turn
+    comes last, and the others stay. None while all are being loaded or unloaded. Pure.
     """
     resident = [(slot, slot.loaded) for slot in slots if slot.state in {"ready", "draining"} and slot.loaded]
-    idle = [(slot.used_at_s or loaded.loaded_at_s, slot) for slot, loaded in resident if loaded.n_leases == 0]
-    if idle:
-        return min(idle, key=lambda pair: pair[0])[1]
+    worths = {slot: slot.uses.expected_hz(now_s) * slot.load_s for slot, loaded in resident if loaded.n_leases == 0}
+    if worths:
+        least = min(worths, key=lambda slot: (worths[slot], slot.uses.at_s))
+        alike = [slot for slot, worth in worths.items() if worth <= worths[least] * _ALIKE]
+        if any(slot.uses.is_overdue(now_s) for slot in alike):
+            return least
+        return max(alike, key=lambda slot: slot.uses.at_s)
     busy = ((slot.state == "ready", loaded.loaded_at_s, slot) for slot, loaded in resident)
     victim = min(busy, key=lambda row: row[:2], default=None)
     return victim[2] if victim is not None else None
+
+
+class _Turn:
+    """Holds a lock, until end at the latest."""
+
+    def __init__(self, lock: asyncio.Lock) -> None:
+        self._lock, self._has_ended = lock, False
+
+    async def __aenter__(self) -> _Turn:
+        await self._lock.acquire()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._lock.release()
 
 
 class Residency:
@@ -232,6 +290,7 @@ class Residency:
 
     def _take(self, slot: Slot, loaded: Loaded) -> Loaded:
         loaded.n_leases += 1
+        slot.uses.add(asyncio.get_running_loop().time(), load_s=slot.load_s)
         self._disarm(slot)
         return loaded
 
@@ -281,25 +340,40 @@ class Residency:
 
     async def _load(self, slot: Slot) -> None:
         # One at a time: two loads that look at the free memory together would both find room for one.
-        async with self._loading:
-            await self._make_room(slot)
-            while True:
+        missing_bytes: int | None = None
+        while True:
+            async with _Turn(self._loading) as turn:
+                if missing_bytes is None or self._could_free(slot, missing_bytes):
+                    await self._make_room(slot, evict=missing_bytes is not None)
                 slot.state = "loading"
-                loaded = Loaded(slot, self)
+                loaded, begun_at_s = Loaded(slot, self), asyncio.get_running_loop().time()
                 try:
-                    loaded.info = await loaded.worker.start()
-                    break
+                    loaded.info = await self._started(slot, loaded, turn)
                 except ModelTooLargeError as exc:
-                    if not self._could_free(slot, exc.need_bytes - exc.have_bytes):
+                    missing_bytes = exc.need_bytes - exc.have_bytes
+                    if not self._could_free(slot, missing_bytes):
                         raise
                     slot.state = "waiting"
-                    await self._make_room(slot, evict=True)
-                except asyncio.CancelledError:
-                    await loaded.worker.stop(ShuttingDownError)
-                    raise
+                    continue
             loaded.loaded_at_s = asyncio.get_running_loop().time()
+            slot.load_s = loaded.loaded_at_s - begun_at_s
             slot.loaded, slot.failure = loaded, None
             self._grant(slot, loaded)
+            return
+
+    async def _started(self, slot: Slot, loaded: Loaded, turn: _Turn) -> ModelInfo | TensorModelInfo:
+        """Start a worker; one that takes very long, or for ever, does not hold up other models' loads."""
+        start = asyncio.ensure_future(loaded.worker.start())
+        try:
+            if not (await asyncio.wait({start}, timeout=TURN_S))[0]:
+                _log.warning("%s has been loading for %g s; other models need not wait for it", slot.model, TURN_S)
+                turn.end()
+            return await start
+        except asyncio.CancelledError:
+            start.cancel()
+            await asyncio.wait({start})
+            await loaded.worker.stop(ShuttingDownError)
+            raise
 
     def _load_ended(self, slot: Slot, task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -327,11 +401,14 @@ class Residency:
         others = [other for other in self._slots.values() if other is not slot]
         draining: Slot | None = None
         try:
-            while evict or sum(o.loaded is not None for o in others) >= self._max_loaded:
+            while evict or sum(o.loaded is not None or o.state == "loading" for o in others) >= self._max_loaded:
                 leaving = next((o for o in others if o.state == "unloading"), None)
-                victim = leaving or pick_victim(others)
+                victim = leaving or pick_victim(others, asyncio.get_running_loop().time())
                 if victim is None:
-                    return
+                    if evict or all(o.state != "loading" for o in others):
+                        return
+                    await self._change()
+                    continue
                 if leaving is None and victim.n_leases == 0:
                     _log.info("%s makes room for %s", victim.model, slot.model)
                     self._begin_unload(victim)

@@ -96,3 +96,56 @@ def test_each_view_is_taken_over_its_own_interval() -> None:
     rates = [next(views).models[0].decode_tps for _ in range(2)]
     assert rates == [10.0, 15.0]
     assert pauses == [1.5, 1.5]
+
+
+def test_a_tensor_model_has_a_line_for_each_place_with_what_came_in_the_interval() -> None:
+    metrics = telemetry(completion_tokens_total=10)
+    fast, slow = "int8 on onnx_cpu:cpu", "fp32 on onnx_cpu:cpu"
+    for place in (fast, slow):
+        metrics.place_answered("net", place, spilled=False, took_s=4.0, n_joined=1)
+        metrics.place_state("net", place, "closed")
+    metrics.queue_depth("net", running=1, waiting=2)
+    before = Scrape.of(text(metrics), 100.0)
+    for _ in range(8):
+        metrics.place_answered("net", fast, spilled=False, took_s=0.004, n_joined=4)
+    for _ in range(2):
+        metrics.place_answered("net", fast, spilled=False, took_s=0.08, n_joined=1)
+    metrics.place_failed("net", slow)
+    metrics.place_state("net", slow, "open")
+    metrics.engine_stats("net", EngineStats(rss_bytes=100 * 2**20))
+    metrics.engine_stats(f"net {slow}", EngineStats(rss_bytes=50 * 2**20))
+    view = Load.between(before, Scrape.of(text(metrics), 102.0))
+    assert [model.model for model in view.models] == ["m"], "it has no line among the language models"
+    open_one, used = view.places
+    assert (open_one.place, open_one.breaker, open_one.failed, open_one.p50_s) == (slow, "open", 1, None)
+    assert (used.place, used.breaker, used.requests_hz, used.joined) == (fast, "closed", 5.0, 2.5)
+    assert used.p50_s is not None
+    assert used.p95_s is not None
+    assert 0.003 <= used.p50_s <= 0.005
+    assert 0.05 <= used.p95_s <= 0.1
+    header, first, second = table(view).splitlines()[-3:]
+    assert header.split() == [
+        "MODEL",
+        "PLACE",
+        "BREAKER",
+        "RUN",
+        "WAIT",
+        "REQ/S",
+        "JOINED",
+        "P50",
+        "P95",
+        "FAILED",
+        "RSS",
+    ]
+    assert " ".join(first.split()) == "net fp32 on onnx_cpu:cpu open 1 2 0.0 - - - 1 150 MiB"
+    assert " ".join(second.split()).startswith("int8 on onnx_cpu:cpu closed 5.0 2.5 4.")
+
+
+def test_another_daemon_in_between_gives_no_negative_times() -> None:
+    metrics = telemetry()
+    for _ in range(5):
+        metrics.place_answered("net", "p", spilled=False, took_s=0.1, n_joined=1)
+    before, other = Scrape.of(text(metrics), 0.0), telemetry()
+    other.place_answered("net", "p", spilled=False, took_s=0.1, n_joined=1)
+    (place,) = Load.between(before, Scrape.of(text(other), 1.0)).places
+    assert (place.requests_hz, place.joined, place.p50_s) == (0.0, None, None)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +19,7 @@ from edge_rt.errors import (
     ShuttingDownError,
     WorkerLostError,
 )
-from edge_rt.scheduler.residency import FAILED_PAUSE_S, Residency
+from edge_rt.scheduler.residency import FAILED_PAUSE_S, TURN_S, Residency, Slot, pick_victim
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
 from edge_rt.worker.supervisor import WorkerEvents
 from tests import virtual_time
@@ -34,6 +36,7 @@ class World:
     used_bytes: int = 0
     need_bytes: dict[str, int] = field(default_factory=dict)
     failures: dict[str, list[Exception]] = field(default_factory=dict)
+    endless: set[str] = field(default_factory=set)  # models whose load never ends
     diary: list[str] = field(default_factory=list)
     most_loaded: int = 0
     workers: list[FakeWorker] = field(default_factory=list)
@@ -72,7 +75,7 @@ class FakeWorker:
         self.world.used_bytes += self.need_bytes
         self.holds_memory = True
         self.world.most_loaded = max(self.world.most_loaded, self.world.n_loaded())
-        await asyncio.sleep(LOAD_S)
+        await asyncio.sleep(1e9 if self.model in self.world.endless else LOAD_S)
         if failures := self.world.failures.get(self.model):
             self.holds_memory = False
             self.world.used_bytes -= self.need_bytes
@@ -189,14 +192,90 @@ def test_a_load_nobody_waits_for_any_more_is_kept_alive_like_any_other() -> None
     virtual_time.run(main())
 
 
-def test_the_least_recently_used_idle_model_makes_room() -> None:
+def test_the_idle_model_that_is_used_least_makes_room() -> None:
     async def main() -> None:
         world = World()
         residency = make(world, "a", "b", "c", max_loaded=2)
-        for model in ("a", "b", "a", "c"):
+        for model in ("a", "b", "a", "b", "a", "a"):
             await use(residency, model)
+        await asyncio.sleep(20.0)
+        await use(residency, "c")
         assert world.diary == ["+a", "+b", "-b", "+c"]
         assert world.most_loaded == 2
+
+    virtual_time.run(main())
+
+
+def load_s(
+    pick: Callable[[list[Slot], float], Slot | None], asked: list[tuple[float, str]], loads: dict[str, float], room: int
+) -> float:
+    """Play requests that come one at a time, and give the seconds that loading took in all."""
+    slots = {model: Slot(model, lambda *_: None, -1.0) for model in loads}  # type: ignore[arg-type, return-value]
+    spent_s = 0.0
+    for now_s, model in asked:
+        slot = slots[model]
+        if slot.state == "unloaded":
+            if sum(s.state == "ready" for s in slots.values()) >= room:
+                victim = pick(list(slots.values()), now_s)
+                assert victim is not None
+                victim.state, victim.loaded = "unloaded", None
+            slot.state, slot.load_s = "ready", loads[model]
+            slot.loaded = SimpleNamespace(n_leases=0, loaded_at_s=now_s)  # type: ignore[assignment]
+            spent_s += loads[model]
+        slot.uses.add(now_s, load_s=slot.load_s)
+        slot.used_at_s = now_s
+    return spent_s
+
+
+def least_recently_used(slots: list[Slot], now_s: float) -> Slot:
+    return min((s for s in slots if s.state == "ready"), key=lambda s: s.used_at_s or 0.0)
+
+
+def in_turn(rng: random.Random) -> list[str]:
+    return ["a", "b", "c", "d", "e"] * 80
+
+
+def by_popularity(rng: random.Random) -> list[str]:
+    return rng.choices("abcdefgh", weights=[1 / n for n in range(1, 9)], k=400)
+
+
+def in_phases(rng: random.Random) -> list[str]:
+    return [model for phase in ("abcd", "efgh", "bdfh") for model in rng.choices(phase, k=130)]
+
+
+@pytest.mark.parametrize("pause_s", [2.0, 15.0])
+@pytest.mark.parametrize(("asked", "at_most"), [(in_turn, 0.3), (by_popularity, 0.8), (in_phases, 1.25)])
+def test_less_time_goes_by_loading_than_if_the_least_recently_used_made_room(
+    asked: Callable[[random.Random], list[str]], at_most: float, pause_s: float
+) -> None:
+    ours = theirs = 0.0
+    for seed in range(10):
+        rng = random.Random(seed)
+        loads = {model: rng.choice([0.5, 1.0, 4.0]) for model in "abcdefgh"}
+        requests = [(at * pause_s, model) for at, model in enumerate(asked(rng))]
+        ours += load_s(pick_victim, requests, loads, 4)
+        theirs += load_s(least_recently_used, requests, loads, 4)
+    assert ours <= theirs * at_most, f"{ours:.0f} s against {theirs:.0f} s"
+
+
+def test_a_load_that_does_not_end_does_not_hold_up_other_models() -> None:
+    async def main() -> None:
+        world = World(endless={"a"})
+        residency = make(world, "a", "b", "c", "d", max_loaded=2)
+        stuck = asyncio.create_task(use(residency, "a"))
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        await use(residency, "b")
+        assert loop.time() - begun_s == pytest.approx(TURN_S + LOAD_S + 1.0)
+        await use(residency, "c")
+        await asyncio.gather(use(residency, "d"), use(residency, "b"))
+        assert loop.time() - begun_s < TURN_S + 10.0, "once is enough"
+        assert world.most_loaded <= 2
+        assert not stuck.done()
+        await residency.close(0.0)
+        assert isinstance((await asyncio.gather(stuck, return_exceptions=True))[0], ShuttingDownError)
+        assert all(worker.is_stopped for worker in world.workers)
 
     virtual_time.run(main())
 
