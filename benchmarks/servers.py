@@ -1,9 +1,11 @@
 """The daemon against other model servers: the same ONNX classifier, 16 clients with one row each, again and again.
 
 Rivals are installed in an environment of their own, whose Python is named: `--mlserver VENV/bin/python` (mlserver and
-onnxruntime). Each has the settings it is fastest with, of those in the file. The daemon is asked over HTTP with binary
-tensors; mlserver, whose HTTP takes numbers as text only, over gRPC by tritonclient, with raw tensors. Bars: requests
-a second at least 1.0 × the rival's, resident memory of all processes of a server at most 0.5 × the rival's.
+onnxruntime) or `--bentoml VENV/bin/python` (bentoml and onnxruntime). OpenVINO's Model Server is no Python package and
+is not measured. Each has the settings it is fastest with, of those in the file. The daemon is asked over HTTP with
+binary tensors; mlserver, whose HTTP takes numbers as text only, over gRPC by tritonclient, with raw tensors; BentoML,
+whose own HTTP takes arrays as text only, by a mounted ASGI route that takes the raw bytes. Bars: requests a second at
+least 1.0 × the rival's, resident memory of all processes of a server at most 0.5 × the rival's.
 """
 
 from __future__ import annotations
@@ -59,6 +61,34 @@ class OnnxModel(MLModel):
 """
 
 
+BENTOML = {"1 worker": {"workers": 1}, "2 workers": {"workers": 2}}
+_SERVICE = """
+import bentoml
+import numpy as np
+import onnxruntime
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+from starlette.routing import Route
+
+
+async def infer(request):
+    body = await request.body()
+    return Response(await run_in_threadpool(bentoml.get_current_service().run, body))
+
+
+@bentoml.service(workers={workers}, traffic={{"timeout": 60}}, metrics={{"enabled": False}})
+@bentoml.asgi_app(Starlette(routes=[Route("/infer", infer, methods=["POST"])]), path="/raw")
+class Classifier:
+    def __init__(self) -> None:
+        self._session = onnxruntime.InferenceSession({path!r}, providers=["CPUExecutionProvider"])
+
+    def run(self, body):
+        x = np.frombuffer(body, {dtype!r}).reshape({shape})
+        return self._session.run(None, {{{input!r}: x}})[0].tobytes()
+"""
+
+
 class HttpClient(http.client.HTTPConnection):
     """Sends one inference again and again to a Unix socket, with binary tensors."""
 
@@ -84,6 +114,23 @@ class HttpClient(http.client.HTTPConnection):
 
     def infer(self) -> object:
         self.request("POST", self._path, self._body, self._headers)
+        response = self.getresponse()
+        body = response.read()
+        if response.status != 200:
+            raise RuntimeError(body.decode(errors="replace")[:500])
+        return body
+
+
+class BentoClient(http.client.HTTPConnection):
+    """Sends one inference again and again to a port of this machine, as raw bytes."""
+
+    def __init__(self, port: int, name: str, seed: int) -> None:
+        super().__init__("127.0.0.1", port, timeout=60.0)
+        ((_, array),) = tensor_models.MODELS[name].feeds(seed=seed).items()
+        self._body = array.tobytes()
+
+    def infer(self) -> object:
+        self.request("POST", "/raw/infer", self._body, {"Content-Type": "application/octet-stream"})
         response = self.getresponse()
         body = response.read()
         if response.status != 200:
@@ -191,14 +238,45 @@ def mlserver(python: str, model: Path, settings: dict[str, Any]) -> Iterator[Ser
             stderr=subprocess.DEVNULL,
         )
         try:
-            _wait_ready(ports[0], model.stem, process)
+            _wait_ready(ports[0], f"/v2/models/{model.stem}/ready", process)
             yield Server(client=partial(GrpcClient, ports[1]), process=psutil.Process(process.pid))
         finally:
-            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-            process.terminate()
-            for left in psutil.wait_procs(family, timeout=5.0)[1]:
-                left.kill()
-            process.wait()
+            _end(process)
+
+
+@contextmanager
+def bentoml(python: str, model: Path, settings: dict[str, Any]) -> Iterator[Server]:
+    """Start BentoML with one model, in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="ert-") as name:
+        folder, port = Path(name), _free_port()
+        made = tensor_models.MODELS[model.stem]
+        ((_, array),) = made.feeds(seed=0).items()
+        inputs = {"input": made.input, "path": str(model), "dtype": made.dtype, "shape": array.shape}
+        (folder / "service.py").write_text(_SERVICE.format(**settings, **inputs))
+        process = subprocess.Popen(
+            [python, "-m", "bentoml", "serve", "service:Classifier", "--host", "127.0.0.1", "--port", str(port)],
+            cwd=folder,
+            env=os.environ | {"BENTOML_DO_NOT_TRACK": "true", "BENTOML_HOME": str(folder / "home"), "PYTHONPATH": ""},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            _wait_ready(port, "/readyz", process)
+            yield Server(client=partial(BentoClient, port), process=psutil.Process(process.pid))
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    process.terminate()
+    for left in psutil.wait_procs(family, timeout=5.0)[1]:
+        left.kill()
+    process.wait()
+
+
+RIVALS = {"mlserver": (mlserver, MLSERVER, "in one process"), "bentoml": (bentoml, BENTOML, "1 worker")}
 
 
 def _free_port() -> int:
@@ -207,14 +285,14 @@ def _free_port() -> int:
         return port
 
 
-def _wait_ready(port: int, name: str, process: subprocess.Popen[bytes]) -> None:
+def _wait_ready(port: int, path: str, process: subprocess.Popen[bytes]) -> None:
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
             raise RuntimeError(f"the rival ended with exit code {process.returncode}")
         try:
             with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)) as connection:
-                connection.request("GET", f"/v2/models/{name}/ready")
+                connection.request("GET", path)
                 if connection.getresponse().status == 200:
                     return
         except OSError:
@@ -225,6 +303,7 @@ def _wait_ready(port: int, name: str, process: subprocess.Popen[bytes]) -> None:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mlserver", metavar="PYTHON", help="the Python of an environment with mlserver, onnxruntime")
+    parser.add_argument("--bentoml", metavar="PYTHON", help="the Python of an environment with bentoml, onnxruntime")
     parser.add_argument("--model", default="classifier", choices=("classifier", "inspection", "dense"))
     parser.add_argument(
         "--cpu", action="store_true", help="compare the servers' CPU time a request: for a busy machine"
@@ -234,8 +313,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     arguments = harness.parse(__doc__, add_options=options)
     own = arguments.own
-    if not own.mlserver:
+    rival_name = "mlserver" if own.mlserver else "bentoml"
+    if not (python := own.mlserver or own.bentoml):
         sys.exit("name a rival: --mlserver PYTHON (of an environment where `pip install mlserver onnxruntime` was run)")
+    start_rival, settings_of, quick = RIVALS[rival_name]
     seconds = 1.5 if arguments.quick else 5.0
     memory: dict[str, float] = {}
 
@@ -251,22 +332,22 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ert-")))
         flags, file = tensor_models.catalog(folder, own.model), folder / f"{own.model}.onnx"
-        choices = {"in one process": MLSERVER["in one process"]} if arguments.quick else MLSERVER
+        choices = {quick: settings_of[quick]} if arguments.quick else settings_of
         rates = {
-            label: alone(lambda settings=settings: mlserver(own.mlserver, file, settings))  # type: ignore[misc]
+            label: alone(lambda settings=settings: start_rival(python, file, settings))  # type: ignore[misc]
             for label, settings in choices.items()
         }
         best = max(rates, key=lambda label: rates[label])
         ours = stack.enter_context(edge_rt(folder, flags, own.model))
-        rival = stack.enter_context(mlserver(own.mlserver, file, MLSERVER[best]))
+        rival = stack.enter_context(start_rival(python, file, settings_of[best]))
         pair = harness.paired(
             "edge_rt",
             lambda: measured(ours),
-            f"mlserver, {best}",
+            f"{rival_name}, {best}",
             lambda: measured(rival),
             n_pairs=arguments.pairs(9, quick=3),
         )
-        memory = {"edge_rt": ours.resident_mib(), "mlserver": rival.resident_mib()}
+        memory = {"edge_rt": ours.resident_mib(), rival_name: rival.resident_mib()}
     what = "CPU" if own.cpu else "requests/s"
     harness.finish(
         arguments,
@@ -274,9 +355,9 @@ def main() -> None:
         {"memory_mib": memory, "rivals": rates},
         [
             harness.Figure(
-                name=f"memory, {memory['edge_rt']:.0f} MiB against {memory['mlserver']:.0f} MiB",
-                unit="× mlserver's",
-                samples=(memory["edge_rt"] / memory["mlserver"],),
+                name=f"memory, {memory['edge_rt']:.0f} MiB against {memory[rival_name]:.0f} MiB",
+                unit=f"× {rival_name}'s",
+                samples=(memory["edge_rt"] / memory[rival_name],),
                 at_most=MEMORY_AT_MOST,
             )
         ],
