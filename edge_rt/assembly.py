@@ -26,7 +26,7 @@ from edge_rt.cloud.hedge import HedgePolicy
 from edge_rt.cloud.speed import Speed
 from edge_rt.config import Cache, CloudEndpoint, Config, Router
 from edge_rt.devices import battery, thermal
-from edge_rt.router.budget import Budget, Pace
+from edge_rt.router.budget import FLAT_PRIOR, SHIPPED_PRIOR, Budget, Pace
 from edge_rt.router.chooser import Chooser
 from edge_rt.router.confidence import Judge
 from edge_rt.router.rules import Circumstances
@@ -301,7 +301,8 @@ def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) 
 
 def _budget(settings: Router, ledger: Path | None) -> Budget:
     """Make a budget that goes on where the last process left it; a file that is damaged begins anew, and is told of."""
-    budget = Budget(share=settings.cloud_share, max_cost_per_day=settings.max_cost_per_day)
+    prior = SHIPPED_PRIOR if settings.scorer else FLAT_PRIOR
+    budget = Budget(share=settings.cloud_share, max_cost_per_day=settings.max_cost_per_day, prior=prior)
     if ledger is not None and settings.max_cost_per_day > 0:
         try:
             with ledger.open("rb") as file:
