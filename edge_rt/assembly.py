@@ -135,6 +135,9 @@ class Surroundings:
         best: EndpointHealth | None = self._cloud.health().best
         return None if best is None else best.cost(wire.estimated_tokens(request), round(expected_tokens))
 
+    def take_unfinished_cost(self) -> float:
+        return self._cloud.take_unfinished_cost()
+
     def answered(self, origin: Origin, last: Chunk) -> None:
         """Learn from an answer of this device how fast it is."""
         if not origin.endpoint and last.usage is not None and last.timings is not None:

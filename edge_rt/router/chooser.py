@@ -51,6 +51,10 @@ class Surroundings(Protocol):
 
     def expected_cost(self, request: GenerateRequest, expected_tokens: float) -> float | None: ...
 
+    def take_unfinished_cost(self) -> float:
+        """Give what cloud answers that had no end have cost since the last call."""
+        ...
+
     def answered(self, origin: Origin, last: Chunk) -> None: ...
 
 
@@ -113,6 +117,7 @@ class Chooser:
 
     def choose(self, request: GenerateRequest) -> Choice:
         """Decide. Raises MustStayError for a request that asks for the cloud and may not leave."""
+        self._spend(0.0)
         decision, score = self._decide(request)
         if decision.where == "refused":
             raise MustStayError(rule=REASONS[decision.reason])
@@ -159,8 +164,13 @@ class Chooser:
         self._surroundings.answered(origin, last)
         if last.usage is not None:
             self._length.observe(last.usage.completion_tokens)
-        if origin.cost:
-            self.budget.spend(origin.cost, now_s=self._clock(), wall_s=self._wall_clock())
+        self._spend(origin.cost or 0.0)
+
+    def _spend(self, cost: float) -> None:
+        """Count a cost, and that of answers which had no end since the last time."""
+        cost += self._surroundings.take_unfinished_cost()
+        if cost:
+            self.budget.spend(cost, now_s=self._clock(), wall_s=self._wall_clock())
             if self._spent is not None:
                 self._spent(self.budget.state())
 

@@ -59,6 +59,11 @@ class FakeJudge:
 class FakeSurroundings:
     now: Circumstances = Circumstances()  # noqa: RUF009 - frozen
     ended: list[Origin] = field(default_factory=list)
+    unfinished_cost: float = 0.0
+
+    def take_unfinished_cost(self) -> float:
+        cost, self.unfinished_cost = self.unfinished_cost, 0.0
+        return cost
 
     def circumstances(self, request: GenerateRequest) -> Circumstances:
         return self.now
@@ -130,6 +135,17 @@ def test_what_an_answer_cost_is_spent_and_kept() -> None:
     chooser.finished(ASKED, Origin(), LAST)
     assert (chooser.budget.spent, [state["spent"] for state in kept]) == (0.4, [0.4])
     assert len(surroundings.ended) == 2
+
+
+def test_what_unfinished_answers_cost_is_spent_before_the_next_decision() -> None:
+    kept: list[dict[str, Any]] = []
+    surroundings = FakeSurroundings(unfinished_cost=1.5)
+    chooser = Chooser(Settings(max_cost_per_day=1.0, route="cloud"), surroundings, spent=kept.append)
+    choice = chooser.choose(ASKED)
+    assert (choice.where, choice.reason) == ("local", "cost")
+    assert (chooser.budget.spent, [state["spent"] for state in kept]) == (1.5, [1.5])
+    chooser.choose(ASKED)
+    assert len(kept) == 1
 
 
 def test_explaining_counts_nothing() -> None:
