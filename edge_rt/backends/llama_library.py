@@ -83,6 +83,7 @@ class LlamaVocab:
         self._vocab = lib.llama_model_get_vocab(model)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self._vocab))
         self._pieces: dict[int, bytes] = {}
+        self._writable = self._read_writable(header)
         self.facts = self._read_facts(header)
 
     def _read_facts(self, header: GgufHeader) -> Vocab:
@@ -103,6 +104,30 @@ class LlamaVocab:
             control_texts=frozenset(control_texts - {""}),
         )
 
+    def _read_writable(self, header: GgufHeader) -> frozenset[str] | None:
+        """Give the characters that have a token, of a vocabulary that has no token for some byte; None for any other.
+
+        llama.cpp writes a character without a token byte by byte, and ends the process where a byte has none.
+        """
+        if header.metadata.get("tokenizer.ggml.model") != "llama":
+            return None
+        texts = {bytes(self._lib.llama_vocab_get_text(self._vocab, i) or b"") for i in range(self.n_vocab)}
+        if all(b"<0x%02X>" % byte in texts or bytes([byte]) in texts for byte in range(256)):
+            return None
+        return frozenset(text.decode() for text in texts if len(text) <= 4 and _is_character(text))
+
+    def _check_writable(self, text: str, control_texts: frozenset[str]) -> None:
+        """Raise InvalidRequestError for a text that would end the process; control tokens are not written."""
+        if self._writable is None:
+            return
+        for control in sorted(control_texts, key=len, reverse=True):
+            text = text.replace(control, "")
+        # A blank is one token of its own kind, and stands before a text too.
+        for character in "\u2581" + text.replace(" ", "\u2581") if text else "":
+            if character not in self._writable:
+                problem = f"this model's vocabulary has no token for {character!r}, nor for its bytes"
+                raise InvalidRequestError(param="prompt", problem=problem)
+
     def _text(self, token_id: int) -> str:
         return self.piece(token_id, special=True).decode("utf-8", "replace") if token_id >= 0 else ""
 
@@ -117,6 +142,7 @@ class LlamaVocab:
         return ids
 
     def _tokenize(self, text: str, *, special: bool, add_special: bool) -> list[int]:
+        self._check_writable(text, self.facts.control_texts if special else frozenset())
         raw = text.encode("utf-8")
         n_max = len(raw) + 2
         while True:
@@ -153,6 +179,13 @@ class LlamaVocab:
 
     def close(self) -> None:
         self._vocab = None
+
+
+def _is_character(text: bytes) -> bool:
+    try:
+        return len(text.decode()) == 1
+    except UnicodeDecodeError:
+        return False
 
 
 def blocks(text: str, control_texts: frozenset[str]) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """A model's packed weights in a file beside it, written once and mapped read-only by every process that runs the model.
 
 .FILE.packed holds a page that says what the weights were packed from and how, and after it the weights. It appears by
-an atomic rename and is never changed. Its content is data for kernels that take any bits, so a damaged file gives wrong
-answers, never a crash; `edge_rt models verify` hashes it. Whoever cuts it short while it is mapped ends the worker by
-SIGBUS, as with the model file.
+an atomic rename and is never changed. Its content is data for kernels that take any bits, so a damaged file would give
+wrong answers, never a crash; it is hashed at each load, and made anew where it has changed. Whoever cuts it short while
+it is mapped ends the worker by SIGBUS, as with the model file.
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ def verify_packed(path: Path, report: Callable[[int], None], done_bytes: int = 0
             digest.update(chunk)
             report(done_bytes := done_bytes + len(chunk))
     if digest.hexdigest() != head.packed_sha256:
-        problem = (
-            f"sha256 is {digest.hexdigest()}, {head.packed_sha256} was written; delete the file, a load makes it anew"
-        )
+        problem = f"sha256 is {digest.hexdigest()}, {head.packed_sha256} was written; the next load makes it anew"
         raise ModelFormatError(path=str(packed), field="packed weights", problem=problem)
 
 
@@ -139,7 +137,7 @@ def _head_of(file: BinaryIO) -> Head | None:
 
 
 def _map(path: Path, wanted: Head) -> mmap.mmap | None:
-    """Map the copy of the model at path if it is the wanted one, written by us, root or the model's owner.
+    """Map the copy of the model at path if it is the wanted one and whole, written by us, root or the model's owner.
 
     What was looked at is what is mapped: another process may put a new copy in its place meanwhile.
     """
@@ -149,7 +147,14 @@ def _map(path: Path, wanted: Head) -> mmap.mmap | None:
         head, owner = _head_of(file), os.fstat(file.fileno()).st_uid
         if head is None or not head.fits(wanted) or owner not in (0, os.geteuid(), path.stat().st_uid):
             return None
-        return mmap.mmap(file.fileno(), HEAD_BYTES + wanted.n_bytes, access=mmap.ACCESS_READ)
+        mapped = mmap.mmap(file.fileno(), HEAD_BYTES + wanted.n_bytes, access=mmap.ACCESS_READ)
+    with memoryview(mapped)[HEAD_BYTES:] as weights:
+        is_sound = hashlib.sha256(weights).hexdigest() == head.packed_sha256
+    if not is_sound:
+        mapped.close()
+        _log.warning("%s: its packed weights on disk are damaged and are made anew", path.name)
+        return None
+    return mapped
 
 
 def _pack(path: Path, wanted: Head, packing: Packing, free_bytes: Callable[[Path], int]) -> mmap.mmap | None:

@@ -333,5 +333,6 @@ def _check_max(value: float) -> float:
     """Hand on a maximum; NumPy's is NaN if anything is."""
     if not math.isfinite(value):
         what = "no finite value" if value == -math.inf else "NaN or +inf"
-        raise BackendStepError(reason=f"the model's output holds {what}")
+        reason = f"the model's output holds {what}; `edge_rt models verify` tells whether its file is damaged"
+        raise BackendStepError(reason=reason)
     return value

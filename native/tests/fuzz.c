@@ -18,19 +18,22 @@ static uint32_t take(input *in, int n_bytes) {
     return value;
 }
 
-static const int32_t types[] = {EN_F32, EN_F16, EN_Q4_0, EN_Q4_1, EN_Q5_0, EN_Q5_1, EN_Q8_0};
-static const int32_t type_bytes[] = {4, 2, 18, 20, 22, 24, 34}, type_cols[] = {1, 1, 32, 32, 32, 32, 32};
+static const int32_t types[] = {EN_F32, EN_F16, EN_Q4_0, EN_Q4_1, EN_Q5_0, EN_Q5_1, EN_Q8_0, EN_Q4_K, EN_Q5_K, EN_Q6_K};
+static const int32_t type_bytes[] = {4, 2, 18, 20, 22, 24, 34, 144, 176, 210}, type_cols[] = {1, 1, 32, 32, 32, 32, 32, 256, 256, 256};
+enum { N_TYPES = 10, FIRST_K = 7, Q8_0 = 6 };
 
 /* As many bytes as the shape says, allocated for themselves, so that one read too far is seen. */
 static en_tensor tensor(input *in, int64_t n_cols, int64_t n_rows, int which) {
+    if (which >= FIRST_K && n_cols % type_cols[which]) which = Q8_0;
     uint64_t n_bytes = (uint64_t)n_cols / type_cols[which] * type_bytes[which] * n_rows;
     uint8_t *data = malloc(n_bytes), seed = (uint8_t)take(in, 1);
     for (uint64_t i = 0; i < n_bytes; i++) data[i] = (uint8_t)(seed * (i + 1) >> 3) & 0x3f;
     return (en_tensor){data, n_bytes, n_cols, n_rows, types[which], 0};
 }
 
-static void fill(input *in, const en_config *g, en_tensor *t) {
-    int which = (int)(take(in, 1) % 7);
+static void fill(input *in, en_config *g, en_tensor *t) {
+    int which = (int)(take(in, 1) % N_TYPES);
+    if (which >= FIRST_K) g->n_embd = 256; /* rows that its blocks fit into */
     t[EN_TOKEN_EMBD] = tensor(in, g->n_embd, g->n_vocab, which);
     t[EN_OUTPUT_NORM] = tensor(in, g->n_embd, 1, 0);
     for (int i = 0; i < N_LAYERS; i++) {

@@ -230,7 +230,7 @@ def test_verify_finds_a_changed_byte(model: Path) -> None:
     raw = bytearray(packed.read_bytes())
     raw[-1] ^= 1
     packed.write_bytes(raw)
-    with pytest.raises(ModelFormatError, match="delete the file"):
+    with pytest.raises(ModelFormatError, match="the next load makes it anew"):
         verify_packed(model, lambda _: None)
 
 
@@ -247,3 +247,19 @@ def test_the_head_names_the_model_by_its_hash(model: Path) -> None:
     assert head.sha256 == hashlib.sha256(b"model").hexdigest()
     assert head.packed_sha256 == hashlib.sha256(WEIGHTS).hexdigest()
     assert msgspec.structs.replace(head, layout="x") != head
+
+
+@pytest.mark.parametrize("at", [HEAD_BYTES, -1])
+def test_a_damaged_copy_is_made_anew_and_logged(model: Path, at: int, caplog: pytest.LogCaptureFixture) -> None:
+    packer = Packer()
+    packer.open(model)
+    packed = Place(model).packed
+    raw = bytearray(packed.read_bytes())
+    raw[at] ^= 1
+    packed.write_bytes(raw)
+    assert packer.open(model) == WEIGHTS
+    assert packer.n_packed == 2
+    assert "m.gguf: its packed weights on disk are damaged and are made anew" in caplog.text
+    verify_packed(model, lambda _: None)
+    assert packer.open(model) == WEIGHTS
+    assert packer.n_packed == 2
