@@ -270,6 +270,7 @@ def least_energy_j(given: Scenario) -> float:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", choices=tuple(WEIGHTS), default="balanced")
     parser.add_argument("--seeds", type=int, default=None, help=f"how many [default: {N_SEEDS}, --quick: 2]")
+    parser.add_argument("--first-seed", type=int, default=0, help="seeds are numbered from here [default: 0]")
     default_s = config.Placement().retry_s
     parser.add_argument("--retry-s", type=float, default=default_s, help=f"placement.retry_s [default: {default_s:g}]")
 
@@ -280,7 +281,7 @@ def main() -> None:
     own, span_s = arguments.own, 120.0 if arguments.quick else _SPAN_S
     n_seeds = own.seeds or (2 if arguments.quick else N_SEEDS)
     rows: list[dict[str, float]] = []
-    for seed in range(n_seeds):
+    for seed in range(own.first_seed, own.first_seed + n_seeds):
         given = scenario(seed, span_s)
         ours, best = product(given, own.policy, own.retry_s), oracle(given, own.policy)
         row = {
