@@ -9,8 +9,9 @@ from pathlib import Path
 
 import onnx
 import torch
+from google.protobuf.message import DecodeError
 
-from tools.pcb.boards import Board
+from tools.pcb.boards import Board, BoardDataError
 from tools.pcb.graph import detector_graph, weights_of
 from tools.pcb.net import Detector
 from tools.pcb.quantise import INT4_LEVELS, N_CALIBRATION, to_int4, to_int8
@@ -62,7 +63,11 @@ def make(
 
 
 def _teacher(file: Path) -> Detector:
+    """Read a teacher. Raises BoardDataError for a file that is no large detector in floats."""
     model = Detector(SHAPES["large"])
-    model.take(weights_of(onnx.load(file), model.shape))
+    try:
+        model.take(weights_of(onnx.load(file), model.shape))
+    except (KeyError, ValueError, RuntimeError, DecodeError) as exc:
+        raise BoardDataError(f"{file} is no pcb-defect.fp32.onnx, the only teacher that is read: {exc}") from exc
     model.to(memory_format=torch.channels_last)
     return model

@@ -11,10 +11,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: docs/pcb.md says how to train")
 
 from tools.pcb.__main__ import main  # noqa: E402
+from tools.pcb.boards import BoardDataError  # noqa: E402
 from tools.pcb.detect import run, session  # noqa: E402
 from tools.pcb.drawn import draw_boards  # noqa: E402
 from tools.pcb.early_exit import make_early_exit  # noqa: E402
 from tools.pcb.graph import detector_graph  # noqa: E402
+from tools.pcb.make import _teacher  # noqa: E402
 from tools.pcb.net import Detector, detector_loss, on_grid  # noqa: E402
 from tools.pcb.quantise import int4_levels  # noqa: E402
 from tools.pcb.register import RESULTS, Result  # noqa: E402
@@ -129,3 +131,13 @@ def test_an_early_exit_is_trained_and_calibrated(tmp_path: Path) -> None:
         "pcb-kind-first.fp32.onnx",
         "pcb-kind-rest.fp32.onnx",
     }
+
+
+def test_a_file_that_is_no_large_detector_cannot_teach(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    small = Detector(SHAPES["small"])
+    onnx.save(detector_graph(small.shape, small.weights()), tmp_path / "small.onnx")
+    (tmp_path / "torn.onnx").write_bytes(b"\xff\xff")
+    for name in ("small.onnx", "torn.onnx"):
+        with pytest.raises(BoardDataError, match=r"no pcb-defect\.fp32\.onnx"):
+            _teacher(tmp_path / name)
