@@ -245,9 +245,11 @@ def _polarity(a: Reading, b: Reading) -> str:
     words_a, words_b = ({_stem(w) for w in reading.words} for reading in (a, b))
     lone_a, lone_b = words_a - words_b, words_b - words_a
     n_flips = abs(a.n_negated - b.n_negated)
+    if any(_SIDES[word] & words_b for word in lone_a if word in _SIDES):
+        return "opposite"
+    if any(_SIDES[word] & words_a for word in lone_b if word in _SIDES):
+        return "opposite"
     for word in lone_a:
-        if _SIDES.get(word, frozenset()) & lone_b:
-            return "opposite"
         n_flips += bool(_SCALES.get(word, frozenset()) & lone_b or _prefixed(word, lone_b))
     if n_flips % 2:
         return "opposite" if a.n_negated == b.n_negated else "negation"

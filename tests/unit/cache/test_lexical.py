@@ -27,6 +27,7 @@ DIFFERENT = [
     # time
     ("Is it healthy to drink before 6am?", "Is it healthy to drink after 6am?", "opposite"),
     ("What was her life before becoming a judge?", "What was her life after becoming a judge?", "opposite"),
+    ("Should I wash rice before or after cooking?", "Should I wash rice after cooking?", "opposite"),
     ("Is James Hall a candidate?", "Is James Hall becoming a candidate?", "tense"),
     ("Is Ruth a pilot?", "Did Ruth use to be a pilot?", "tense"),
     ("Should I eat breakfast before training?", "Should I do training before eating breakfast?", "order"),
