@@ -78,10 +78,12 @@ class _Entry:
     right: float | None = None
     n_wrong: int = 0
     n_right: int = 0
+    has_served: bool = False
     is_vetoed: bool = False
     tombstones: list[bytes] = field(default_factory=list)
 
     def mark(self, score: float, is_right: bool) -> None:
+        self.has_served = False
         if is_right:
             self.n_right += 1
             self.right = score if self.right is None else min(self.right, score)
@@ -252,6 +254,7 @@ class SemanticTier:
         )
         if outcome == "hit":
             self._index.touch(matches[0].answer_ref)
+            self._entries[matches[0].answer_ref].has_served = True
         return Lookup(outcome, matches, "below the threshold" if outcome == "miss" else "")
 
     def _candidates(self, partition: bytes, asked: _Asked) -> tuple[list[tuple[bytes, float, Evidence]], str]:
@@ -270,7 +273,9 @@ class SemanticTier:
             else:
                 rivals = [other for i, (_, other) in enumerate(near) if i != at]
                 values = similarity.measures(asked.subject, entry.subject, self._vectors, cosine=cosine, rivals=rivals)
-                evidence = Evidence(score.log_odds(values), entry.wrong, entry.right, entry.n_wrong, entry.n_right)
+                evidence = Evidence(
+                    score.log_odds(values), entry.wrong, entry.right, entry.n_wrong, entry.n_right, entry.has_served
+                )
                 found.append((ref, cosine, evidence))
         found.sort(key=lambda candidate: -self.controller.probability(candidate[2]))
         return found, reason

@@ -31,8 +31,8 @@ _FORGET_BIAS = 0.99
 _N_DOUBT = 6.0  # errors' worth of trust in the model before its bias is believed
 _MIN_VERIFY, _MAX_VERIFY = 0.01, 0.6
 # Weights of Evidence.features(), as benchmarks/cache_semantic.py --fit found them, and how far they may be off here.
-_PRIOR = (0.32, 0.99, -0.83, -0.29, -0.52, 0.25, 0.44, -0.26)
-_PRIOR_VARIANCE = (0.2, 0.02, 0.05, 0.02, 0.05, 0.02, 0.05, 0.02)
+_PRIOR = (0.32, 0.99, -0.83, -0.29, -0.52, 0.25, 0.44, -0.26, -0.6)
+_PRIOR_VARIANCE = (0.2, 0.02, 0.05, 0.02, 0.05, 0.02, 0.05, 0.02, 0.1)
 _REACH = 3.0  # log-odds beyond which a distance says no more, and comparisons beyond which their number does not
 
 
@@ -43,6 +43,8 @@ class Evidence:
     wrong    highest score at which the entry's answer was found wrong for another question, None if never
     right    lowest score at which it was found right
     n_wrong  how often the one, and n_right how often the other
+    has_served  the entry was given to another question since it was last compared: what draws many questions is
+             wrong for twice as many of them
     """
 
     score: float
@@ -50,6 +52,7 @@ class Evidence:
     right: float | None = None
     n_wrong: int = 0
     n_right: int = 0
+    has_served: bool = False
 
     def features(self) -> tuple[float, ...]:
         """An entry that lies close to other questions needs a better match than one that never was wrong."""
@@ -62,6 +65,7 @@ class Evidence:
             0.0 if self.right is None else _clipped(self.score - self.right),
             min(self.n_right, _REACH),
             min(self.n_wrong, _REACH),
+            float(self.has_served),
         )
 
 
