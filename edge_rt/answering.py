@@ -19,7 +19,15 @@ from dataclasses import replace
 from typing import Final, Literal, Protocol
 
 from edge_rt.cloud.hedge import hedged
-from edge_rt.errors import CloudError, DeadlineError, InvalidRequestError, MustStayError, NotCachedError, RequestError
+from edge_rt.errors import (
+    CloudError,
+    DeadlineError,
+    InvalidRequestError,
+    MustStayError,
+    NotCachedError,
+    RequestError,
+    ShuttingDownError,
+)
 from edge_rt.router.decide import Decision
 from edge_rt.router.judging import read_verdict, verdict_request
 from edge_rt.router.rules import REASONS
@@ -156,6 +164,9 @@ class Answering:
         self._local, self._events = local, events
         self._cache, self._cloud, self._router, self._hedging = cache, cloud, router, hedging
         self._judging: set[asyncio.Task[None]] = set()
+        self._n_in_cloud = 0  # answers that come from there
+        self._drained: asyncio.Future[None] | None = None
+        self._is_closing = self._is_cut = False
         self._hold_back_tokens = min(hold_back_tokens, _MAX_SIGNALS)
 
     def explain(self, request: GenerateRequest) -> Decision:
@@ -176,6 +187,8 @@ class Answering:
 
         Raises what the models raise, NotCachedError, MustStayError, and CloudError for an answer that broke off.
         """
+        if self._is_closing:
+            raise ShuttingDownError
         if self._router is None and request.route == "cloud":
             raise MustStayError(rule="no [cloud.NAME] is configured")
         found = await self._cache.look_up(request) if self._cache is not None else None
@@ -270,11 +283,16 @@ class Answering:
         """Wait for the verdicts that have been asked for."""
         await asyncio.gather(*self._judging)
 
-    async def close(self) -> None:
-        """Stop asking for verdicts."""
+    async def close(self, drain_s: float) -> None:
+        """Take nothing new, let answers from the cloud go on for drain_s; those left then end as the daemon does."""
+        self._is_closing = True
         for task in self._judging:
             task.cancel()
         await asyncio.gather(*self._judging, return_exceptions=True)
+        if self._n_in_cloud:
+            self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._drained,), timeout=drain_s)
+        self._is_cut = True
 
     def _chosen(self, request: GenerateRequest, choice: Choice) -> AsyncGenerator[Chunk, None]:
         if choice.on_probation and self._hold_back_tokens:
@@ -295,8 +313,26 @@ class Answering:
         return hedged(sources[choice.where], late[choice.where], after_s=after_s, may=self._hedging.take)
 
     def _in_cloud_alone(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        return self._from_cloud(request, self._due_at_s(request), "device-late")
+
+    async def _from_cloud(
+        self, request: GenerateRequest, due_at_s: float | None, reason: str
+    ) -> AsyncGenerator[Chunk, None]:
+        """Give the cloud's answer, which close waits for."""
         assert self._cloud is not None
-        return self._cloud.generate(request, due_at_s=self._due_at_s(request), reason="device-late")
+        self._n_in_cloud += 1
+        try:
+            async with aclosing(self._cloud.generate(request, due_at_s=due_at_s, reason=reason)) as answer:
+                async for chunk in answer:
+                    yield chunk
+        except CloudError as exc:
+            if self._is_cut:  # this daemon hung up
+                raise ShuttingDownError from exc
+            raise
+        finally:
+            self._n_in_cloud -= 1
+            if not self._n_in_cloud and self._drained is not None and not self._drained.done():
+                self._drained.set_result(None)
 
     async def _on_device(self, request: GenerateRequest, reason: str) -> AsyncGenerator[Chunk, None]:
         first = True
@@ -311,7 +347,7 @@ class Answering:
         due_at_s = self._due_at_s(request)
         has_begun = False
         try:
-            async with aclosing(self._cloud.generate(request, due_at_s=due_at_s, reason=reason)) as answer:
+            async with aclosing(self._from_cloud(request, due_at_s, reason)) as answer:
                 async for chunk in answer:
                     has_begun = True
                     yield chunk
@@ -368,7 +404,7 @@ class Answering:
     ) -> tuple[Chunk, AsyncGenerator[Chunk, None]] | None:
         """Ask the cloud for an answer that the device has begun; None if it fails before its first text."""
         assert self._cloud is not None
-        answer = self._cloud.generate(request, due_at_s=due_at_s, reason="not-sure")
+        answer = self._from_cloud(request, due_at_s, "not-sure")
         try:
             return await anext(answer), answer
         except BaseException as exc:

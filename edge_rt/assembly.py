@@ -26,7 +26,7 @@ from edge_rt.cloud.hedge import HedgePolicy
 from edge_rt.cloud.speed import Speed
 from edge_rt.config import Cache, CloudEndpoint, Config, Router
 from edge_rt.devices import battery, thermal
-from edge_rt.router.budget import FLAT_PRIOR, SHIPPED_PRIOR, Budget, Pace
+from edge_rt.router.budget import DAY_S, FLAT_PRIOR, SHIPPED_PRIOR, Budget, Pace
 from edge_rt.router.chooser import Chooser
 from edge_rt.router.confidence import Judge
 from edge_rt.router.rules import Circumstances
@@ -303,19 +303,24 @@ def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) 
 
 
 def _budget(settings: Router, ledger: Path | None) -> Budget:
-    """Make a budget that goes on where the last process left it; a file that is damaged begins anew, and is told of."""
+    """Make a budget that goes on where the last process left it. One whose file is damaged counts the day as spent, and
+    says so: who can damage the file shall not be able to spend twice."""
     prior = SHIPPED_PRIOR if settings.scorer else FLAT_PRIOR
     budget = Budget(share=settings.cloud_share, max_cost_per_day=settings.max_cost_per_day, prior=prior)
-    if ledger is not None and settings.max_cost_per_day > 0:
-        try:
-            with ledger.open("rb") as file:
-                state = msgspec.json.decode(file.read(_MAX_LEDGER_BYTES), type=dict[str, Any])
-        except FileNotFoundError:
-            return budget
-        except (OSError, msgspec.DecodeError) as exc:
-            _log.warning("%s cannot be read, so nothing counts as spent today: %s", ledger, exc)
-            return budget
-        budget.restore(state, now_s=time.monotonic())
+    if ledger is None or settings.max_cost_per_day == 0:
+        return budget
+    try:
+        with ledger.open("rb") as file:
+            state = msgspec.json.decode(file.read(_MAX_LEDGER_BYTES), type=dict[str, Any])
+        problem = "" if budget.restore(state, now_s=time.monotonic()) else "it does not hold a day and what was spent"
+    except FileNotFoundError:
+        return budget
+    except (OSError, msgspec.DecodeError) as exc:
+        problem = str(exc)
+    if problem:
+        _log.warning("%s: %s; today's budget counts as spent. Delete the file to begin anew", ledger, problem)
+        today = int(time.time() // DAY_S)
+        budget.restore({"day": today, "spent": settings.max_cost_per_day}, now_s=time.monotonic())
     return budget
 
 

@@ -280,8 +280,7 @@ class Runtime:
         for entry in self._entries.values():
             entry.queue.close(ShuttingDownError)
         await self._probes.close()
-        await self._answering.close()
-        await self._residency.close(drain_s)
+        await asyncio.gather(self._answering.close(drain_s), self._residency.close(drain_s))
 
     # A request's way.
 

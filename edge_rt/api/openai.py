@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, Literal, cast, get_args
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -106,13 +106,14 @@ def _request(
     )
 
 
-def with_wishes(
-    asked: GenerateRequest, wire: ChatRequest | CompletionRequest, headers: Mapping[str, str]
-) -> GenerateRequest:
+def with_wishes(asked: GenerateRequest, wire: ChatRequest | CompletionRequest, headers: Headers) -> GenerateRequest:
     """Add where the request wants to be answered and what it asks of the cache: x-edge-route and Cache-Control, or its
     own fields route and cache. Raises InvalidRequestError where header and field differ.
     """
-    named = headers.get("x-edge-route")
+    routes = {value.strip().lower() for value in headers.getlist("x-edge-route")}
+    named = next(iter(routes), None)
+    if len(routes) > 1:
+        raise InvalidRequestError(param="x-edge-route", problem=f"is there with {len(routes)} values; give one")
     if named is not None and named not in get_args(types.Route):
         raise InvalidRequestError(
             param="x-edge-route", problem=f"must be one of {', '.join(get_args(types.Route))}, got {named[:40]!r}"
@@ -120,7 +121,7 @@ def with_wishes(
     if named is not None and wire.route not in (None, named):
         raise InvalidRequestError(param="route", problem=f"differs from the header x-edge-route ({named}); give one")
     options = wire.cache or schemas.CacheOptions()
-    control = headers.get("cache-control", "")
+    control = ", ".join(headers.getlist("cache-control"))
     if not control and wire.cache is None and named is None and wire.route is None:
         return asked
     return replace(

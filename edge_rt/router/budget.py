@@ -126,12 +126,14 @@ class Budget:
         """Give what must survive a restart, as JSON can hold it."""
         return {"day": self._day, "spent": self._spent}
 
-    def restore(self, state: dict[str, Any], *, now_s: float) -> None:
-        """Take what state gave, in another process. What is not such a thing changes nothing."""
+    def restore(self, state: dict[str, Any], *, now_s: float) -> bool:
+        """Take what state gave, in another process. What is not such a thing changes nothing and gives False."""
         day, spent = state.get("day"), state.get("spent")
         if isinstance(day, int) and isinstance(spent, (int, float)) and math.isfinite(spent) and spent >= 0:
             # As if the day had begun long ago, so that the next one may follow at once.
             self._day, self._spent, self._day_began_s = day, float(spent), now_s - DAY_S
+            return True
+        return False
 
     def _pace(self, wall_s: float) -> float:
         """Lower the share, down to nothing, as money goes faster than the day."""

@@ -122,10 +122,19 @@ def test_wishes_for_route_and_cache_come_by_header_or_field() -> None:
     assert (plain.route, plain.cache) == ("auto", CacheWishes())
 
 
+def test_headers_that_come_twice_all_count() -> None:
+    runtime = answering("x")
+    headers = {"Cache-Control": "max-age=100", "cache-control": "no-store", "X-Edge-Route": " LOCAL "}
+    ask(runtime, "POST", CHAT, chat_body(), headers=headers)
+    assert runtime.requests[0].cache == CacheWishes(no_store=True, max_age_s=100.0)
+    assert runtime.requests[0].route == "local"
+
+
 @pytest.mark.parametrize(
     ("headers", "extra", "param"),
     [
         ({"X-Edge-Route": "moon"}, {}, "x-edge-route"),
+        ({"X-Edge-Route": "cloud", "x-edge-route": "local"}, {}, "x-edge-route"),
         ({"X-Edge-Route": "local"}, {"route": "cloud"}, "route"),
         ({}, {"route": "moon"}, "route"),
         ({}, {"cache": {"tags": [""]}}, "cache.tags[0]"),

@@ -140,3 +140,25 @@ def test_when_the_cloud_goes_down_the_device_answers(tmp_path: Path) -> None:
         assert reasons[-1] == "cloud-down"
         wished = client.post(CHAT, json=body("only there", route="cloud"))
         assert (wished.status_code, wished.headers["x-edge-route"]) == (200, "local")
+
+
+def test_a_stream_from_the_cloud_is_finished_before_the_daemon_ends(tmp_path: Path) -> None:
+    far, near = tmp_path / "f", tmp_path / "n"
+    far.mkdir()
+    near.mkdir()
+    slow = EDGE.replace('model = "null"', 'model = "null-slow"')
+    text = "a b c d e f g h i j k l m n o p"
+    with (
+        Daemon(far) as big,
+        Daemon(near, extra=slow.format(socket=big.socket)) as edge,
+        edge.client() as client,
+        client.stream("POST", CHAT, json=body(text, stream=True, route="cloud")) as answer,
+    ):
+        lines = answer.iter_lines()
+        first = next(lines)
+        edge.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        events = [json.loads(line.removeprefix("data: ")) for line in [first, *rest[:-1]]]
+        assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events) == text
+        assert edge.wait() == 0

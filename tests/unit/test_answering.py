@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from edge_rt.answering import Answering
-from edge_rt.errors import CloudAnswerError, CloudUnreachableError, MustStayError, NotCachedError
+from edge_rt.errors import CloudAnswerError, CloudUnreachableError, MustStayError, NotCachedError, ShuttingDownError
 from edge_rt.router.decide import Decision
 from edge_rt.types import (
     CacheState,
@@ -24,6 +24,7 @@ from edge_rt.types import (
     TokenSignal,
     Usage,
 )
+from tests import virtual_time
 
 USAGE = Usage(prompt_tokens=3, completion_tokens=4)
 TIMINGS = Timings(queue_s=0, prefill_s=0.1, prefill_tokens=3, decode_s=0.3, decode_tokens=3, ttft_s=0.1)
@@ -203,7 +204,7 @@ class Bench:
                     if len(chunks) == n:
                         break
             await answering.settle()
-            await answering.close()
+            await answering.close(0)
             return chunks
 
         chunks = asyncio.run(read())
@@ -302,6 +303,62 @@ def test_on_probation_an_answer_shorter_than_what_is_held_back_is_judged_at_its_
 @pytest.mark.parametrize("router", [FakeRouter(), FakeRouter(TO_CLOUD), FakeRouter(PROBATION, doubts=True)])
 def test_a_client_that_leaves_stops_whoever_answers(router: FakeRouter) -> None:
     assert len(Bench(router=router).ask(n=1)) == 1  # ask checks that nothing is left open
+
+
+# -- the end
+
+
+def closing(wait_s: float, drain_s: float) -> tuple[str, type[BaseException] | None, float]:
+    """Close while the cloud says two words, wait_s before each; give what was said, the error, and how long it took."""
+
+    async def main() -> tuple[str, type[BaseException] | None, float]:
+        cloud = FakeModel(words=("on ", "and on"), wait_s=wait_s)
+        hung_up = asyncio.Event()
+
+        class Cloud:
+            async def generate(
+                self, request: GenerateRequest, *, due_at_s: float | None = None, reason: str = ""
+            ) -> AsyncGenerator[Chunk, None]:
+                del due_at_s
+                answer = cloud.generate(request, reason=reason)
+                yield await anext(answer)
+                ended = asyncio.ensure_future(hung_up.wait())
+                more = asyncio.ensure_future(anext(answer))
+                await asyncio.wait((ended, more), return_when=asyncio.FIRST_COMPLETED)
+                ended.cancel()
+                if not more.done():
+                    more.cancel()
+                    await asyncio.gather(more, return_exceptions=True)
+                    raise CloudAnswerError(endpoint="c", problem="hung up")
+                yield more.result()
+
+        answering = Answering(FakeModel().local, FakeEvents(), cloud=Cloud(), router=FakeRouter(TO_CLOUD))
+        said: list[str] = []
+
+        async def read() -> None:
+            async for chunk in answering.generate(ASKED):
+                said.append(chunk.text)  # noqa: PERF401 - what came before an error counts
+
+        reading = asyncio.ensure_future(read())
+        await asyncio.sleep(1.5 * wait_s)
+        began_s = asyncio.get_running_loop().time()
+        await answering.close(drain_s)
+        took_s = asyncio.get_running_loop().time() - began_s
+        hung_up.set()
+        (error,) = await asyncio.gather(reading, return_exceptions=True)
+        with pytest.raises(ShuttingDownError):
+            await anext(answering.generate(ASKED))
+        return "".join(said), type(error) if error else None, took_s
+
+    return virtual_time.run(main())
+
+
+def test_closing_waits_for_answers_from_the_cloud() -> None:
+    assert closing(wait_s=1.0, drain_s=4.0) == ("on and on", None, pytest.approx(0.5))
+
+
+def test_what_is_not_done_in_time_ends_as_the_daemon_does() -> None:
+    assert closing(wait_s=10.0, drain_s=2.0) == ("on ", ShuttingDownError, pytest.approx(2.0))
 
 
 # -- what is learnt
