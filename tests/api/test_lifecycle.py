@@ -17,7 +17,11 @@ import pytest
 from edge_rt.api import listen
 from tests.api.daemon import Daemon
 
+# Without a cache: like requests would share one answer, and nobody would wait.
 CROWDED = """
+[cache]
+enabled = false
+
 [server]
 drain_s = 3.0
 
