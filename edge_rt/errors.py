@@ -14,7 +14,8 @@ EdgeRtError(code, retryable)
 ├ CacheError
 │ ├ NotCachedError · CacheEntryNotFoundError · CacheStoreError
 ├ CloudError
-│ ├ CloudUnreachableError · CloudTimeoutError · CloudRejectedError · CloudAnswerError · CircuitOpenError · MustStayError
+│ ├ CloudUnreachableError · CloudTimeoutError · CloudRejectedError · CloudAnswerError · CloudDeclinedError ·
+│   CircuitOpenError · MustStayError
 └ DaemonUnreachableError · DaemonLostError
 
 Fields first: a class holds the facts, the sentence is made from them, nobody parses text. The sentence says
@@ -423,6 +424,19 @@ class CloudAnswerError(CloudError):
     """The endpoint's answer breaks its protocol, or broke off after a part of it had left."""
 
     code = "cloud_answer"
+    endpoint: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"cloud endpoint {self.endpoint}: {self.problem}"
+
+
+@dataclass(eq=False)
+class CloudDeclinedError(CloudError):
+    """The endpoint works and does not answer this request: a filter cut it off, or it ended as nobody had asked."""
+
+    code = "cloud_declined"
+    retryable = False
     endpoint: str
     problem: str
 

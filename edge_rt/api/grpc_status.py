@@ -44,6 +44,7 @@ GRPC_STATUS: Final[dict[type[errors.EdgeRtError], str]] = {
     errors.CloudTimeoutError: "DEADLINE_EXCEEDED",
     errors.CloudRejectedError: "UNAVAILABLE",
     errors.CloudAnswerError: "UNAVAILABLE",
+    errors.CloudDeclinedError: "FAILED_PRECONDITION",
     errors.CircuitOpenError: "UNAVAILABLE",
     errors.MustStayError: "PERMISSION_DENIED",
     errors.DaemonUnreachableError: "UNAVAILABLE",

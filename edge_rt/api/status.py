@@ -70,6 +70,7 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.CloudTimeoutError: Mapping(504, _SERVER, retry_after_s=2.0),
     errors.CloudRejectedError: Mapping(502, _SERVER),
     errors.CloudAnswerError: Mapping(502, _SERVER),
+    errors.CloudDeclinedError: Mapping(502, _SERVER),
     errors.CircuitOpenError: Mapping(503, _BUSY, retry_after_s=2.0),
     errors.MustStayError: Mapping(403, _INVALID, param="=route"),
     errors.DaemonUnreachableError: Mapping(503, _BUSY, retry_after_s=1.0),

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from typing import cast
+import logging
+from dataclasses import replace
+from typing import Final, cast
 
 from edge_rt.cloud import wire
+from edge_rt.cloud.credential import Key
 from edge_rt.cloud.events import DONE, Event, EventError, decode, error_text
-from edge_rt.errors import CloudAnswerError
+from edge_rt.errors import CloudAnswerError, CloudDeclinedError
 from edge_rt.types import Chunk, FinishReason, GenerateRequest, Timings, Usage
+
+_log = logging.getLogger(__name__)
+
+# A token is a byte at least. Models also count what they thought unseen, and templates add tokens of their own.
+_MAX_HIDDEN_TOKENS: Final = 32_768
+_MAX_TEMPLATE_TOKENS: Final = 1024
 
 
 class Answer:
-    """One answer being read. Errors name the endpoint."""
+    """One answer being read. Errors name the endpoint, and show nothing of its key."""
 
-    def __init__(self, endpoint: str, began_s: float) -> None:
+    def __init__(self, endpoint: str, began_s: float, key: Key | None = None) -> None:
         self.began_s = began_s
         self.has_begun = False  # an event has come
         self.is_over = False  # nothing more is wanted
         self.finish_reason: FinishReason | None = None
         self.n_texts = 0
-        self._endpoint = endpoint
+        self._endpoint, self._key = endpoint, key
+        self._n_text_bytes = 0
         self._usage: Usage | None = None
         self._first_text_s = self._last_text_s = began_s
 
@@ -29,23 +39,25 @@ class Answer:
         for data in events:
             if data == DONE:
                 self.is_over = True
-                self.finish_reason = self.finish_reason or "stop"
                 break
             try:
                 event = decode(data)
             except EventError as exc:
-                raise CloudAnswerError(endpoint=self._endpoint, problem=f"it sent {exc}") from exc
+                raise CloudAnswerError(
+                    endpoint=self._endpoint, problem=f"it sent {wire.shown(str(exc), self._key)}"
+                ) from exc
             self.has_begun = True
             self._read(event, texts)
         if texts:
             self._first_text_s = self._first_text_s if self.n_texts else now_s
             self._last_text_s = now_s
             self.n_texts += len(texts)
+            self._n_text_bytes += sum(len(text.encode("utf-8", "replace")) for text in texts)
         return "".join(texts)
 
     def _read(self, event: Event, texts: list[str]) -> None:
         if event.error is not None:
-            problem = f"it broke off with an error: {wire.shown(error_text(event.error), None)}"
+            problem = f"it broke off with an error: {wire.shown(error_text(event.error), self._key)}"
             raise CloudAnswerError(endpoint=self._endpoint, problem=problem)
         if event.usage is not None:
             details = event.usage.prompt_tokens_details
@@ -68,17 +80,18 @@ class Answer:
         if reason in ("stop", "length"):
             return cast("FinishReason", reason)
         if reason == "content_filter":
-            raise CloudAnswerError(endpoint=self._endpoint, problem="its filter cut the answer off")
-        problem = f"its answer ended with {wire.shown(reason, None)!r}, which was not asked for"
-        raise CloudAnswerError(endpoint=self._endpoint, problem=problem)
+            raise CloudDeclinedError(endpoint=self._endpoint, problem="its filter cut the answer off")
+        problem = f"its answer ended with {wire.shown(reason, self._key)!r}, which was not asked for"
+        raise CloudDeclinedError(endpoint=self._endpoint, problem=problem)
 
-    def last(self, request: GenerateRequest) -> Chunk:
+    def last(self, request: GenerateRequest, n_sent_bytes: int) -> Chunk:
         """Give the answer's last chunk. Raises CloudAnswerError for one that was cut."""
         if self.finish_reason is None:
             raise CloudAnswerError(endpoint=self._endpoint, problem="the answer was cut off: it ended without an end")
         usage = self._usage or Usage(
             prompt_tokens=wire.estimated_tokens(request), completion_tokens=self.n_texts, is_estimate=True
         )
+        usage = self._believed(usage, request.max_tokens, n_sent_bytes)
         ttft_s = self._first_text_s - self.began_s
         timings = Timings(
             queue_s=0.0,
@@ -89,3 +102,26 @@ class Answer:
             ttft_s=ttft_s,
         )
         return Chunk(text="", finish_reason=self.finish_reason, usage=usage, timings=timings)
+
+    def _believed(self, usage: Usage, max_tokens: int | None, n_sent_bytes: int) -> Usage:
+        """Bound what an endpoint says it counted by what can be: one such figure would else spend a day's budget."""
+        most_out = self._n_text_bytes + _MAX_HIDDEN_TOKENS if max_tokens is None else max_tokens
+        most_in = n_sent_bytes + _MAX_TEMPLATE_TOKENS
+        if usage.completion_tokens <= most_out and usage.prompt_tokens <= most_in:
+            return usage
+        _log.warning(
+            "cloud endpoint %s counted %d and %d tokens where at most %d and %d can be; it is believed as far as these",
+            self._endpoint,
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            most_in,
+            most_out,
+        )
+        n_prompt = min(usage.prompt_tokens, most_in)
+        return replace(
+            usage,
+            prompt_tokens=n_prompt,
+            completion_tokens=min(usage.completion_tokens, most_out),
+            cached_tokens=min(usage.cached_tokens, n_prompt),
+            is_estimate=True,
+        )

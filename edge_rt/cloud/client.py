@@ -107,7 +107,7 @@ class Upstream:
         """
         clock = asyncio.get_running_loop().time
         began_s = clock()
-        answer = Answer(self.name, began_s)
+        answer = Answer(self.name, began_s, self.key)
         content = wire.body(request, self.settings)
         async with self._asked(wire.path(request), content, began_s, due_at_s, request, idempotency_key) as parts:
             async with aclosing(self._events(parts, answer, due_at_s, request)) as read:
@@ -117,7 +117,7 @@ class Upstream:
                         yield Chunk(text=text)
                     if answer.is_over:
                         break
-            yield answer.last(request)
+            yield answer.last(request, len(content))
             await _drained(parts)
 
     async def probe(self) -> float:
@@ -125,7 +125,7 @@ class Upstream:
         clock = asyncio.get_running_loop().time
         began_s = clock()
         async with self._asked("/chat/completions", wire.probe(self.settings), began_s, None, None, "") as parts:
-            answer = Answer(self.name, began_s)
+            answer = Answer(self.name, began_s, self.key)
             async with aclosing(self._events(parts, answer, None, None)) as read:
                 async for events in read:
                     answer.take(events, clock())
@@ -178,8 +178,9 @@ class Upstream:
         """Give the events of each piece as it comes; the last list is empty when the stream just ends."""
         reader, settings, clock = EventReader(), self.settings, asyncio.get_running_loop().time
         first_due_s, whole_due_s = answer.began_s + settings.first_byte_timeout_s, answer.began_s + settings.timeout_s
+        heard_s = clock()  # a comment is no sign that the answer goes on
         while True:
-            next_due_s = clock() + (_AFTER_FINISH_S if answer.finish_reason else settings.next_byte_timeout_s)
+            next_due_s = heard_s + (_AFTER_FINISH_S if answer.finish_reason else settings.next_byte_timeout_s)
             due_s = min(next_due_s if answer.has_begun else first_due_s, whole_due_s)
             if due_at_s is not None and not answer.n_texts:
                 due_s = min(due_s, due_at_s)
@@ -196,9 +197,10 @@ class Upstream:
             try:
                 events = reader.feed(piece)
             except EventError as exc:
-                raise CloudAnswerError(endpoint=self.name, problem=f"it sent {exc}") from exc
+                raise CloudAnswerError(endpoint=self.name, problem=f"it sent {wire.shown(str(exc), self.key)}") from exc
             if events:
                 yield events
+                heard_s = clock()  # after the client has taken them, as long as that may be
 
     def _late(
         self,

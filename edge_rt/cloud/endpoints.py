@@ -24,6 +24,7 @@ from edge_rt.config import CloudEndpoint
 from edge_rt.errors import (
     CircuitOpenError,
     CloudAnswerError,
+    CloudDeclinedError,
     CloudError,
     CloudRejectedError,
     CloudTimeoutError,
@@ -163,7 +164,9 @@ class CloudModels:
                     continue
                 has_begun = False
                 try:
-                    async with aclosing(self._ask(endpoint, request, due_at_s, reason, idempotency_key)) as answer:
+                    async with aclosing(
+                        self._ask(endpoint, request, due_at_s, reason, idempotency_key, n_tries=len(so_far))
+                    ) as answer:
                         async for chunk in answer:
                             has_begun = True
                             yield chunk
@@ -223,7 +226,14 @@ class CloudModels:
         return CircuitOpenError(endpoint=soonest.name, retry_after_s=soonest.retry_after_s(now_s))
 
     async def _ask(
-        self, endpoint: _Endpoint, request: GenerateRequest, due_at_s: float | None, reason: str, idempotency_key: str
+        self,
+        endpoint: _Endpoint,
+        request: GenerateRequest,
+        due_at_s: float | None,
+        reason: str,
+        idempotency_key: str,
+        *,
+        n_tries: int,
     ) -> AsyncGenerator[Chunk, None]:
         """Ask one endpoint once, and keep account of what comes of it."""
         clock = asyncio.get_running_loop().time
@@ -267,7 +277,14 @@ class CloudModels:
             waited_s = clock() - began_s if first_byte_s is None else first_byte_s
             if isinstance(error, CloudError):
                 self._events.cloud_failed(endpoint.name, error.code)
-            endpoint.end(ticket, error, clock(), has_begun=first_byte_s is not None, is_slow=waited_s > slow_s)
+            endpoint.end(
+                ticket,
+                error,
+                clock(),
+                has_begun=first_byte_s is not None,
+                is_slow=waited_s > slow_s,
+                is_retry=n_tries > 0,
+            )
             self._events.cloud_state(endpoint.name, endpoint.state(clock()))
 
     def _wake(self, now_s: float) -> None:
@@ -319,15 +336,31 @@ class _Endpoint:
         self.budget.request()
         return self.breaker.begin(now_s)
 
-    def end(self, ticket: Ticket, error: BaseException | None, now_s: float, *, has_begun: bool, is_slow: bool) -> None:
-        """Judge the endpoint by one request's end."""
+    def end(
+        self,
+        ticket: Ticket,
+        error: BaseException | None,
+        now_s: float,
+        *,
+        has_begun: bool,
+        is_slow: bool,
+        is_retry: bool = False,
+    ) -> None:
+        """Judge the endpoint by the end of one try."""
         asked_s = error.retry_after_s if isinstance(error, CloudRejectedError) else 0.0
         if asked_s > 0:
             self._rest_until_s = now_s + min(asked_s, retry.MAX_REST_S)
         if is_slow or _is_its_fault(error):
             self._n_failures += 1
-            self.breaker.failed(ticket, now_s)
-        elif has_begun or (isinstance(error, CloudRejectedError) and not asked_s):
+            if is_retry:  # one request counts once, or a single bad one would close the endpoint to everybody
+                self.breaker.abandoned(ticket)
+            else:
+                self.breaker.failed(ticket, now_s)
+        elif (
+            has_begun
+            or isinstance(error, CloudDeclinedError)
+            or (isinstance(error, CloudRejectedError) and not asked_s)
+        ):
             self.breaker.succeeded(ticket)  # it answers, if only that it does not like the request
         else:
             self.breaker.abandoned(ticket)
@@ -359,7 +392,7 @@ def _is_its_fault(error: BaseException | None) -> bool:
         if error.status in retry.RETRYABLE_STATUS:
             return error.retry_after_s == 0 or error.status != 429  # who names a time is busy, not broken
         return error.status in _BROKEN_STATUS or error.status >= 500 or error.status < 400
-    return isinstance(error, CloudError)
+    return isinstance(error, CloudError) and not isinstance(error, CloudDeclinedError)
 
 
 def _may_pass(error: CloudError) -> bool:

@@ -18,6 +18,7 @@ from edge_rt.cloud.client import Upstream
 from edge_rt.config import CloudEndpoint
 from edge_rt.errors import (
     CloudAnswerError,
+    CloudDeclinedError,
     CloudError,
     CloudRejectedError,
     CloudTimeoutError,
@@ -226,7 +227,7 @@ def test_closing_the_iterator_hangs_up() -> None:
 )
 def test_what_is_no_answer_is_an_error(data: str | bytes, says_: str) -> None:
     error = failure(recorded.pieces(data))
-    assert isinstance(error, CloudAnswerError)
+    assert isinstance(error, CloudAnswerError | CloudDeclinedError)
     assert says_ in error.problem
 
 
@@ -269,13 +270,57 @@ def test_an_end_without_done_is_an_end() -> None:
     assert (text(chunks), chunks[-1].finish_reason) == ("x", "stop")
 
 
-def test_done_without_a_finish_reason_is_a_stop() -> None:
+@pytest.mark.parametrize("texts", [(), ("a part",)])
+def test_done_without_a_finish_reason_is_no_whole_answer(texts: tuple[str, ...]) -> None:
     async def script(reply: Reply) -> None:
         await reply.head()
-        await reply.text("x")
+        for one in texts:
+            await reply.text(one)
         await reply.done()
 
-    assert ask(script)[0][-1].finish_reason == "stop"
+    error = failure(script)
+    assert isinstance(error, CloudAnswerError)
+    assert "without an end" in error.problem
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "told", "believed"),
+    [
+        (5, (10, 10**9), (10, 5)),
+        (None, (10**9, 10), (1500, 10)),
+        (None, (10, 10**9), (10, 32_770)),
+        (5, (10, 5), (10, 5)),
+    ],
+)
+def test_an_endpoint_is_believed_no_more_tokens_than_can_be(
+    max_tokens: int | None, told: tuple[int, int], believed: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def script(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("hi")
+        await reply.finish()
+        await reply.usage(*told)
+        await reply.done()
+
+    usage = ask(script, chat(max_tokens=max_tokens))[0][-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == believed[1]
+    assert usage.prompt_tokens <= believed[0]
+    assert usage.is_estimate is (told != believed)
+    assert ("can be" in caplog.text) is (told != believed)
+
+
+def test_comments_do_not_keep_a_dead_answer_alive() -> None:
+    async def script(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("hello ")
+        while True:
+            await asyncio.sleep(1.0)
+            await reply.piece(": keep\n\n")
+
+    error = failure(script, next_byte_timeout_s=3.0, timeout_s=60.0)
+    assert isinstance(error, CloudTimeoutError)
+    assert error.phase == "next byte"
 
 
 def test_other_choices_and_thoughts_are_no_text() -> None:
@@ -537,10 +582,21 @@ def test_the_key_is_sent_and_shown_nowhere(tmp_path: Path, caplog: pytest.LogCap
     file = tmp_path / "key"
     file.write_text(KEY + "\n")
     file.chmod(0o600)
+
+    async def echo_in_stream(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("so ")
+        await reply.event(error={"message": f"Incorrect key: {KEY}"})
+
+    async def echo_as_end(reply: Reply) -> None:
+        await reply.head()
+        await reply.event(choices=[{"index": 0, "delta": {}, "finish_reason": KEY}])
+
+    streamed = [failure(script, api_key_file=str(file)) for script in (echo_in_stream, echo_as_end)]
     echo = recorded.status(401, json.dumps({"error": {"message": f"Incorrect key: {KEY} (begins {KEY[:12]})"}}))
     error = failure(echo, api_key_file=str(file))
     _, cloud = ask(says("x"), api_key_file=str(file))
     assert cloud.requests[0].headers["authorization"] == f"Bearer {KEY}"
-    shown = f"{error} {error!r} {error.to_wire()} {caplog.text}"
+    shown = f"{error} {error!r} {error.to_wire()} {streamed!r} {caplog.text}"
     assert "Incorrect key: *** (begins ***)" in shown
     assert KEY[:12] not in shown

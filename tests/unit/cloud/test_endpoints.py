@@ -26,7 +26,7 @@ from edge_rt.errors import (
 from edge_rt.types import Chunk, GenerateRequest, Message, Usage
 from tests import recorded_cloud as recorded
 from tests import virtual_time
-from tests.recorded_cloud import RecordedCloud, Script, says, status
+from tests.recorded_cloud import RecordedCloud, Reply, Script, says, status
 
 T = TypeVar("T")
 DOWN = status(500)
@@ -200,6 +200,32 @@ def test_a_failure_that_will_not_pass_is_not_tried_again(script: Script) -> None
         assert len(rig["a"].requests) == 1
 
     with_endpoints(test, {"a": script})
+
+
+def test_one_request_counts_as_one_failure_however_often_it_is_tried() -> None:
+    async def test(rig: Rig) -> None:
+        rig["a"].then(DOWN, DOWN, DOWN, says("well"))
+        await rig.fails()
+        assert len(rig["a"].requests) == 3
+        assert await rig.ask() == "well"
+
+    with_endpoints(test, {"a": DOWN}, {"a": {"max_failures": 2}})
+
+
+def test_a_filtered_request_says_nothing_of_the_endpoint() -> None:
+    async def filtered(reply: Reply) -> None:
+        await reply.head()
+        await reply.finish("content_filter")
+        await reply.done()
+
+    async def test(rig: Rig) -> None:
+        for _ in range(4):
+            await rig.fails()
+        assert len(rig["a"].requests) == 4  # none is tried again
+        rig["a"].then(says("well"))
+        assert await rig.ask() == "well"
+
+    with_endpoints(test, {"a": filtered}, {"a": {"max_failures": 1}})
 
 
 def test_retries_are_a_share_of_requests() -> None:
