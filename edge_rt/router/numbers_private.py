@@ -15,8 +15,9 @@ KINDS: Final = frozenset({"card", "iban", "phone", "id_number"})
 # Digits are ASCII ones: normalisation has made those of full width so.
 _RUN: Final = re.compile(r"[0-9](?:[ \u00a0().\-/]{0,2}[0-9])*")
 _GROUP: Final = re.compile(r"[0-9]+")
-_CARD_RUN: Final = re.compile(r"[0-9](?:[ \u00a0-]?[0-9])+")
-_IBAN: Final = re.compile(r"[A-Za-z]{2}[0-9]{2}(?:[ -]?[A-Za-z0-9]){11,40}")
+_CARD_RUN: Final = re.compile(r"[0-9](?:[ /_-]{0,2}[0-9]){12,}")
+_DOTTED_CARD: Final = re.compile(r"(?<![0-9.])[0-9]{4}\.[0-9]{4,6}\.[0-9]{4,5}(?:\.[0-9]{4})?(?![0-9.])")
+_IBAN: Final = re.compile(r"[A-Za-z]{2}[0-9]{2}(?:[ .-]{0,2}[A-Za-z0-9]){11,40}")
 _MAX_RUN: Final = 400  # digits and separators; a longer run is a table or a number of mathematics
 _MAX_ACCOUNTS: Final = 5_000
 _WORD_DISTANCE: Final = 24  # characters between "phone" and the number it announces
@@ -64,6 +65,9 @@ _CN_ID_WEIGHTS: Final = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
 def kinds(text: str, lowered: str, wanted: frozenset[str]) -> Iterator[str]:
     """Give the wanted kinds that the text has, each once."""
     open_ = set(wanted)
+    if "card" in open_ and has_card(text):
+        open_.discard("card")
+        yield "card"
     n_accounts = 0  # that looked like account numbers
     for found in _RUN.finditer(text):
         if not open_:
@@ -84,20 +88,29 @@ def kinds(text: str, lowered: str, wanted: frozenset[str]) -> Iterator[str]:
 
 def _kinds_of(run: str, text: str, lowered: str, start: int) -> set[str]:
     before = text[start - 1] if start else ""
-    # Part of a name (v2.10), of a longer number with other separators (1,234,567), of a sum: no number of anybody.
-    if _is_latin(before) or before in ("_", ".", ",", "#"):
+    # Part of a name (v2.10), of a longer number with other separators (1,234,567), of a sum: no number of anybody. What
+    # stands behind a comma alone is a cell of a table.
+    if _is_latin(before) or before in ("_", ".", "#") or (before == "," and text[max(start - 2, 0)].isdigit()):
         return set()
     found: set[str] = set()
     groups = _GROUP.findall(run)
     n_digits = sum(map(len, groups))
-    if n_digits >= 13 and any(_has_card(_GROUP.findall(part)) for part in _CARD_RUN.findall(run)):
-        found.add("card")
     after = text[start + len(run) : start + len(run) + 1]
     if _SSN.fullmatch(run) or any(len(digits) in (17, 18) and _is_cn_id(digits, after) for digits in groups):
         found.add("id_number")
     if not found and _is_phone(run, n_digits, groups, before, text, lowered, start):
         found.add("phone")
     return found
+
+
+def has_card(text: str) -> bool:
+    """Look for card numbers, whatever stands before them: range, length and checksum say enough. Decimals are none."""
+    for found in _CARD_RUN.finditer(text):
+        start = found.start()
+        is_fraction = text[max(start - 1, 0) : start] == "." and text[max(start - 2, 0) : start - 1].isdigit()
+        if len(found[0]) <= _MAX_RUN and not is_fraction and _has_card(_GROUP.findall(found[0])):
+            return True
+    return any(_is_card(found[0].replace(".", "")) for found in _DOTTED_CARD.finditer(text))
 
 
 def _is_phone(run: str, n_digits: int, groups: list[str], before: str, text: str, lowered: str, start: int) -> bool:
@@ -155,7 +168,7 @@ def _luhn(number: str) -> bool:
 def _is_iban(text: str, start: int) -> bool:
     if _is_latin(text[max(start - 1, 0) : start]) or (found := _IBAN.match(text, start)) is None:
         return False
-    compact = re.sub(r"[ -]", "", found[0]).upper()
+    compact = re.sub(r"[ .-]", "", found[0]).upper()
     length = _IBAN_LENGTH.get(compact[:2], 0)
     if 0 < length <= len(compact) and _mod_97(compact[:length]) == 1:
         return True

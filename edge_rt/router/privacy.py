@@ -11,7 +11,8 @@ Classes (router.keep_private):
     directive     the text itself says that it shall stay: "process this locally", "do not send to the cloud"
     confidential  talk of confidential, customers' or patients' data. Off by default: it knows words only
 
-It finds what is careless, not what is hidden: a number in words or a key cut in pieces passes. Every pattern is
+It finds what is careless, not what is hidden: a number in words or a key cut in pieces passes. A request of more than
+MAX_CHARS characters stays unread. Every pattern is
 anchored by a plain substring search or bounded in length, so that time grows with the text and not with what is in it.
 """
 
@@ -27,6 +28,9 @@ from typing import Final
 from edge_rt.router import numbers_private as numbers
 from edge_rt.router.private_words import CONFIDENTIAL, SECRET_WORDS, says_it_stays
 
+MAX_CHARS: Final = 512 * 1024  # of a request's texts together
+_JOINED_CHARS: Final = 200  # around the border of two texts
+_OF_WORDS: Final = frozenset({"directive", "confidential"})
 _MAX_PLACES: Final = 5_000  # in one text that are looked at closely
 
 
@@ -54,21 +58,62 @@ class Privacy:
     def find(self, texts: Iterable[str]) -> tuple[Finding, ...]:
         """Give each class at most once, with the first text that has it. A protected word is of class word."""
         found: dict[str, int] = {}
+        tail, n_chars = "", 0
         for index, text in enumerate(texts):
-            for kind in self._in(text):
+            n_chars += len(text)
+            if n_chars > MAX_CHARS:  # nobody else shall wait while it is looked through
+                found.setdefault("too long to look through", index)
+                break
+            meant = plain(text)
+            for kind in self._in(meant):
                 found.setdefault(kind, index)
+            # "my password is:" in one message, the password in the next
+            if "secret" in self._classes and "secret" not in found and tail:
+                joined = f"{tail} {meant[:_JOINED_CHARS]}"
+                if _finds(_has_secret, joined, joined.lower()):
+                    found["secret"] = index
+            tail = meant[-_JOINED_CHARS:].rstrip()
         return tuple(Finding(kind, index) for kind, index in found.items())
 
     def _in(self, text: str) -> Iterator[str]:
-        text = unicodedata.normalize("NFKC", text) if not text.isascii() else text
         lowered = text.lower()
+        flowing = _flowing(lowered)
         if self._numbers:
             yield from numbers.kinds(text, lowered, self._numbers)
+            if flowing != lowered:  # numbers that a line's end or a wide gap parts
+                yield from numbers.kinds(flowing, flowing, self._numbers & {"card", "iban"})
         for kind in self._classes:
-            if (detect := _DETECTORS.get(kind)) is not None and _finds(detect, text, lowered):
+            seen = flowing if kind in _OF_WORDS else lowered
+            if (detect := _DETECTORS.get(kind)) is not None and _finds(detect, text, seen):
                 yield kind
-        if self._words and _finds(lambda _, lowered: _has_word(lowered, self._words), text, lowered):
+        if self._words and _finds(lambda _, lowered: _has_word(lowered, self._words), text, flowing):
             yield "word"
+
+
+def plain(text: str) -> str:
+    """Write a text as it was meant: dashes, blanks, apostrophes and digits of any script in ASCII, nothing unseen.
+
+    Phones write ’ and –, tables hard blanks, and copied text has soft hyphens.
+    """
+    if text.isascii():
+        return text
+    text = unicodedata.normalize("NFKC", text).translate(_PLAIN)
+    return _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
+
+
+def _flowing(text: str) -> str:
+    """Join lines that are wrapped, and make one blank of many; an empty line stays a border."""
+    return _BLANKS.sub(lambda found: "\n" if found[0].count("\n") > 1 else " ", text)
+
+
+_BLANKS: Final = re.compile(r"[ \t\r\n\f\v]{2,}|[\t\r\n\f\v]")
+_OTHER_DIGIT: Final = re.compile(r"(?![0-9])\d")
+_PLAIN: Final = {
+    **dict.fromkeys((0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF)),
+    **dict.fromkeys((*range(0x2010, 0x2016), 0x2212, 0xFE58, 0xFE63), "-"),
+    **dict.fromkeys((0x2018, 0x2019, 0x201B, 0x02BC), "'"),
+    **dict.fromkeys((0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000), " "),
+}
 
 
 def _finds(detect: Callable[[str, str], bool], text: str, lowered: str) -> bool:
@@ -123,6 +168,7 @@ def _is_token_after(text: str, at: int) -> bool:
     return _is_strong(tokens[0]) or any(map(_is_random, tokens))
 
 
+_MIN_PASSPHRASE: Final = 22
 _ASSIGNED: Final = re.compile(
     r"[\w \"'\]]{0,12}(?:=>|[:=：]|(?:\bis|\bwas|\blautet|\best|是|为))\s{0,4}[\"'`]?([^\s\"'`,;<>]{6,256})"
 )
@@ -191,6 +237,8 @@ def _is_password(token: str) -> bool:
     token = token.rstrip(".!?:)")
     if len(token) < 6 or _PLACEHOLDER.match(token) or token.isdigit():
         return False
+    if len(token) >= _MIN_PASSPHRASE and token.isalpha() and token.isascii():
+        return True  # words written as one; no single word is as long
     kinds = (any(map(str.isdigit, token)), any(map(str.isalpha, token)), not token.replace("_", "").isalnum())
     return sum(kinds) >= 2 and kinds[1] and (kinds[0] or _n_odd(token) >= 1) and len(set(token)) >= 4
 
@@ -228,6 +276,7 @@ def _has_word(lowered: str, words: Sequence[str]) -> bool:
         for at in _places(spaced, word):
             end = at + len(word)
             # Chinese and Japanese have no blanks between words, so that borders say nothing there.
+            end += spaced.startswith("s", end)  # more than one of them
             if not word.isascii() or not (_is_letter(spaced, at - 1) or _is_letter(spaced, end)):
                 return True
     return False

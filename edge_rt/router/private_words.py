@@ -64,7 +64,6 @@ CONFIDENTIAL: Final = (
     "专有",
 )
 
-_EDGE: Final = 20_000  # characters
 _HERE: Final = (
     "local", "on-prem", "on prem", "on-device", "on device", "offline", "air-gapped", "sovereign", "enclave",
     "within our", "this device", "this machine", "in-house",
@@ -97,9 +96,7 @@ _CHINESE: Final = re.compile(
 
 
 def says_it_stays(lowered: str) -> bool:
-    """Say whether a text asks to be kept on the device or on the premises, in its beginning or at its end."""
-    if len(lowered) > 2 * _EDGE:
-        lowered = f"{lowered[:_EDGE]}\n{lowered[-_EDGE:]}"
+    """Say whether a text asks to be kept on the device or on the premises."""
     if any(word in lowered for word in _HERE) and _STAY.search(lowered):
         return True
     if any(word in lowered for word in _AWAY) and _NOT.search(lowered):

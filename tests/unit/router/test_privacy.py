@@ -270,3 +270,68 @@ def _parts_of(item: object) -> list[object]:
 def test_a_pattern_that_repeats_what_repeats_would_be_seen() -> None:
     assert n_unbounded(r"(?:a+)+b") == 2
     assert n_unbounded(r"(?:a{0,9})+b|c+") == 1
+
+
+CARD = "4111111111111111"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Bob,{CARD},Main St",
+        f"card no.{CARD}",
+        f"card #{CARD}",
+        f"card_{CARD}",
+        "4111  1111  1111  1111",
+        "4111\t1111\t1111\t1111",
+        "4111 1111\n1111 1111",
+        "4111.1111.1111.1111",
+        "4111/1111/1111/1111",
+        "4111–1111–1111–1111",
+        "4111\u20111111\u20111111\u20111111",
+        "4111\u200b1111\u00ad11111111",
+        "".join(chr(0x660 + int(digit)) for digit in CARD),
+        "".join(chr(0x966 + int(digit)) for digit in CARD),
+    ],
+)
+def test_a_card_is_found_however_it_is_written(text: str) -> None:
+    assert kinds(text) == {"card"}
+
+
+@pytest.mark.parametrize("text", ["pi is 3.4111111111111111", "0.4111111111111111", "sha1 a4111111111111112b"])
+def test_a_decimal_is_no_card(text: str) -> None:
+    assert kinds(text) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Don’t send this to the cloud", "directive"),
+        ("please do not send this\nto the cloud", "directive"),
+        ("filler words here. " * 3000 + "Do not send this to the cloud. " + "more of them. " * 3000, "directive"),
+        ("Bob,415-555-2671,x", "phone"),
+        ("Bob,415–555–2671,x", "phone"),
+        ("GB82 WEST 1234\n5698 7654 32", "iban"),
+        ("GB82.WEST.1234.5698.7654.32", "iban"),
+        ("GB82  WEST  1234  5698  7654  32", "iban"),
+        ("password: correcthorsebatterystaple", "secret"),
+    ],
+)
+def test_what_is_wrapped_or_typed_on_a_phone_is_found(text: str, kind: str) -> None:
+    assert kind in kinds(text)
+
+
+@pytest.mark.parametrize("text", ["Patient  ID", "Patient\nID", "Patient\u2011ID", "patientIDs", "the patient_ids"])
+def test_a_protected_word_is_found_in_every_form(text: str) -> None:
+    assert [finding.kind for finding in Privacy((), ("patient_id",)).find((text,))] == ["word"]
+
+
+def test_a_secret_that_is_announced_in_the_text_before_is_found() -> None:
+    (found,) = Privacy(("secret",)).find(("my password is:", "hunter2!xY77"))
+    assert (found.kind, found.text_index) == ("secret", 1)
+    assert Privacy(("secret",)).find(("what is a password", "tell me more")) == ()
+
+
+def test_what_is_too_long_to_look_through_stays() -> None:
+    (found,) = Privacy(("card",)).find(("a " * 100_000, "b " * 200_000))
+    assert str(found) == "too long to look through in text 2"
