@@ -16,7 +16,7 @@ KINDS: Final = frozenset({"card", "iban", "phone", "id_number"})
 _RUN: Final = re.compile(r"[0-9](?:[ \u00a0().\-/]{0,2}[0-9])*")
 _GROUP: Final = re.compile(r"[0-9]+")
 _CARD_RUN: Final = re.compile(r"[0-9](?:[ /_-]{0,2}[0-9]){12,}")
-_DOTTED_CARD: Final = re.compile(r"(?<![0-9.])[0-9]{4}\.[0-9]{4,6}\.[0-9]{4,5}(?:\.[0-9]{4})?(?![0-9.])")
+_DOTTED_CARD: Final = re.compile(r"[0-9]{4}\.[0-9]{4,6}\.[0-9]{4,5}(?:\.[0-9]{4})?(?![0-9.])")
 _IBAN: Final = re.compile(r"[A-Za-z]{2}[0-9]{2}(?:[ .-]{0,2}[A-Za-z0-9]){11,40}")
 _MAX_RUN: Final = 400  # digits and separators; a longer run is a table or a number of mathematics
 _MAX_ACCOUNTS: Final = 5_000
@@ -110,7 +110,11 @@ def has_card(text: str) -> bool:
         is_fraction = text[max(start - 1, 0) : start] == "." and text[max(start - 2, 0) : start - 1].isdigit()
         if len(found[0]) <= _MAX_RUN and not is_fraction and _has_card(_GROUP.findall(found[0])):
             return True
-    return any(_is_card(found[0].replace(".", "")) for found in _DOTTED_CARD.finditer(text))
+    for found in _DOTTED_CARD.finditer(text):
+        is_inside = found.start() > 0 and text[found.start() - 1] in "0123456789."
+        if not is_inside and _is_card(found[0].replace(".", "")):
+            return True
+    return False
 
 
 def _is_phone(run: str, n_digits: int, groups: list[str], before: str, text: str, lowered: str, start: int) -> bool:

@@ -103,9 +103,12 @@ def plain(text: str) -> str:
 
 def _flowing(text: str) -> str:
     """Join lines that are wrapped, and make one blank of many; an empty line stays a border."""
+    if not any(gap in text for gap in _GAPS):
+        return text
     return _BLANKS.sub(lambda found: "\n" if found[0].count("\n") > 1 else " ", text)
 
 
+_GAPS: Final = ("\n", "  ", "\t", "\r", "\f", "\v")
 _BLANKS: Final = re.compile(r"[ \t\r\n\f\v]{2,}|[\t\r\n\f\v]")
 _OTHER_DIGIT: Final = re.compile(r"(?![0-9])\d")
 _PLAIN: Final = {
