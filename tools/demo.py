@@ -140,8 +140,11 @@ def ask(socket: Path) -> None:
             "stream_options": {"include_usage": True},
         }
     )
-    show_command(f"curl --no-buffer --unix-socket edge_rt.sock http://localhost/v1/chat/completions -d '{body}'")
-    options = ("--no-buffer", "--header", "Content-Type: application/json", "--data", body)
+    # A second demo shall show the model at work too, and not what it said in the first.
+    shown = f"-H 'Cache-Control: no-store' -d '{body}'"
+    show_command(f"curl --no-buffer --unix-socket edge_rt.sock http://localhost/v1/chat/completions {shown}")
+    headers = ("--header", "Content-Type: application/json", "--header", "Cache-Control: no-store")
+    options = ("--no-buffer", *headers, "--data", body)
     process = subprocess.Popen(
         curl_command(socket, "/v1/chat/completions", *options), stdout=subprocess.PIPE, text=True, encoding="utf-8"
     )
