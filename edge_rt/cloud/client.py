@@ -17,7 +17,7 @@ import httpcore2
 
 from edge_rt.cloud import address, wire
 from edge_rt.cloud.answer import Answer
-from edge_rt.cloud.credential import load_key
+from edge_rt.cloud.credential import Key, load_key
 from edge_rt.cloud.events import EventError, EventReader
 from edge_rt.cloud.retry import retry_after_s
 from edge_rt.config import CloudEndpoint, dotted
@@ -33,6 +33,8 @@ from edge_rt.errors import (
 from edge_rt.types import Chunk, GenerateRequest
 
 _log = logging.getLogger(__name__)
+# Its trace quotes what servers send, and they may send the key back.
+logging.getLogger("httpcore2").setLevel(logging.WARNING)
 
 _MAX_CONNECTIONS: Final = 1024  # more than the daemon has clients: a request that waited here would look like an outage
 _MAX_IDLE: Final = 8
@@ -241,7 +243,7 @@ class Upstream:
             raise CloudAnswerError(endpoint=self.name, problem=f"it answered with {kind}, not with a stream: {text}")
 
     def _failing(self, when: str) -> _Failing:
-        return _Failing(self.name, self.settings.connect_timeout_s, when)
+        return _Failing(self.name, self.key, self.settings.connect_timeout_s, when)
 
     def _host(self) -> bytes:
         place = self._place
@@ -259,10 +261,10 @@ class Upstream:
 
 
 class _Failing:
-    """Turns the HTTP library's errors into edge_rt's."""
+    """Turns the HTTP library's errors into edge_rt's. They may quote the server, and so the key."""
 
-    def __init__(self, endpoint: str, connect_timeout_s: float, when: str) -> None:
-        self._endpoint, self._connect_timeout_s, self._when = endpoint, connect_timeout_s, when
+    def __init__(self, endpoint: str, key: Key | None, connect_timeout_s: float, when: str) -> None:
+        self._endpoint, self._key, self._connect_timeout_s, self._when = endpoint, key, connect_timeout_s, when
 
     def __enter__(self) -> None:
         pass
@@ -273,10 +275,11 @@ class _Failing:
                 endpoint=self._endpoint, phase="connection", timeout_s=self._connect_timeout_s
             ) from error
         if isinstance(error, httpcore2.ConnectError):
-            raise CloudUnreachableError(endpoint=self._endpoint, reason=address.reason(error)) from error
+            reason = wire.shown(address.reason(error), self._key)
+            raise CloudUnreachableError(endpoint=self._endpoint, reason=reason) from None
         if isinstance(error, (httpcore2.NetworkError, httpcore2.ProtocolError)):
-            problem = f"the connection broke off {self._when}: {address.reason(error)}"
-            raise CloudAnswerError(endpoint=self._endpoint, problem=problem) from error
+            problem = f"the connection broke off {self._when}: {wire.shown(address.reason(error), self._key)}"
+            raise CloudAnswerError(endpoint=self._endpoint, problem=problem) from None
 
 
 async def _beginning(parts: AsyncIterator[bytes]) -> bytes:

@@ -97,7 +97,9 @@ def plain(text: str) -> str:
     """
     if text.isascii():
         return text
-    text = unicodedata.normalize("NFKC", text).translate(_PLAIN)
+    # In pieces, because the time of normalising grows with the square of how many marks stand on one letter.
+    pieces = (unicodedata.normalize("NFKC", piece) for piece in _PIECE.findall(_UNSEEN.sub("", text)))
+    text = _TYPED.sub(lambda found: _PLAIN[found[0]], "".join(pieces))
     return _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
 
 
@@ -111,12 +113,19 @@ def _flowing(text: str) -> str:
 _GAPS: Final = ("\n", "  ", "\t", "\r", "\f", "\v")
 _BLANKS: Final = re.compile(r"[ \t\r\n\f\v]{2,}|[\t\r\n\f\v]")
 _OTHER_DIGIT: Final = re.compile(r"(?![0-9])\d")
+_PIECE: Final = re.compile(r".{1,128}[\u0300-\u036f]{0,8}", re.DOTALL)  # that parts no letter from its accents
+# Unicode's format characters (category Cf), and other letters and marks that are drawn as nothing.
+_UNSEEN: Final = re.compile(
+    "[\xad\u034f\u061c\u06dd\u070f\u08e2\u115f\u1160\u17b4\u17b5\u3164\ufeff\uffa0\u0600-\u0605\u0890\u0891\u180b-\u180f"
+    "\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 _PLAIN: Final = {
-    **dict.fromkeys((0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF)),
-    **dict.fromkeys((*range(0x2010, 0x2016), 0x2212, 0xFE58, 0xFE63), "-"),
-    **dict.fromkeys((0x2018, 0x2019, 0x201B, 0x02BC), "'"),
-    **dict.fromkeys((0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000), " "),
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63", "-"),
+    **dict.fromkeys("\u2018\u2019\u201b\u02bc", "'"),
+    **dict.fromkeys("\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))), " "),
 }
+_TYPED: Final = re.compile(f"[{''.join(_PLAIN)}]")
 
 
 def _finds(detect: Callable[[str, str], bool], text: str, lowered: str) -> bool:

@@ -8,6 +8,7 @@ import logging
 import shutil
 import ssl
 import subprocess
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -593,10 +594,20 @@ def test_the_key_is_sent_and_shown_nowhere(tmp_path: Path, caplog: pytest.LogCap
         await reply.event(choices=[{"index": 0, "delta": {}, "finish_reason": KEY}])
 
     streamed = [failure(script, api_key_file=str(file)) for script in (echo_in_stream, echo_as_end)]
+    no_http = [
+        f"{KEY}\r\n\r\n",
+        f"HTTP/1.1 200 OK\r\nno colon {KEY}\r\n\r\n",
+        f"HTTP/1.1 200 OK\r\ncontent-length: {KEY}\r\n\r\n",
+        f"HTTP/1.1 200 OK\r\ntransfer-encoding: {KEY}\r\n\r\n",
+        f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n{KEY}\r\n",
+    ]
+    broken = [failure(recorded.bytes_only(answer), api_key_file=str(file)) for answer in no_http]
     echo = recorded.status(401, json.dumps({"error": {"message": f"Incorrect key: {KEY} (begins {KEY[:12]})"}}))
     error = failure(echo, api_key_file=str(file))
     _, cloud = ask(says("x"), api_key_file=str(file))
     assert cloud.requests[0].headers["authorization"] == f"Bearer {KEY}"
-    shown = f"{error} {error!r} {error.to_wire()} {streamed!r} {caplog.text}"
+    tracebacks = [line for one in (error, *streamed, *broken) for line in traceback.format_exception(one)]
+    shown = f"{error} {error!r} {error.to_wire()} {streamed!r} {broken!r} {tracebacks} {caplog.text}"
+    assert all(isinstance(one, CloudAnswerError) for one in broken)
     assert "Incorrect key: *** (begins ***)" in shown
     assert KEY[:12] not in shown

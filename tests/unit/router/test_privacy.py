@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import re
 import sys
+import unicodedata
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_rt.router import private_words
-from edge_rt.router.privacy import CLASSES, Finding, Privacy
+from edge_rt.router.privacy import CLASSES, MAX_CHARS, Finding, Privacy
 
 ALL = Privacy(CLASSES)
 USUAL = Privacy([kind for kind in CLASSES if kind != "confidential"])
@@ -335,3 +336,21 @@ def test_a_secret_that_is_announced_in_the_text_before_is_found() -> None:
 def test_what_is_too_long_to_look_through_stays() -> None:
     (found,) = Privacy(("card",)).find(("a " * 100_000, "b " * 200_000))
     assert str(found) == "too long to look through in text 2"
+
+
+def test_no_unseen_character_hides_a_card() -> None:
+    """Every format character of Unicode, and what else is drawn as nothing."""
+    unseen = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cf"]
+    unseen += ["\u034f", "\u115f", "\u3164", "\ufe0f", "\U000e0101"]
+    assert [char for char in unseen if kinds(CARD[:6] + char + CARD[6:]) != {"card"}] == []
+
+
+def test_marks_on_one_letter_do_not_stop_the_time() -> None:
+    """Normalising takes time with the square of the marks on a letter: whole, this text would take minutes."""
+    marks = "\u0301\u0323" * (MAX_CHARS // 2 - 10)
+    assert kinds(f"{CARD} a{marks}") == {"card"}
+
+
+def test_accents_may_be_written_apart() -> None:
+    text = unicodedata.normalize("NFD", "la contraseña: hunter2!xY77")
+    assert all("secret" in kinds("x" * n + " " + text) for n in range(120, 132))
