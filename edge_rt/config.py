@@ -193,6 +193,21 @@ class CloudEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # newer models want the longer one
 
 
+class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    meter: str = "auto"  # auto: the best that is here; none; or one of `edge_rt power status`, serial:PORT:KIND
+    ttft_slo_s: PositiveSeconds = 1.0  # first token, wanted of 95 of 100 answers
+    tpot_slo_s: PositiveSeconds = 0.1  # each further token
+    socket_path: str = "/run/edge_rt/power.sock"  # powerd's; "": tell it nothing
+    # What follows is powerd's, which reads the same file.
+    enabled: bool = False  # set clocks; else powerd only says what it would set
+    force: bool = False  # also beside another power manager
+    max_w: Annotated[float, Meta(ge=0.0)] = 0.0  # 0: no cap
+    battery_w: Annotated[float, Meta(ge=0.0)] = 0.0  # the cap on battery; 0: max_w
+    max_c: Annotated[float, Meta(ge=30.0, le=120.0)] = 80.0  # of the chip
+    interval_s: Annotated[float, Meta(ge=0.02, le=1.0)] = 0.05  # between two looks while there is work
+    model_file: str = ""  # of `edge_rt power calibrate`; "": power.json in /var/lib/edge_rt
+
+
 class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -219,6 +234,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cache: Cache = Cache()
     router: Router = Router()
     cloud: dict[str, CloudEndpoint] = {}
+    power: Power = Power()
     log: Log = Log()
     models: dict[str, ModelSettings] = {}
 
