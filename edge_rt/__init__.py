@@ -6,7 +6,6 @@ The names below are imported when they are first used, so that the daemon does n
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,6 +45,8 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib.metadata import version  # three dozen modules, which powerd does without
+
         return version("edge_rt")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
