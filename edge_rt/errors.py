@@ -16,6 +16,7 @@ EdgeRtError(code, retryable)
 ├ CloudError
 │ ├ CloudUnreachableError · CloudTimeoutError · CloudRejectedError · CloudAnswerError · CloudDeclinedError ·
 │   CircuitOpenError · MustStayError
+├ PowerUnknownError
 └ DaemonUnreachableError · DaemonLostError
 
 Fields first: a class holds the facts, the sentence is made from them, nobody parses text. The sentence says
@@ -466,6 +467,18 @@ class MustStayError(CloudError):
 
     def __str__(self) -> str:
         return f"the request may not leave this device: {self.rule}. Ask with route auto or local"
+
+
+@dataclass(eq=False)
+class PowerUnknownError(EdgeRtError):
+    """A power that is needed cannot be told; reason is the meter's."""
+
+    code = "power_unknown"
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.reason}. Type in what an instrument shows, with --idle-w and --active-w"
 
 
 @dataclass(eq=False)
