@@ -38,6 +38,7 @@ from edge_rt.errors import (
     UnsupportedFeatureError,
 )
 from edge_rt.guard.limits import check_media, check_request, check_tensors, check_text, check_token_ids
+from edge_rt.liveness import Activity
 from edge_rt.ports import MakeWorker, ModelStore, RuntimeEvents, make_worker
 from edge_rt.power.account import Open, Part
 from edge_rt.power.monitor import EnergyMonitor
@@ -50,7 +51,7 @@ from edge_rt.scheduler.profile import Profile
 from edge_rt.scheduler.queue import Admission, Queue
 from edge_rt.scheduler.rereading import reread
 from edge_rt.scheduler.residency import ModelWorker, Residency, Slot
-from edge_rt.scheduler.status import ModelStatus, describe
+from edge_rt.scheduler.status import ModelStatus, activity, describe
 from edge_rt.scheduler.subjects import make_subject
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest, TensorTimings
 from edge_rt.types import Chunk, Energy, GenerateRequest
@@ -262,6 +263,13 @@ class Runtime:
         forms = manifest.variants if manifest is not None and is_whole and entry.runs_tensors else ()
         versions = tuple(form.id for form in forms if manifest is not None and path(manifest, form) is not None)
         return describe(model, manifest, placement, slots, entry.queue, now_s, versions=versions)
+
+    def activity(self) -> Activity:
+        """Tell what is in memory, how much is to do, and whether work goes on."""
+        return activity(
+            {model: (self._slots(model), entry.queue) for model, entry in self._entries.items()},
+            late_s=self._residency.late_s(),
+        )
 
     async def load(self, model: str, *, force: bool = False, tensors: bool = False, variant: str = "") -> None:
         """Load a model now, a tensor model where it is best.

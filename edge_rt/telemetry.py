@@ -8,6 +8,7 @@ answers never reach a metric or a log line.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from edge_rt.journal import JournalFormatter, is_journal
 from edge_rt.types import Energy, EngineStats, Timings, Usage
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -397,12 +399,19 @@ def _extras(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 class TextFormatter(logging.Formatter):
-    """One line: time, level, logger, message, then key=value; line breaks in it are escaped."""
+    """One line: time, level, logger, message, then key=value; line breaks in it are escaped.
+
+    has_time  False where who reads the lines notes the time itself
+    """
+
+    def __init__(self, *, has_time: bool = True) -> None:
+        super().__init__()
+        self._has_time = has_time
 
     def format(self, record: logging.LogRecord) -> str:
-        now = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created))
+        now = time.strftime("%Y-%m-%dT%H:%M:%S ", time.localtime(record.created)) if self._has_time else ""
         pairs = "".join(f" {key}={value}" for key, value in _extras(record).items())
-        line = f"{now} {record.levelname.lower()} {record.name}: {record.getMessage()}{pairs}"
+        line = f"{now}{record.levelname.lower()} {record.name}: {record.getMessage()}{pairs}"
         line = line.replace("\r", "\\r").replace("\n", "\\n")
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -423,10 +432,22 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(entry, enc_hook=str).decode()
 
 
-def configure_logging(level: str, style: Literal["text", "json"], *, stream: TextIO | None = None) -> None:
-    """Send the root logger to stderr (or stream), replacing handlers set up before."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+def configure_logging(
+    level: str,
+    style: Literal["text", "json"],
+    *,
+    stream: TextIO | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Send the root logger to stderr (or stream), replacing handlers set up before.
+
+    Lines that go straight to systemd's journal (JOURNAL_STREAM in environ) begin with their priority.
+    """
+    stream = stream or sys.stderr
+    to_journal = is_journal(stream, environ)
+    formatter = JsonFormatter() if style == "json" else TextFormatter(has_time=not to_journal)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JournalFormatter(formatter) if to_journal else formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

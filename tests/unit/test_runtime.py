@@ -100,6 +100,9 @@ class FakeWorker:
         self.stopped: asyncio.Event = asyncio.Event()
         self.stop_error: Callable[[], EdgeRtError] = ShuttingDownError
 
+    def late_s(self) -> float:
+        return self.world.late_s
+
     async def start(self) -> ModelInfo:
         await asyncio.sleep(LOAD_S)
         if self.load.model in self.world.broken:
@@ -141,6 +144,7 @@ class World:
     service_s: float = 1.0
     is_late: bool = False
     last: Chunk = LAST
+    late_s: float = 0.0
 
     def make(self, load: Load, settings: config.Worker, events: WorkerEvents) -> ModelWorker:
         worker = FakeWorker(load, events, self)
@@ -452,6 +456,26 @@ def test_a_models_own_keep_alive_wins() -> None:
         await runtime.load("null")
         await asyncio.sleep(6.0)
         assert [status.state for status in runtime.models()] == ["unloaded", "ready"]
+
+    virtual_time.run(main())
+
+
+def test_activity_sums_up_models_and_queues_and_tells_of_a_supervision_that_fails() -> None:
+    async def main() -> None:
+        world = World(service_s=100.0)
+        runtime = make(world)
+        asking = asyncio.create_task(answer(runtime))
+        await asyncio.sleep(LOAD_S / 2)
+        now = runtime.activity()
+        assert (now.models, now.loading, now.n_running, now.n_waiting) == ((), ("null",), 1, 0)
+        await asyncio.sleep(LOAD_S)
+        world.late_s = 7.0
+        now = runtime.activity()
+        assert (now.models, now.loading, now.n_running, now.late_s) == (("null",), (), 1, 7.0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await runtime.close(0.0)
+        assert runtime.activity().models == ()
 
     virtual_time.run(main())
 
