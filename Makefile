@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, a C++ compiler and, the first time, the network.
 .POSIX:
 .SUFFIXES:
-.PHONY: help venv demo test lint bench sanitize fuzz emulate-x86 clean
+.PHONY: help venv demo test lint bench sanitize fuzz emulate-x86 test-kernel clean
 
 BIN = .venv/bin
 export PYTHON
@@ -14,6 +14,7 @@ help:
 	@echo 'make sanitize  run the C engine on random data under AddressSanitizer, UBSan and ThreadSanitizer'
 	@echo 'make fuzz      a minute of libFuzzer on the engine, with clang; FUZZ_S=SECONDS for longer'
 	@echo 'make emulate-x86  run its check on emulated CPUs: AVX-512, AVX-VNNI, none of them (compiles Bochs once)'
+	@echo 'make test-kernel  boot a Debian kernel on an emulated board, and run the power code on its real drivers'
 	@echo 'make venv    install into .venv only (compiles llama.cpp once, some minutes)'
 	@echo 'make clean   remove .venv and caches; models and the compiled wheel stay'
 
@@ -55,6 +56,9 @@ fuzz:
 
 emulate-x86:
 	@sh tools/python.sh -m tools.emulate_x86
+
+test-kernel:
+	@sh tools/python.sh -m tests.kernel.run
 
 clean:
 	rm -rf .venv build dist edge_rt.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

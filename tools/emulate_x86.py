@@ -106,7 +106,12 @@ def require_programs() -> None:
     """Install what is missing, where that is allowed. Raises CannotEmulateError."""
     if platform.machine() != "x86_64":
         raise CannotEmulateError(f"this is {platform.machine()}: the check is compiled for x86_64 here")
-    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    install_programs(PROGRAMS)
+
+
+def install_programs(programs: dict[str, str]) -> None:
+    """Install the packages of those programs that are not here. Raises CannotEmulateError."""
+    missing = [package for program, package in programs.items() if shutil.which(program) is None]
     if not missing:
         return
     command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing]
@@ -120,8 +125,8 @@ def require_programs() -> None:
 class Archive:
     """Debian's archive of one suite, beside the suites this machine is set up for. Installs nothing."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, suite: str = SUITE) -> None:
+        self.folder, self._suite = folder, suite
         self._options = [
             *("-o", "Dir::Etc::sourcelist=" + str(folder / "sources.list"), "-o", "Dir::Etc::sourceparts=-"),
             *("-o", f"Dir::State::lists={folder}/lists", "-o", f"Dir::Cache={folder}/cache"),
@@ -131,17 +136,15 @@ class Archive:
     def update(self) -> None:
         """Read the lists of packages. Raises CannotEmulateError."""
         if shutil.which("apt-get") is None or not KEYRING.exists():
-            raise CannotEmulateError(
-                "Bochs and the kernel come from Debian's archive: apt-get and its keyring are needed"
-            )
+            raise CannotEmulateError("the kernel comes from Debian's archive: apt-get and its keyring are needed")
         form = ["apt-get", "indextargets", "--format", "$(ORIGIN) $(CREATED_BY) $(REPO_URI)"]
         targets = subprocess.run(form, capture_output=True, text=True, check=False).stdout
         mirrors = re.findall(r"^Debian Packages (\S*/debian/?)$", targets, re.MULTILINE)
         if not mirrors:
-            raise CannotEmulateError("Bochs and the kernel come from Debian's archive, and apt has no mirror of it")
+            raise CannotEmulateError("the kernel comes from Debian's archive, and apt has no mirror of it")
         for name in ("lists/partial", "cache/archives/partial"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        line = f"[signed-by={KEYRING}] {mirrors[0]} {SUITE} main\n"
+        line = f"[signed-by={KEYRING}] {mirrors[0]} {self._suite} main\n"
         (self.folder / "sources.list").write_text(f"deb {line}deb-src {line}", encoding="utf-8")
         self._apt("apt-get", "update")
 
