@@ -307,7 +307,7 @@ def _budget(settings: Router, ledger: Path | None) -> Budget:
     says so: who can damage the file shall not be able to spend twice."""
     prior = SHIPPED_PRIOR if settings.scorer else FLAT_PRIOR
     budget = Budget(share=settings.cloud_share, max_cost_per_day=settings.max_cost_per_day, prior=prior)
-    if ledger is None or settings.max_cost_per_day == 0:
+    if ledger is None or (settings.max_cost_per_day == 0 and settings.max_energy_j_per_day == 0):
         return budget
     try:
         with ledger.open("rb") as file:
@@ -320,7 +320,8 @@ def _budget(settings: Router, ledger: Path | None) -> Budget:
     if problem:
         _log.warning("%s: %s; today's budget counts as spent. Delete the file to begin anew", ledger, problem)
         today = int(time.time() // DAY_S)
-        budget.restore({"day": today, "spent": settings.max_cost_per_day}, now_s=time.monotonic())
+        spent = {"day": today, "spent": settings.max_cost_per_day, "spent_j": settings.max_energy_j_per_day}
+        budget.restore(spent, now_s=time.monotonic())
     return budget
 
 

@@ -101,4 +101,5 @@ def _sum(a: TensorTimings | None, b: TensorTimings | None) -> TensorTimings | No
         queue_s=a.queue_s + b.queue_s,
         compute_s=a.compute_s + b.compute_s,
         batch_size=max(a.batch_size, b.batch_size),
+        engine_s=a.engine_s + b.engine_s,
     )

@@ -27,12 +27,15 @@ from edge_rt.catalog.store import Store
 from edge_rt.config import Loaded
 from edge_rt.devices import memory
 from edge_rt.errors import ConfigError
+from edge_rt.liveness import Reporter
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.profile import Profile, profile_path
+from edge_rt.sd_notify import notify, watchdog_interval_s
 
 _log = logging.getLogger("edge_rt.daemon")
 
 _LAST_WORDS_S: Final = 0.5  # after drain_s, for refusals to reach their clients
+_STOPPING_S: Final = 10.0  # beyond both, for workers to end and files to be written
 _KEPT_BYTES: Final = 8 * 2**20  # of freed memory; a picture's tensor goes through three buffers of its size
 _OTHER_DESCRIPTORS: Final = 128  # listeners, workers' channels and outputs, files
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -203,37 +206,33 @@ async def _serve(
         loop.add_signal_handler(number, on_signal, number)
     # The API is up while models load, so that probes see a live daemon that is not ready yet.
     serving = loop.create_task(server.serve(sockets=list(listening.sockets)))
-    starting = loop.create_task(_start(loaded, runtime, parts, listening, environ, ready))
-    watchdog = loop.create_task(_keep_watchdog_quiet(environ))
+    reporter = Reporter(runtime, lambda message: _tell(message, environ), watchdog_s=watchdog_interval_s(environ))
+    starting = loop.create_task(_start(runtime, parts, listening, reporter, ready))
+    reporting = loop.create_task(reporter.run()) if environ.get("NOTIFY_SOCKET") else None
     stopping = loop.create_task(stop.wait())
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        notify("STOPPING=1", environ)
+        reporter.stopping(drain_s + _LAST_WORDS_S + _STOPPING_S)
         starting.cancel()
         stopping.cancel()
         server.stop(drain_s + _LAST_WORDS_S)
         closing = loop.create_task(_close(runtime, parts, drain_s, hurry))
         ending = [closing, serving, starting, *(side.stop(drain_s + _LAST_WORDS_S) for side in sides)]
         results = await asyncio.gather(*ending, return_exceptions=True)
-        watchdog.cancel()
+        if reporting is not None:
+            reporting.cancel()
     for result in results:
         if isinstance(result, Exception):  # a cancelled start is none
             raise result
 
 
 async def _start(
-    loaded: Loaded,
-    runtime: Runtime,
-    parts: Parts,
-    listening: Listening,
-    environ: Mapping[str, str],
-    ready: Callable[[Listening], None],
+    runtime: Runtime, parts: Parts, listening: Listening, reporter: Reporter, ready: Callable[[Listening], None]
 ) -> None:
-    notify(f"EXTEND_TIMEOUT_USEC={round(loaded.config.worker.load_timeout_s * 1e6)}", environ)
     await asyncio.gather(runtime.start(), parts.begin())
-    notify("READY=1", environ)
+    reporter.started()
     ready(listening)
 
 
@@ -252,26 +251,6 @@ async def _close(runtime: Runtime, parts: Parts, drain_s: float, hurry: asyncio.
     await parts.hang_up()
 
 
-async def _keep_watchdog_quiet(environ: Mapping[str, str]) -> None:
-    """Tell systemd that the event loop turns, twice as often as it asks for (WATCHDOG_USEC)."""
-    interval_us = environ.get("WATCHDOG_USEC", "")
-    if not interval_us.isdecimal() or environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return
-    while True:
-        notify("WATCHDOG=1", environ)
-        await asyncio.sleep(int(interval_us) / 2e6)
-
-
-def notify(state: str, environ: Mapping[str, str]) -> None:
-    """Send one sd_notify message; nothing happens without NOTIFY_SOCKET."""
-    address = environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-            sock.connect(address)
-            sock.sendall(state.encode())
-    except OSError as exc:
-        _log.warning("cannot notify systemd at %s: %s", address, exc)
+def _tell(message: str, environ: Mapping[str, str]) -> None:
+    if problem := notify(message, environ):
+        _log.warning("%s", problem)

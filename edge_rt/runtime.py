@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from edge_rt import config
@@ -38,7 +38,10 @@ from edge_rt.errors import (
     UnsupportedFeatureError,
 )
 from edge_rt.guard.limits import check_media, check_request, check_tensors, check_text, check_token_ids
+from edge_rt.liveness import Activity
 from edge_rt.ports import MakeWorker, ModelStore, RuntimeEvents, make_worker
+from edge_rt.power.account import Open, Part
+from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.router.decide import Decision
 from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.forms import Placement, files_key, load_message, place
@@ -48,10 +51,10 @@ from edge_rt.scheduler.profile import Profile
 from edge_rt.scheduler.queue import Admission, Queue
 from edge_rt.scheduler.rereading import reread
 from edge_rt.scheduler.residency import ModelWorker, Residency, Slot
-from edge_rt.scheduler.status import ModelStatus, describe
+from edge_rt.scheduler.status import ModelStatus, activity, describe
 from edge_rt.scheduler.subjects import make_subject
-from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
-from edge_rt.types import Chunk, GenerateRequest
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest, TensorTimings
+from edge_rt.types import Chunk, Energy, GenerateRequest
 from edge_rt.worker.supervisor import WorkerEvents
 
 _log = logging.getLogger(__name__)
@@ -83,6 +86,7 @@ class Runtime:
         probes: Probes | None = None,
         answer_by: Callable[[LocalModels], Answering] | None = None,
         tensor_results: TensorResults | None = None,
+        energy: EnergyMonitor | None = None,
     ) -> None:
         self._config = loaded.config
         self._store = store
@@ -101,6 +105,7 @@ class Runtime:
         self._probes.listen(self._dispatcher.replan)
         self._answering = answer_by(self) if answer_by is not None else Answering(self.generate_here, telemetry)
         self._tensor_results = tensor_results
+        self._energy = energy
         self._entries: dict[str, _Entry] = {}
         self._state = "new"
         manifests: dict[str, Manifest | None] = {manifest.id: manifest for manifest in store.manifests()}
@@ -154,13 +159,15 @@ class Runtime:
             asked, deadline_s = request, request.deadline_s
             if deadline_s is not None:
                 asked = replace(request, deadline_s=max(deadline_s - waited_s, 0.001))
-            try:
-                async with aclosing(worker.generate(asked)) as answer:
-                    async for chunk in answer:
-                        yield self._finished(request.model, chunk, waited_s) if chunk.finish_reason else chunk
-            except DeadlineError as exc:
-                # The engine knows what was left of it, the caller what it was.
-                raise DeadlineError(deadline_s=deadline_s or exc.deadline_s) from exc
+            with self._computing(request.model) as computed:
+                try:
+                    async with aclosing(worker.generate(asked)) as answer:
+                        async for chunk in answer:
+                            is_last = chunk.finish_reason is not None
+                            yield self._finished(request.model, chunk, waited_s, computed) if is_last else chunk
+                except DeadlineError as exc:
+                    # The engine knows what was left of it, the caller what it was.
+                    raise DeadlineError(deadline_s=deadline_s or exc.deadline_s) from exc
 
     async def infer(self, request: TensorRequest) -> TensorAnswer:
         """Run a tensor model, or give stored outputs. Raises as generate does, and for inputs that do not fit."""
@@ -171,7 +178,10 @@ class Runtime:
 
         async def compute() -> TensorAnswer:
             async with self._queued(request) as due_at_s:
-                return await self._dispatcher.infer(request, due_at_s)
+                with self._computing(request.model) as computed:
+                    answer = await self._dispatcher.infer(request, due_at_s)
+                    energy = self._tensor_energy(request.model, answer.timings, computed)
+                    return answer if energy is None else replace(answer, energy=energy)
 
         if self._tensor_results is None:
             if request.only_if_cached:
@@ -194,7 +204,10 @@ class Runtime:
     async def _look(self, request: MediaRequest) -> MediaAnswer:
         self._check_kind(request.model, "tensor")
         async with self._queued(request) as due_at_s:
-            answer = await self._dispatcher.look(request, due_at_s)
+            with self._computing(request.model) as computed:
+                answer = await self._dispatcher.look(request, due_at_s)
+                if answer.timings is not None:
+                    self._tensor_energy(request.model, answer.timings, computed)
         if answer.stage:  # a model that may stop early
             self._telemetry.chain_answered(request.model, answer.stage)
         return answer
@@ -251,6 +264,13 @@ class Runtime:
         versions = tuple(form.id for form in forms if manifest is not None and path(manifest, form) is not None)
         return describe(model, manifest, placement, slots, entry.queue, now_s, versions=versions)
 
+    def activity(self) -> Activity:
+        """Tell what is in memory, how much is to do, and whether work goes on."""
+        return activity(
+            {model: (self._slots(model), entry.queue) for model, entry in self._entries.items()},
+            late_s=self._residency.late_s(),
+        )
+
     async def load(self, model: str, *, force: bool = False, tensors: bool = False, variant: str = "") -> None:
         """Load a model now, a tensor model where it is best.
 
@@ -306,14 +326,37 @@ class Runtime:
                 raise DeadlineError(deadline_s=due_at_s - asked_at_s) from None
             yield worker
 
-    def _finished(self, model: str, chunk: Chunk, waited_s: float) -> Chunk:
+    def _finished(self, model: str, chunk: Chunk, waited_s: float, computed: Open | None) -> Chunk:
         if chunk.usage is None or chunk.timings is None:
             return chunk
-        timings = replace(
-            chunk.timings, queue_s=chunk.timings.queue_s + waited_s, ttft_s=chunk.timings.ttft_s + waited_s
-        )
-        self._telemetry.answer_finished(model, usage=chunk.usage, timings=timings)
-        return replace(chunk, timings=timings)
+        timings, usage = chunk.timings, chunk.usage
+        if self._energy is not None and computed is not None:
+            prefill = Part(timings.prefill_s, timings.prefill_engine_s, ends_before_s=timings.decode_s)
+            decode = Part(timings.decode_s, timings.decode_engine_s)
+            usage = replace(usage, energy=self._energy.end(computed, prefill=prefill, decode=decode))
+        timings = replace(timings, queue_s=timings.queue_s + waited_s, ttft_s=timings.ttft_s + waited_s)
+        self._telemetry.answer_finished(model, usage=usage, timings=timings)
+        return replace(chunk, timings=timings, usage=usage)
+
+    @contextmanager
+    def _computing(self, model: str) -> Iterator[Open | None]:
+        """Keep account of a model's energy while it computes an answer; None where nothing is measured."""
+        if self._energy is None:
+            yield None
+            return
+        computed = self._energy.begin(model)
+        try:
+            yield computed
+        finally:
+            self._energy.abandon(computed)
+
+    def _tensor_energy(self, model: str, timings: TensorTimings, computed: Open | None) -> Energy | None:
+        if self._energy is None or computed is None:
+            return None
+        energy = self._energy.end(computed, prefill=Part(timings.compute_s, timings.engine_s))
+        if energy is not None:
+            self._telemetry.energy_used(model, energy)
+        return energy
 
     # What a model is loaded as.
 

@@ -8,13 +8,14 @@ answers never reach a metric or a log line.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Final, Literal, TextIO, TypeVar
+from typing import Any, Final, Literal, Protocol, TextIO, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -23,7 +24,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from edge_rt.types import EngineStats, Timings, Usage
+from edge_rt.journal import JournalFormatter, is_journal
+from edge_rt.types import Energy, EngineStats, Timings, Usage
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -116,6 +118,18 @@ METRICS: Final = (
     Metric(
         "edge_rt_cache_verified", "counter", "Semantic hits computed again to compare: right or wrong.", ("result",)
     ),
+    Metric(
+        "edge_rt_energy_joules",
+        "counter",
+        "Answers' shares of what was drawn meanwhile: prefill, decode, or compute for models without tokens.",
+        ("model", "phase"),
+    ),
+    Metric(
+        "edge_rt_energy_above_idle_joules", "counter", "The same, of what idling does not draw.", ("model", "phase")
+    ),
+    Metric("edge_rt_power_watts", "gauge", "Power now; absent while unknown.", ("source", "boundary", "quality")),
+    Metric("edge_rt_power_idle_watts", "gauge", "Power without work, once it is learned.", ("source",)),
+    Metric("edge_rt_power_coverage", "gauge", "Share of the last minute with values of the meter.", ("source",)),
     Metric("edge_rt_build_info", "gauge", "Always 1; the labels say what runs.", ("version",)),
 )  # and edge_rt_process_*: memory, CPU and open files of the front process, by the client library
 
@@ -171,6 +185,23 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 _M = TypeVar("_M", Counter, Gauge, Histogram)
 
 
+class PowerState(Protocol):
+    """A meter's state; power.monitor.PowerNow is one."""
+
+    @property
+    def power_w(self) -> float | None: ...
+    @property
+    def idle_w(self) -> float | None: ...
+    @property
+    def coverage(self) -> float: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def boundary(self) -> str: ...
+    @property
+    def quality(self) -> str: ...
+
+
 class Telemetry:
     """The front process' metrics. Cheap to call, never raises, belongs to the event loop's thread."""
 
@@ -182,6 +213,7 @@ class Telemetry:
         self._last: dict[str, EngineStats] = {}
         # Of the metrics that every request sets: to find one by its labels takes longer than to set it.
         self._found: dict[tuple[str, ...], Any] = {}
+        self._power: Callable[[], PowerState] | None = None
         for metric in METRICS:
             if metric.kind == "counter":
                 self._counters[metric.name] = Counter(metric.name, metric.text, metric.labels, registry=self.registry)
@@ -209,6 +241,25 @@ class Telemetry:
             self._histograms["edge_rt_ttft_seconds"].labels(model).observe(timings.ttft_s)
         if (tpot_s := timings.tpot_s) is not None:
             self._histograms["edge_rt_tpot_seconds"].labels(model).observe(tpot_s)
+        if usage.energy is not None:
+            self.energy_used(model, usage.energy)
+
+    def energy_used(self, model: str, energy: Energy) -> None:
+        """Count what an answer took."""
+        if energy.prefill_j is None:
+            self._spend(model, "compute", energy.total_j, energy.above_idle_j)
+        else:
+            self._spend(model, "prefill", energy.prefill_j, energy.prefill_above_idle_j)
+            self._spend(model, "decode", energy.decode_j or 0.0, energy.decode_above_idle_j)
+
+    def _spend(self, model: str, phase: str, total_j: float, above_idle_j: float | None) -> None:
+        self._labelled(self._counters, "edge_rt_energy_joules", model, phase).inc(total_j)
+        if above_idle_j is not None:
+            self._labelled(self._counters, "edge_rt_energy_above_idle_joules", model, phase).inc(above_idle_j)
+
+    def watch_power(self, read: Callable[[], PowerState]) -> None:
+        """Show a meter's state whenever the metrics are asked for."""
+        self._power = read
 
     def engine_stats(self, model: str, stats: EngineStats) -> None:
         """Take in one engine's newest totals and gauges.
@@ -312,7 +363,20 @@ class Telemetry:
 
     def exposition(self) -> bytes:
         """Give all metrics in Prometheus' text format (CONTENT_TYPE)."""
+        if self._power is not None:
+            self._show_power(self._power())
         return generate_latest(self.registry)
+
+    def _show_power(self, now: PowerState) -> None:
+        shown = (
+            ("edge_rt_power_watts", now.power_w, (now.source, now.boundary, now.quality)),
+            ("edge_rt_power_idle_watts", now.idle_w, (now.source,)),
+            ("edge_rt_power_coverage", now.coverage, (now.source,)),
+        )
+        for name, value, labels in shown:
+            self._gauges[name].clear()  # what is unknown is absent
+            if value is not None:
+                self._gauges[name].labels(*labels).set(value)
 
     def _labelled(self, metrics: Mapping[str, _M], name: str, *labels: str) -> _M:
         """Give a metric with its labels, which is never removed."""
@@ -335,12 +399,19 @@ def _extras(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 class TextFormatter(logging.Formatter):
-    """One line: time, level, logger, message, then key=value; line breaks in it are escaped."""
+    """One line: time, level, logger, message, then key=value; line breaks in it are escaped.
+
+    has_time  False where who reads the lines notes the time itself
+    """
+
+    def __init__(self, *, has_time: bool = True) -> None:
+        super().__init__()
+        self._has_time = has_time
 
     def format(self, record: logging.LogRecord) -> str:
-        now = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created))
+        now = time.strftime("%Y-%m-%dT%H:%M:%S ", time.localtime(record.created)) if self._has_time else ""
         pairs = "".join(f" {key}={value}" for key, value in _extras(record).items())
-        line = f"{now} {record.levelname.lower()} {record.name}: {record.getMessage()}{pairs}"
+        line = f"{now}{record.levelname.lower()} {record.name}: {record.getMessage()}{pairs}"
         line = line.replace("\r", "\\r").replace("\n", "\\n")
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -361,10 +432,22 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(entry, enc_hook=str).decode()
 
 
-def configure_logging(level: str, style: Literal["text", "json"], *, stream: TextIO | None = None) -> None:
-    """Send the root logger to stderr (or stream), replacing handlers set up before."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+def configure_logging(
+    level: str,
+    style: Literal["text", "json"],
+    *,
+    stream: TextIO | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Send the root logger to stderr (or stream), replacing handlers set up before.
+
+    Lines that go straight to systemd's journal (JOURNAL_STREAM in environ) begin with their priority.
+    """
+    stream = stream or sys.stderr
+    to_journal = is_journal(stream, environ)
+    formatter = JsonFormatter() if style == "json" else TextFormatter(has_time=not to_journal)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JournalFormatter(formatter) if to_journal else formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edge_rt.types import Energy
+
 Datatype = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES"
 ]  # as the Open Inference Protocol spells them
@@ -107,11 +109,13 @@ class TensorTimings:
 
     queue_s     submission to the start of its batch
     compute_s   of the whole batch, whose rows were batch_size requests' together
+    engine_s    the request's share of that: by its rows, and by the runs that were under way at the same time
     """
 
     queue_s: float
     compute_s: float
     batch_size: int
+    engine_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +127,7 @@ class TensorAnswer:
                     that its state was lost, to a worker's restart or to other streams. 0 without a stream
     age_s           of stored outputs; None: they were computed for this request
     similarity      of the stored picture to this one, 0..1, where it is not the same
+    energy          that computing them took; None where nothing was computed or measured
     """
 
     outputs: tuple[Tensor, ...]
@@ -132,6 +137,7 @@ class TensorAnswer:
     n_stream_calls: int = 0
     age_s: float | None = None
     similarity: float | None = None
+    energy: Energy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,16 +140,48 @@ class TokenSignal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """What computing one answer took, by a meter. Where nothing was measured there is no Energy: it is never 0.
+
+    total_j         the answer's share of all that was drawn while it was computed, idle power included
+    above_idle_j    its share of what was drawn beyond idle power; None until that is known
+    prefill_*, decode_*  of the phases; None for a model without tokens
+    boundary        what was measured: the chip (soc), all that the plug gives (board), or one supply (rail)
+    quality         measured by a sensor, derived from what was, or modelled without one
+    source          the meter
+    coverage        share of the time for which the meter had values, 0..1
+    """
+
+    total_j: float
+    above_idle_j: float | None = None
+    prefill_j: float | None = None
+    prefill_above_idle_j: float | None = None
+    decode_j: float | None = None
+    decode_above_idle_j: float | None = None
+    boundary: Literal["soc", "board", "rail"] = "board"
+    quality: Literal["measured", "derived", "modelled"] = "measured"
+    source: str = ""
+    coverage: float = 1.0
+
+    @property
+    def saved_j(self) -> float:
+        """What it saves not to compute the answer: idle power is drawn all the same, where that is known."""
+        return self.total_j if self.above_idle_j is None else self.above_idle_j
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Token counts of one request. cached_tokens is the part of prompt_tokens not computed again.
 
     is_estimate  a cloud endpoint counted nothing: the prompt by its bytes, the answer by its events
+    energy       that computing it took; None where nothing was computed here, or nothing measured
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     is_estimate: bool = False
+    energy: Energy | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -165,6 +197,7 @@ class Timings:
     decode_s   first token to the last; decode_tokens = completion_tokens - 1 were computed in it
     ttft_s     submission to the first token
     drafted_tokens were guessed and computed beside the answer's own; accepted_tokens of them were right
+    prefill_engine_s, decode_engine_s  its share, by rows, of the steps in that time
     """
 
     queue_s: float
@@ -175,6 +208,8 @@ class Timings:
     ttft_s: float
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    prefill_engine_s: float = 0.0
+    decode_engine_s: float = 0.0
 
     @property
     def prefill_tps(self) -> float | None:

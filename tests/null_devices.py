@@ -234,6 +234,9 @@ class Worker:
         output = Tensor(name="y", datatype="UINT8", shape=(len(data),), data=b"" if region else data, region=region)
         return TensorAnswer(outputs=(output,), timings=timings)
 
+    def late_s(self) -> float:
+        return 0.0
+
     async def look(self, request: MediaRequest) -> MediaAnswer:
         raise NotImplementedError
 

@@ -282,9 +282,8 @@ def _parameters(place: str, sent: Any) -> wire.Parameters:
 
 
 def _sent(parameters: wire.Parameters) -> dict[str, Any]:
-    return {
-        name: {"string_param" if isinstance(value, str) else "int64_param": value} for name, value in parameters.items()
-    }
+    kinds = {str: "string_param", float: "double_param", int: "int64_param", bool: "bool_param"}
+    return {name: {kinds[type(value)]: value} for name, value in parameters.items()}
 
 
 async def _tensor(param: str, sent: Any, raw: bytes | None, region: TensorRegion | None, room_bytes: int) -> Tensor:

@@ -47,6 +47,7 @@ GRPC_STATUS: Final[dict[type[errors.EdgeRtError], str]] = {
     errors.CloudDeclinedError: "FAILED_PRECONDITION",
     errors.CircuitOpenError: "UNAVAILABLE",
     errors.MustStayError: "PERMISSION_DENIED",
+    errors.PowerUnknownError: "INTERNAL",
     errors.DaemonUnreachableError: "UNAVAILABLE",
     errors.DaemonLostError: "UNAVAILABLE",
 }

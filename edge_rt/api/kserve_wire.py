@@ -67,10 +67,20 @@ class InferAnswer(_Answer, kw_only=True):
 
 
 def answer_parameters(answer: TensorAnswer) -> Parameters:
-    """Say where an answer was computed, and how many calls of its sequence the state behind it knows."""
+    """Say where an answer was computed, how many calls of its sequence the state behind it knows, and what it took."""
     told: Parameters = {"place": answer.place} if answer.place else {}
     if answer.n_stream_calls:
         told["sequence_calls"] = answer.n_stream_calls
+    if (energy := answer.energy) is not None:
+        told["energy_total_j"] = round(energy.total_j, 6)
+        if energy.above_idle_j is not None:
+            told["energy_above_idle_j"] = round(energy.above_idle_j, 6)
+        told |= {
+            "energy_boundary": energy.boundary,
+            "energy_quality": energy.quality,
+            "energy_source": energy.source,
+            "energy_coverage": round(energy.coverage, 4),
+        }
     return told
 
 

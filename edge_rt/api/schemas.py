@@ -243,11 +243,27 @@ class PromptTokensDetails(_Answer, kw_only=True):
     cached_tokens: int
 
 
+class WireEnergy(_Answer, kw_only=True):
+    """What computing an answer took. Joules per token are of all that was drawn, or beyond idle power."""
+
+    total_j: float
+    above_idle_j: float | UnsetType = UNSET
+    prefill_j_per_token: float | UnsetType = UNSET
+    prefill_above_idle_j_per_token: float | UnsetType = UNSET
+    decode_j_per_token: float | UnsetType = UNSET
+    decode_above_idle_j_per_token: float | UnsetType = UNSET
+    boundary: Literal["soc", "board", "rail"]
+    quality: Literal["measured", "derived", "modelled"]
+    source: str
+    coverage: float
+
+
 class WireUsage(_Answer, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    energy: WireEnergy | UnsetType = UNSET  # edge_rt's own; absent where nothing was measured
 
 
 class WireTimings(_Answer, kw_only=True):

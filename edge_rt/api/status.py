@@ -73,6 +73,12 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.CloudDeclinedError: Mapping(502, _SERVER),
     errors.CircuitOpenError: Mapping(503, _BUSY, retry_after_s=2.0),
     errors.MustStayError: Mapping(403, _INVALID, param="=route"),
+    errors.PowerUnknownError: Mapping(500, _SERVER),
+    errors.ServiceError: Mapping(500, _SERVER),
+    errors.NoSystemdError: Mapping(500, _SERVER),
+    errors.NotRootError: Mapping(500, _SERVER),
+    errors.InterpreterError: Mapping(500, _SERVER),
+    errors.UnitError: Mapping(500, _SERVER),
     errors.DaemonUnreachableError: Mapping(503, _BUSY, retry_after_s=1.0),
     errors.DaemonLostError: Mapping(503, _BUSY, retry_after_s=1.0),
 }

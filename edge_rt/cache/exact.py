@@ -229,5 +229,6 @@ class ExactTier:
             created_at_s=now_s,
             ttl_s=admission.ttl_s(asked, self._settings),
             saved_s=compute_s,
+            saved_j=0.0 if last.usage.energy is None else last.usage.energy.saved_j,
         )
         return "store" if self._store.put(key, meta, value) else "not taken"

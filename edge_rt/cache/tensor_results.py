@@ -144,6 +144,7 @@ class TensorResults:
             created_at_s=now_s,
             ttl_s=self._settings.ttl_s,
             saved_s=answer.timings.compute_s / answer.timings.batch_size,
+            saved_j=0.0 if answer.energy is None else answer.energy.saved_j,
         )
         is_kept = len(value) <= self._settings.max_answer_bytes and self._store.put(key, meta, value)
         self._events.cache_decided("store" if is_kept else "not taken")

@@ -26,6 +26,9 @@ _COMMANDS: Final = {
     "devices": "Show what this machine can run models on.",
     "config": "Show the configuration and where each value comes from.",
     "doctor": "Check this machine and this installation.",
+    "status": "Show how the service does.",
+    "install": "Make edge_rt a service of systemd.",
+    "uninstall": "Stop the service and remove it.",
     "completion": "Print a shell completion script.",
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import resource
 import shutil
 import socket
@@ -29,6 +31,7 @@ from edge_rt.devices import cpu, memory, thermal
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import BackendUnavailableError, ConfigError, EdgeRtError
 from edge_rt.scheduler.forms import Placement, load_message, place
+from edge_rt.service.system import Host, Machine
 from edge_rt.worker.load import unpack
 
 Status = Literal["ok", "warn", "fail"]
@@ -51,6 +54,24 @@ class Check:
     remedy: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A group of users; is_member: this process' user is among those it lists."""
+
+    gid: int
+    is_member: bool
+
+
+def find_group(name: str) -> Group | None:
+    """Look a group up in the system's database."""
+    try:
+        found = grp.getgrnam(name)
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return None
+    return Group(gid=found.gr_gid, is_member=user in found.gr_mem)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Patient:
     """What is examined; everything outside this process' memory can be replaced."""
@@ -65,6 +86,9 @@ class Patient:
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     uid: int = field(default_factory=os.getuid)
     memlock_bytes: Callable[[], int] = lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    machine: Machine = field(default_factory=Host)
+    group_ids: Callable[[], frozenset[int]] = lambda: frozenset({os.getgid(), *os.getgroups()})
+    find_group: Callable[[str], Group | None] = find_group
 
     @cached_property
     def build(self) -> Build | Broken:
@@ -222,7 +246,7 @@ def daemon(patient: Patient) -> Check | None:
         with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), timeout=_TIMEOUT_S) as client:
             status = client.get("http://edge_rt/health/live").status_code
     except PermissionError:
-        return fail("daemon", f"no right to use {path}", "join the socket's group: server.socket_group")
+        return fail("daemon", f"no right to use {path}", "join the socket's group; the line about it says how")
     except OSError as exc:
         return warn("daemon", f"nobody answers on {path}: {exc.strerror or exc}", "edge_rt serve")
     except httpx2.HTTPError as exc:

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from edge_rt import config
-from edge_rt.cli.checks import Check, Patient, examine, fail
+from edge_rt.cli.checks import CHECKS, Check, Patient, examine, fail
+from edge_rt.cli.service_checks import SERVICE_CHECKS
 from edge_rt.errors import ConfigError
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -30,7 +31,7 @@ def command(above: config.Loaded | None, file: Path | None, as_json: bool) -> No
     except ConfigError as exc:
         results.append(fail("config", str(exc), "correct it; the checks below use the defaults"))
         settings = config.Config()
-    results += examine(Patient(config=settings))
+    results += examine(Patient(config=settings), (*CHECKS, *SERVICE_CHECKS))
     click.echo(json.dumps([asdict(check) for check in results], indent=2) if as_json else text(results))
     if any(check.status == "fail" for check in results):
         raise click.exceptions.Exit(1)

@@ -17,6 +17,7 @@ from edge_rt.api.listen import socket_path
 from edge_rt.catalog.store import is_file_name
 from edge_rt.cli.progress import pull_progress
 from edge_rt.errors import ConfigError, DaemonUnreachableError, ModelNotFoundError, UnsupportedFeatureError
+from edge_rt.service.units import SOCKET_PATH
 from edge_rt.types import FinishReason, Message, Usage
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -166,12 +167,21 @@ class LocalTalk:
         )
 
 
-def daemon_path(server: config.Server, environ: Mapping[str, str], *, uid: int | None = None) -> Path | None:
-    """Give the path a daemon of this user would listen on, None where there is nothing to put it in."""
+def daemon_path(
+    server: config.Server, environ: Mapping[str, str], *, uid: int | None = None, of_service: Path = Path(SOCKET_PATH)
+) -> Path | None:
+    """Give the path of the daemon that a client of this user asks.
+
+    It is where the user's own daemon would listen; where it does not and nothing is configured, the service's socket if
+    there is one (of_service). None where there is nothing to put a socket in.
+    """
     try:
-        return socket_path(server, environ, uid=uid)
+        own = socket_path(server, environ, uid=uid)
     except ConfigError:
-        return None
+        own = None
+    if server.socket_path or (own is not None and os.path.lexists(own)) or not os.path.lexists(of_service):
+        return own
+    return of_service
 
 
 @contextmanager

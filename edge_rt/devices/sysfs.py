@@ -50,6 +50,10 @@ class SysfsRoot:
         found = (str(p.relative_to(self._root)) for p in self._root.glob(pattern))
         return tuple(sorted(found, key=_natural))
 
+    def path(self, path: str) -> Path:
+        """Give where a file below the root is."""
+        return self._root / path
+
     def exists(self, path: str) -> bool:
         return (self._root / path).exists()
 

@@ -35,4 +35,5 @@ def sum_timings(timings: Sequence[TensorTimings]) -> TensorTimings | None:
         queue_s=sum(t.queue_s for t in timings),
         compute_s=sum(t.compute_s for t in timings),
         batch_size=max(t.batch_size for t in timings),
+        engine_s=sum(t.engine_s for t in timings),
     )

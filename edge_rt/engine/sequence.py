@@ -52,6 +52,8 @@ class Sequence:
     n_prefilled: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
+    prefill_engine_s: float = 0.0
+    decode_engine_s: float = 0.0
     _text: list[str] = field(default_factory=list)
     _ids: list[int] = field(default_factory=list)
     _logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -78,6 +80,14 @@ class Sequence:
         if not self.request.stream or not any(self._text):
             return False
         return self.sent_s is None or now_s - self.sent_s >= interval_s
+
+    def computed(self, n_rows: int, engine_s: float) -> None:
+        """Count a step's rows of this request, and their share of its time."""
+        if self.first_s is None:
+            self.n_prefilled += n_rows
+            self.prefill_engine_s += engine_s
+        else:
+            self.decode_engine_s += engine_s
 
     def append(self, token_id: int) -> None:
         """Add a token that was chosen."""
@@ -118,6 +128,8 @@ class Sequence:
             ttft_s=first_s - self.submitted_s,
             drafted_tokens=self.n_drafted,
             accepted_tokens=self.n_accepted,
+            prefill_engine_s=self.prefill_engine_s,
+            decode_engine_s=self.decode_engine_s,
         )
         self.sink.chunk(self._take(reason, usage, timings))
 

@@ -350,10 +350,10 @@ class TensorEngine:
 
         False if it failed.
         """
-        begun_s = self._clock()
+        begun_s, n_runs = self._clock(), self._n_computing
         try:
             if len(jobs) == 1:
-                self._answer(jobs[0], self._session_run(jobs[0].call), begun_s, n_rows)
+                self._answer(jobs[0], self._session_run(jobs[0].call), begun_s, n_rows, n_runs)
                 return True
             names = jobs[0].call.feeds
             feeds = {name: np.concatenate([job.call.feeds[name] for job in jobs]) for name in names}
@@ -373,7 +373,12 @@ class TensorEngine:
         for job in jobs:
             rows = {name: array[start : start + job.n_rows] for name, array in outputs.items()}
             start += job.n_rows
-            timings = TensorTimings(queue_s=begun_s - job.submitted_s, compute_s=compute_s, batch_size=n_rows)
+            timings = TensorTimings(
+                queue_s=begun_s - job.submitted_s,
+                compute_s=compute_s,
+                batch_size=n_rows,
+                engine_s=self._engine_s(compute_s, n_runs) * job.n_rows / n_rows,
+            )
             self._deliver(job, rows, timings, 0)
         return True
 
@@ -398,7 +403,7 @@ class TensorEngine:
             _check_rows(parts[-1], min(n_at_once, n_rows - start))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _answer(self, job: _Job, outputs: Arrays, begun_s: float, n_rows: int) -> None:
+    def _answer(self, job: _Job, outputs: Arrays, begun_s: float, n_rows: int, n_runs: int) -> None:
         """Keep the state of a call computed alone, and answer it."""
         call, n_calls = job.call, 0
         if call.stream:
@@ -410,12 +415,18 @@ class TensorEngine:
             if call.outputs:
                 outputs = {name: outputs[name] for name in call.outputs}
         self._count(max(1, n_rows))
+        compute_s = self._clock() - begun_s
         timings = TensorTimings(
             queue_s=begun_s - job.submitted_s,
-            compute_s=self._clock() - begun_s,
+            compute_s=compute_s,
             batch_size=max(1, min(n_rows, self._max_batch) if self._max_batch > 1 else n_rows),
+            engine_s=self._engine_s(compute_s, n_runs),
         )
         self._deliver(job, outputs, timings, n_calls)
+
+    def _engine_s(self, compute_s: float, n_runs: int) -> float:
+        """Divide a run's time by the runs that were under way beside it: n_runs at its start, and those now."""
+        return 2 * compute_s / (max(1, n_runs) + max(1, self._n_computing))
 
     def _fail(self, job: _Job, error: EdgeRtError) -> None:
         """Fail a call. Its stream's state stays what it was before, unless that was to be its last call."""

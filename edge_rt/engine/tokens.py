@@ -109,6 +109,7 @@ class TokenEngine:
         self._slots = Slots(session, settings.max_prefix_bytes)
         self._speculation = Speculation(session.caps, settings.max_draft)
         self._row_s = 0.0
+        self._free_s: float | None = None  # since when nothing is computed, where the loop goes on without a sleep
         self._n_threads = 0
         self._totals = _Totals()
         self._stop_at_s: float | None = None
@@ -200,6 +201,8 @@ class TokenEngine:
         wait = wait and not (self._running or self._waiting) and self._stop_at_s is None
         if wait:
             self._slots.save_idle(self._inbox.empty)
+        if not self._running:
+            self._free_s = None
         self._take_inbox(wait=wait)
         now_s = self._clock()
         is_idle = not (self._running or self._waiting)
@@ -318,6 +321,9 @@ class TokenEngine:
             self._fail_batch(sequences, exc)
             return
         ended_s = self._clock()
+        # All of the loop's time is somebody's: what lies between two steps is charged to the second one.
+        row_engine_s = (ended_s - (begun_s if self._free_s is None else self._free_s)) / n_rows
+        self._free_s = ended_s
         self._threads.observe(n_rows, self._n_threads, ended_s - begun_s, ended_s)
         self._learn_row_s(n_rows, ended_s - begun_s)
         self._speculation.observe(batch, ended_s - begun_s)
@@ -327,8 +333,7 @@ class TokenEngine:
         for sequence, rows in zip(sequences, batch, strict=True):
             assert sequence.slot is not None
             sequence.slot.token_ids += rows.token_ids
-            if sequence.first_s is None:
-                sequence.n_prefilled += len(rows.token_ids)
+            sequence.computed(len(rows.token_ids), row_engine_s * len(rows.token_ids))
             if not rows.want_logits:
                 continue
             if rows.want_all:

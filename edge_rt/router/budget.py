@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 DAY_S: Final = 86_400
 _WINDOW: Final = 512  # gains remembered of each tenant
@@ -80,7 +80,7 @@ class Allowance:
 
 
 class Budget:
-    """The cloud share of each tenant, and the day's cost of all together.
+    """The cloud share of each tenant, and the day's cost and energy of all together.
 
     now_s is monotonic, wall_s the time of day in seconds since the epoch, local or UTC as the bill is.
     """
@@ -91,6 +91,7 @@ class Budget:
         self._share, self._max_cost, self._prior = share, max_cost_per_day, tuple(prior)
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._spent = 0.0
+        self._spent_j = 0.0
         self._day: int | None = None
         self._day_began_s = -math.inf  # monotonic
 
@@ -114,6 +115,17 @@ class Budget:
         if math.isfinite(cost) and cost > 0:
             self._spent += cost
 
+    def spend_energy(self, energy_j: float, *, now_s: float, wall_s: float) -> None:
+        """Count what an answer of this device took."""
+        self._turn_day(now_s, wall_s)
+        if math.isfinite(energy_j) and energy_j > 0:
+            self._spent_j += energy_j
+
+    def energy_spent_j(self, *, now_s: float, wall_s: float) -> float:
+        """Give what this device's answers took today."""
+        self._turn_day(now_s, wall_s)
+        return self._spent_j
+
     @property
     def spent(self) -> float:
         return self._spent
@@ -124,14 +136,16 @@ class Budget:
 
     def state(self) -> dict[str, Any]:
         """Give what must survive a restart, as JSON can hold it."""
-        return {"day": self._day, "spent": self._spent}
+        return {"day": self._day, "spent": self._spent, "spent_j": self._spent_j}
 
     def restore(self, state: dict[str, Any], *, now_s: float) -> bool:
         """Take what state gave, in another process. What is not such a thing changes nothing and gives False."""
-        day, spent = state.get("day"), state.get("spent")
-        if isinstance(day, int) and isinstance(spent, (int, float)) and math.isfinite(spent) and spent >= 0:
+        day, spent, spent_j = state.get("day"), state.get("spent"), state.get("spent_j", 0.0)
+        amounts = [float(value) for value in (spent, spent_j) if _is_amount(value)]
+        if isinstance(day, int) and len(amounts) == 2:
             # As if the day had begun long ago, so that the next one may follow at once.
-            self._day, self._spent, self._day_began_s = day, float(spent), now_s - DAY_S
+            self._day, (self._spent, self._spent_j) = day, amounts
+            self._day_began_s = now_s - DAY_S
             return True
         return False
 
@@ -149,7 +163,7 @@ class Budget:
         if self._day is None:
             self._day, self._day_began_s = day, now_s
         elif day > self._day and now_s - self._day_began_s >= _MIN_DAY_S:
-            self._day, self._day_began_s, self._spent = day, now_s, 0.0
+            self._day, self._day_began_s, self._spent, self._spent_j = day, now_s, 0.0, 0.0
         elif day < self._day:
             self._day = day  # set back: what was spent stays spent until this clock's midnight
 
@@ -162,6 +176,10 @@ class Budget:
         else:
             self._tenants.move_to_end(tenant)
         return found
+
+
+def _is_amount(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
 
 
 class _Tenant:

@@ -10,7 +10,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
 from edge_rt.config import Router as Settings
@@ -103,6 +103,8 @@ class Chooser:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._rules = Rules(settings)
+        self._counts_energy = settings.max_energy_j_per_day > 0
+        self._keep_every_j, self._kept_j = settings.max_energy_j_per_day / 1000, 0.0
         self._surroundings, self._scorer, self._judge = surroundings, scorer, judge
         self.budget = budget or Budget(share=settings.cloud_share, max_cost_per_day=settings.max_cost_per_day)
         self._spent, self._clock, self._wall_clock = spent, clock, wall_clock
@@ -164,14 +166,21 @@ class Chooser:
         self._surroundings.answered(origin, last)
         if last.usage is not None:
             self._length.observe(last.usage.completion_tokens)
-        self._spend(origin.cost or 0.0)
+        energy = None if last.usage is None else last.usage.energy
+        self._spend(origin.cost or 0.0, 0.0 if energy is None else energy.total_j)
 
-    def _spend(self, cost: float) -> None:
-        """Count a cost, and that of answers which had no end since the last time."""
+    def _spend(self, cost: float, energy_j: float = 0.0) -> None:
+        """Count a cost, and that of answers which had no end since the last time, and this device's energy."""
         cost += self._surroundings.take_unfinished_cost()
-        if cost:
-            self.budget.spend(cost, now_s=self._clock(), wall_s=self._wall_clock())
-            if self._spent is not None:
+        energy_j = energy_j if self._counts_energy else 0.0
+        if cost or energy_j:
+            now_s, wall_s = self._clock(), self._wall_clock()
+            self.budget.spend(cost, now_s=now_s, wall_s=wall_s)
+            self.budget.spend_energy(energy_j, now_s=now_s, wall_s=wall_s)
+            # Every answer of the device takes energy; not each of them is worth a write.
+            spent_j = self.budget.energy_spent_j(now_s=now_s, wall_s=wall_s)
+            if self._spent is not None and (cost or not 0 <= spent_j - self._kept_j < self._keep_every_j):
+                self._kept_j = spent_j
                 self._spent(self.budget.state())
 
     def feedback(self, request_id: str, tenant: str, *, is_good: bool) -> None:
@@ -214,6 +223,9 @@ class Chooser:
 
     def _decide(self, request: GenerateRequest) -> tuple[Decision, Judged | None]:
         now = self._surroundings.circumstances(request)
+        if self._counts_energy:
+            spent_j = self.budget.energy_spent_j(now_s=self._clock(), wall_s=self._wall_clock())
+            now = replace(now, energy_spent_j=spent_j)
         verdict = self._rules.judge(request, now)
         expected = self._length.expected(request.max_tokens)
         score = None

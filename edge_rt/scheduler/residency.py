@@ -40,6 +40,10 @@ class ModelWorker(Protocol):
     @property
     def pid(self) -> int | None: ...
 
+    def late_s(self) -> float:
+        """Tell for how long it should have been given up for want of progress; 0 while all is well."""
+        ...
+
     async def start(self) -> ModelInfo | TensorModelInfo: ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]: ...
@@ -199,6 +203,10 @@ class Residency:
     def slot(self, model: str) -> Slot:
         """Give a model's slot, to look at."""
         return self._slots[model]
+
+    def late_s(self) -> float:
+        """Tell for how long the supervision of workers has failed; 0 while all is well."""
+        return max((slot.loaded.worker.late_s() for slot in self._slots.values() if slot.loaded), default=0.0)
 
     def has_room(self) -> bool:
         """Say whether one more model may be loaded without any other making room; memory is not looked at."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_rt.catalog.manifest import Manifest
+from edge_rt.liveness import Activity
 from edge_rt.scheduler.forms import Placement
 from edge_rt.scheduler.queue import Queue
 from edge_rt.scheduler.residency import Slot, State
@@ -80,4 +81,17 @@ def describe(
         idle_s=now_s - used_at_s if used_at_s is not None and not queue.n_running else None,
         error=str(slot.failure) if slot is not None and slot.failure is not None else "",
         versions=versions,
+    )
+
+
+def activity(models: Mapping[str, tuple[Sequence[Slot], Queue]], *, late_s: float) -> Activity:
+    """Sum up what all models do, by their slots and queues."""
+    return Activity(
+        models=tuple(model for model, (slots, _) in models.items() if any(slot.loaded for slot in slots)),
+        loading=tuple(
+            model for model, (slots, _) in models.items() if any(slot.state in {"waiting", "loading"} for slot in slots)
+        ),
+        n_running=sum(queue.n_running for _, queue in models.values()),
+        n_waiting=sum(queue.n_waiting for _, queue in models.values()),
+        late_s=late_s,
     )

@@ -161,6 +161,12 @@ class Process:
     def pid(self) -> int:
         return self._handle.pid
 
+    def late_s(self) -> float:
+        """Tell for how long the child has been overdue; 0 while it moves, has nothing to do, or is lost."""
+        if self.lost.done() or not (self._streams or self._replies):
+            return 0.0
+        return max(0.0, asyncio.get_running_loop().time() - self._progress_at_s - self._step_timeout_s)
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Stream one answer. Closing the iterator before its end stops the engine within one token.
 
@@ -302,6 +308,8 @@ class Process:
             # Only a task stuck inside the kernel survives SIGKILL; nothing more can be done from here.
             _log.error("worker %d of %s survives SIGKILL", self.pid, self._load.model)
         reason = self._kill_reason or describe_exit(status, problem, self._handle.last_words())
+        if status is None and self._kill_reason:
+            reason += ", and it cannot be killed"
         self.lost.set_result(reason)
         if not self._loaded.done():
             self._loaded.set_exception(WorkerLostError(model=self._load.model, reason=reason))
@@ -345,6 +353,7 @@ class Process:
         self._kill_reason = f"killed: no progress for worker.step_timeout_s = {self._step_timeout_s:g} s"
         _log.error("worker %d of %s hangs; killing it", self.pid, self._load.model)
         self._handle.kill()
+        self._channel.close()  # one that cannot be killed, deep inside a driver, is lost all the same
 
 
 def describe_exit(status: int | None, problem: str, last_words: str) -> str:

@@ -66,6 +66,10 @@ class Worker:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
+    def late_s(self) -> float:
+        """Tell for how long its process should have been killed for want of progress; 0 unless that failed."""
+        return self._process.late_s() if self._process is not None else 0.0
+
     async def start(self) -> ModelInfo | TensorModelInfo:
         """Load the model. Raises the load's error, or BackendLoadError when the process dies MAX_LOAD_DEATHS times."""
         self._starting = asyncio.get_running_loop().create_task(self._bring_up(), context=Context())

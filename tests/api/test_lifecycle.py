@@ -152,13 +152,15 @@ def test_systemd_activation_and_notification(socket_dir: Path) -> None:
             daemon.socket = path
             with daemon.client() as client:
                 assert client.get("/health").status_code == 200
-            states = [notify.recv(200).decode() for _ in range(5)]
+            states = "\n".join(notify.recv(500).decode() for _ in range(6)).splitlines()
             assert states.count("READY=1") == 1
             assert states.count("WATCHDOG=1") >= 2
+            assert any(state.startswith("EXTEND_TIMEOUT_USEC=") for state in states)
+            assert "STATUS=no model in memory; idle" in states
             assert daemon.stop() == 0
         states.clear()
         while "STOPPING=1" not in states:
-            states.append(notify.recv(200).decode())
+            states += notify.recv(500).decode().splitlines()
         assert path.exists(), "the socket is systemd's to remove"
         assert f"listens on unix:{path}" in daemon.log
 

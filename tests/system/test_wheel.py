@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "edge_rt", "models", "native")
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "edge_rt", "models", "native", "systemd")
 COMPILERS = ("cc", "gcc", "clang")
 
 
@@ -58,5 +58,10 @@ def test_wheel_holds_every_manifest_and_the_native_engine(tmp_path: Path) -> Non
         sorted(p.name for p in folder.iterdir() if p.is_file()) for folder in (ROOT / "models", Path(place))
     )
     assert held == shipped  # labels, characters and ranges beside the manifests
+    units, shipped_units = (
+        sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+        for folder in (Path(place).parent / "systemd", ROOT / "systemd")
+    )
+    assert units == shipped_units
     assert ids.split() == sorted(path.stem for path in (ROOT / "models").glob("*.toml"))
     assert chains.split() == sorted(path.stem for path in (ROOT / "models" / "chains").glob("*.toml"))

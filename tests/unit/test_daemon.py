@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 
@@ -8,23 +7,6 @@ import pytest
 
 from edge_rt import config, daemon
 from edge_rt.errors import ConfigError
-
-
-@pytest.mark.parametrize("is_abstract", [False, True])
-def test_notify_sends_one_datagram(socket_dir: Path, is_abstract: bool) -> None:
-    name = f"edge_rt-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(f"\0{name}" if is_abstract else str(socket_dir / "n"))
-        receiver.settimeout(10)
-        daemon.notify("READY=1", {"NOTIFY_SOCKET": f"@{name}" if is_abstract else str(socket_dir / "n")})
-        assert receiver.recv(100) == b"READY=1"
-
-
-def test_notify_without_systemd_does_nothing(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    daemon.notify("READY=1", {})
-    assert caplog.text == ""
-    daemon.notify("READY=1", {"NOTIFY_SOCKET": str(socket_dir / "nobody")})
-    assert "cannot notify" in caplog.text
 
 
 def test_tcp_without_keys_is_refused_before_anything_starts(socket_dir: Path) -> None:

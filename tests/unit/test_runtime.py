@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from edge_rt.assembly import identities
 from edge_rt.cache.key import Identity
 from edge_rt.catalog.chains import Chain, Ocr
 from edge_rt.catalog.manifest import Asset, Manifest, Variant
+from edge_rt.devices.base import Reading, known
+from edge_rt.devices.meters import Sample
 from edge_rt.errors import (
     BackendLoadError,
     ConfigError,
@@ -29,6 +31,7 @@ from edge_rt.errors import (
     ShuttingDownError,
     UnsupportedFeatureError,
 )
+from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.residency import ModelWorker
 from edge_rt.telemetry import Telemetry
@@ -97,6 +100,9 @@ class FakeWorker:
         self.stopped: asyncio.Event = asyncio.Event()
         self.stop_error: Callable[[], EdgeRtError] = ShuttingDownError
 
+    def late_s(self) -> float:
+        return self.world.late_s
+
     async def start(self) -> ModelInfo:
         await asyncio.sleep(LOAD_S)
         if self.load.model in self.world.broken:
@@ -116,7 +122,7 @@ class FakeWorker:
                     await self.stopped.wait()
                 raise self.stop_error()
             except TimeoutError:
-                yield LAST
+                yield self.world.last
         finally:
             self.n_open -= 1
 
@@ -137,6 +143,8 @@ class World:
     broken: set[str] = field(default_factory=set)
     service_s: float = 1.0
     is_late: bool = False
+    last: Chunk = LAST
+    late_s: float = 0.0
 
     def make(self, load: Load, settings: config.Worker, events: WorkerEvents) -> ModelWorker:
         worker = FakeWorker(load, events, self)
@@ -150,6 +158,7 @@ def make(
     telemetry: Telemetry | None = None,
     features: frozenset[str] = frozenset(),
     store: FakeStore | None = None,
+    energy: EnergyMonitor | None = None,
     **flags: Any,
 ) -> Runtime:
     settings = {"models.null.backend": "null"} | {name.replace("__", "."): value for name, value in flags.items()}
@@ -159,6 +168,7 @@ def make(
         telemetry or Telemetry(),
         make_worker=world.make,
         features=lambda: features,
+        energy=energy,
     )
 
 
@@ -450,6 +460,26 @@ def test_a_models_own_keep_alive_wins() -> None:
     virtual_time.run(main())
 
 
+def test_activity_sums_up_models_and_queues_and_tells_of_a_supervision_that_fails() -> None:
+    async def main() -> None:
+        world = World(service_s=100.0)
+        runtime = make(world)
+        asking = asyncio.create_task(answer(runtime))
+        await asyncio.sleep(LOAD_S / 2)
+        now = runtime.activity()
+        assert (now.models, now.loading, now.n_running, now.n_waiting) == ((), ("null",), 1, 0)
+        await asyncio.sleep(LOAD_S)
+        world.late_s = 7.0
+        now = runtime.activity()
+        assert (now.models, now.loading, now.n_running, now.late_s) == (("null",), (), 1, 7.0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await runtime.close(0.0)
+        assert runtime.activity().models == ()
+
+    virtual_time.run(main())
+
+
 def test_start_preloads_and_survives_a_model_that_fails() -> None:
     async def main() -> None:
         world = World(broken={"null"})
@@ -584,5 +614,62 @@ def test_only_if_cached_asks_no_tensor_model_where_nothing_is_stored() -> None:
         asked = TensorRequest(id="r", model="null", inputs=(tensor,), only_if_cached=True)
         with pytest.raises(NotCachedError):
             await make(World()).infer(asked)
+
+    virtual_time.run(main())
+
+
+class SteadyMeter:
+    """Draws as many watts as the world's workers have open answers, and two more."""
+
+    name, interval_s = "steady", 0.05
+    boundary, quality = "board", "measured"
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def read(self, now_s: float) -> Reading[Sample]:
+        n_open = sum(worker.n_open for worker in self.world.workers)
+        return known(Sample(power_w=2.0 + n_open), "steady")
+
+    def close(self) -> None: ...
+
+
+def test_an_answer_says_what_it_took_and_a_cancelled_one_leaves_nothing_open() -> None:
+    async def main() -> None:
+        world, telemetry = World(service_s=2.0), Telemetry()
+        meter: Any = SteadyMeter(world)
+        monitor = EnergyMonitor(meter, idle_w=2.0, clock=asyncio.get_running_loop().time)
+        runtime = make(world, telemetry=telemetry, energy=monitor)
+        world.last = replace(
+            LAST, timings=replace(LAST.timings, prefill_s=0.5, decode_s=1.5, prefill_engine_s=0.5, decode_engine_s=1.5)
+        )
+
+        async def read() -> None:
+            for _ in range(1000):  # no thread is woken here
+                await asyncio.sleep(min(monitor.tick(), 0.05))
+
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(5.0)
+        last = (await answer(runtime))[-1]
+        assert last.usage is not None
+        energy = last.usage.energy
+        assert energy is not None
+        assert energy.total_j == pytest.approx(6.0, rel=0.05)
+        assert energy.above_idle_j == pytest.approx(2.0, rel=0.1)
+        assert energy.source == "steady"
+        async with aclosing(runtime.generate(request())) as cut:
+            await anext(cut)
+        assert not monitor._account.is_busy
+        reading.cancel()
+        assert 'edge_rt_energy_joules_total{model="null",phase="decode"} 4.' in telemetry.exposition().decode()
+
+    virtual_time.run(main())
+
+
+def test_without_a_meter_an_answer_says_nothing_of_energy() -> None:
+    async def main() -> None:
+        last = (await answer(make(World())))[-1]
+        assert last.usage is not None
+        assert last.usage.energy is None
 
     virtual_time.run(main())

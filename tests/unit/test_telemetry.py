@@ -11,8 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge_rt import telemetry
+from edge_rt.power.monitor import PowerNow
 from edge_rt.telemetry import METRICS, STEP_ROWS_BOUNDS, Telemetry
-from edge_rt.types import EngineStats, Timings, Usage
+from edge_rt.types import Energy, EngineStats, Timings, Usage
 
 STATS = EngineStats(
     cells_used=10,
@@ -184,3 +185,38 @@ def test_json_log_carries_the_request_id_and_the_traceback() -> None:
     assert entry["request_id"] == "abc"
     assert entry["level"] == "error"
     assert "ValueError: boom" in entry["traceback"]
+
+
+def test_energy_is_counted_by_phase() -> None:
+    metrics = Telemetry()
+    timings = Timings(queue_s=0.0, prefill_s=0.5, prefill_tokens=5, decode_s=0.5, decode_tokens=2, ttft_s=0.5)
+    energy = Energy(
+        total_j=3.0, above_idle_j=1.5, prefill_j=1.0, prefill_above_idle_j=0.5, decode_j=2.0, decode_above_idle_j=1.0
+    )
+    metrics.answer_finished("m", usage=Usage(prompt_tokens=5, completion_tokens=3, energy=energy), timings=timings)
+    metrics.answer_finished("m", usage=Usage(prompt_tokens=5, completion_tokens=3), timings=timings)
+    metrics.energy_used("eyes", Energy(total_j=0.25))
+    assert value(metrics, "edge_rt_energy_joules_total", model="m", phase="prefill") == 1.0
+    assert value(metrics, "edge_rt_energy_joules_total", model="m", phase="decode") == 2.0
+    assert value(metrics, "edge_rt_energy_above_idle_joules_total", model="m", phase="decode") == 1.0
+    assert value(metrics, "edge_rt_energy_joules_total", model="eyes", phase="compute") == 0.25
+    assert not [name for name, labels in samples(metrics) if "above_idle" in name and ("model", "eyes") in labels]
+
+
+def test_power_is_shown_while_it_is_known() -> None:
+    metrics = Telemetry()
+    shown = {"source": "tc66", "boundary": "board", "quality": "measured"}
+    now = PowerNow(power_w=5.5, idle_w=None, coverage=0.75, **shown)  # type: ignore[arg-type]
+    metrics.watch_power(lambda: now)
+    text = metrics.exposition().decode()
+    assert 'edge_rt_power_watts{boundary="board",quality="measured",source="tc66"} 5.5' in text
+    assert 'edge_rt_power_coverage{source="tc66"} 0.75' in text
+    assert "edge_rt_power_idle_watts{" not in text
+    now = replace(now, power_w=None, idle_w=2.0)
+    text = metrics.exposition().decode()
+    assert "edge_rt_power_watts{" not in text
+    assert 'edge_rt_power_idle_watts{source="tc66"} 2.0' in text
+
+
+def test_without_a_meter_no_power_is_shown() -> None:
+    assert "edge_rt_power_watts{" not in Telemetry().exposition().decode()

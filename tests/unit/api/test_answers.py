@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 from msgspec import UNSET
 
 from edge_rt.api.answers import ChatShape, CompletionShape, wire_timings, wire_usage
 from edge_rt.api.schemas import ChatLogprobs, CompletionLogprobs, encode
-from edge_rt.types import Timings, TokenLogprob, Usage
+from edge_rt.types import Energy, Timings, TokenLogprob, Usage
+
+TIMINGS = Timings(queue_s=0.0, prefill_s=0.5, prefill_tokens=10, decode_s=0.2, decode_tokens=4, ttft_s=0.5)
 
 HALF = TokenLogprob(token_id=1, raw=b"\xf0\x9f", logprob=-0.5, top=((1, b"\xf0\x9f", -0.5), (2, b"a", -1.5)))
 LETTER = TokenLogprob(token_id=2, raw=b"ab", logprob=-1.0)
@@ -55,9 +60,46 @@ def test_rates_of_nothing_are_null() -> None:
 
 
 def test_usage() -> None:
-    wire = wire_usage(Usage(prompt_tokens=12, completion_tokens=5, cached_tokens=2))
+    wire = wire_usage(Usage(prompt_tokens=12, completion_tokens=5, cached_tokens=2), TIMINGS)
     assert (wire.prompt_tokens, wire.completion_tokens, wire.total_tokens) == (12, 5, 17)
     assert wire.prompt_tokens_details.cached_tokens == 2
+    assert b"energy" not in encode(wire)
+
+
+def test_energy_by_token() -> None:
+    energy = Energy(
+        total_j=3.0,
+        above_idle_j=2.0,
+        prefill_j=1.0,
+        prefill_above_idle_j=0.5,
+        decode_j=2.0,
+        decode_above_idle_j=1.5,
+        boundary="soc",
+        quality="derived",
+        source="rapl package-0",
+        coverage=0.9,
+    )
+    usage = Usage(prompt_tokens=12, completion_tokens=5, cached_tokens=2, energy=energy)
+    timings = replace(TIMINGS, prefill_tokens=10, decode_tokens=4)
+    assert msgspec.to_builtins(wire_usage(usage, timings))["energy"] == {
+        "total_j": 3.0,
+        "above_idle_j": 2.0,
+        "prefill_j_per_token": 0.1,
+        "prefill_above_idle_j_per_token": 0.05,
+        "decode_j_per_token": 0.5,
+        "decode_above_idle_j_per_token": 0.375,
+        "boundary": "soc",
+        "quality": "derived",
+        "source": "rapl package-0",
+        "coverage": 0.9,
+    }
+
+
+def test_energy_that_is_not_known_is_absent_and_not_zero() -> None:
+    usage = Usage(prompt_tokens=1, completion_tokens=1, energy=Energy(total_j=3.0, prefill_j=3.0, decode_j=0.0))
+    timings = replace(TIMINGS, prefill_tokens=0, decode_tokens=0)
+    wire = msgspec.to_builtins(wire_usage(usage, timings))["energy"]
+    assert set(wire) == {"total_j", "boundary", "quality", "source", "coverage"}
 
 
 def test_chat_logprobs_carry_the_exact_bytes() -> None:

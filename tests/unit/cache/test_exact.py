@@ -17,7 +17,18 @@ from edge_rt.cache.key import Identity
 from edge_rt.cache.store import Store
 from edge_rt.cache.stored import Piece, Recorder, replay
 from edge_rt.config import Cache
-from edge_rt.types import CacheWishes, Chunk, GenerateRequest, Message, Origin, Sampling, Timings, TokenLogprob, Usage
+from edge_rt.types import (
+    CacheWishes,
+    Chunk,
+    Energy,
+    GenerateRequest,
+    Message,
+    Origin,
+    Sampling,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from tests.fakes import FakeClock
 
 HERE = Identity(model="m", variant="q4", file_sha256="1" * 64)
@@ -30,7 +41,7 @@ class Events:
     def __init__(self) -> None:
         self.states: Counter[str] = Counter()
         self.decisions: Counter[str] = Counter()
-        self.saved_s = 0.0
+        self.saved_s = self.saved_j = 0.0
         self.verified: list[bool] = []
         self.size = (0, 0)
         self.n_evicted = self.n_rejected = 0
@@ -38,6 +49,7 @@ class Events:
     def cache_looked_up(self, state: str, *, saved_s: float = 0.0, saved_j: float = 0.0) -> None:
         self.states[state] += 1
         self.saved_s += saved_s
+        self.saved_j += saved_j
 
     def cache_verified(self, *, is_right: bool) -> None:
         self.verified.append(is_right)
@@ -299,3 +311,15 @@ def test_that_a_corrected_answer_stands_against_time_regenerating_and_computed_o
     assert chunks[0].origin is not None
     assert chunks[0].origin.reason == "corrected"
     assert bench.tier.forget_other_files(replace(HERE, file_sha256="2" * 64)) == 1, "another model, another answer"
+
+
+def test_a_hit_saves_the_joules_beyond_idle_power(bench: Bench) -> None:
+    energy = Energy(total_j=5.0, above_idle_j=3.0)
+    measured = Usage(prompt_tokens=3, completion_tokens=2, energy=energy)
+    bench.answer(asked(), *said("Paris", ".", usage=measured))
+    hit = bench.look(asked(id="2"))
+    assert bench.events.saved_j == 3.0
+    assert hit.stored is not None
+    last = replay(hit.stored, NOW_S)[-1]
+    assert last.usage is not None
+    assert last.usage.energy is None  # nothing was computed for it

@@ -18,6 +18,7 @@ from edge_rt.cache.tensor_results import TensorResults
 from edge_rt.config import Cache
 from edge_rt.errors import NotCachedError
 from edge_rt.tensor_types import Tensor, TensorAnswer, TensorRegion, TensorRequest, TensorTimings
+from edge_rt.types import Energy
 from tests.fakes import FakeClock
 from tests.unit.cache.test_exact import Events
 
@@ -29,6 +30,7 @@ class Model:
 
     def __init__(self) -> None:
         self.n_calls = 0
+        self.energy: Energy | None = None
 
     async def __call__(self) -> TensorAnswer:
         self.n_calls += 1
@@ -38,6 +40,7 @@ class Model:
             timings=TensorTimings(queue_s=5.0, compute_s=0.4, batch_size=2),
             place="onnx_cpu:0",
             variant="int8",
+            energy=self.energy,
         )
 
 
@@ -255,3 +258,12 @@ def test_that_a_scene_which_changes_slowly_is_computed_again(tmp_path: Path) -> 
         bench.infer(asked(frame(picture(1, shift=shift))))
     assert 3 <= bench.model.n_calls < 20
     bench.store.close()
+
+
+def test_a_hit_saves_the_joules_that_computing_took(bench: Bench) -> None:
+    bench.model.energy = Energy(total_j=0.5, above_idle_j=0.25)
+    bench.infer(asked())
+    bench.infer(asked())
+    bench.infer(asked())
+    assert bench.events.saved_j == 0.5
+    assert bench.infer(asked()).energy is None

@@ -14,13 +14,27 @@ from edge_rt.types import Usage
 
 
 def test_a_user_without_a_runtime_directory_has_no_daemon_to_ask() -> None:
-    assert daemon_path(Server(), {}, uid=1000) is None
+    assert daemon_path(Server(), {}, uid=1000, of_service=Path("/nowhere")) is None
 
 
 def test_a_daemon_is_looked_for_where_it_would_listen() -> None:
     assert daemon_path(Server(socket_path="/a.sock"), {}, uid=1000) == Path("/a.sock")
     environ = {"XDG_RUNTIME_DIR": "/run/user/1000"}
-    assert daemon_path(Server(), environ, uid=1000) == Path("/run/user/1000/edge_rt/edge_rt.sock")
+    assert daemon_path(Server(), environ, uid=1000, of_service=Path("/nowhere")) == Path(
+        "/run/user/1000/edge_rt/edge_rt.sock"
+    )
+
+
+def test_the_service_is_asked_where_the_user_has_no_daemon_of_their_own(tmp_path: Path) -> None:
+    service, own = tmp_path / "service", tmp_path / "edge_rt" / "edge_rt.sock"
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    service.write_text("")
+    assert daemon_path(Server(), environ, uid=1000, of_service=service) == service
+    assert daemon_path(Server(), {}, uid=1000, of_service=service) == service
+    assert daemon_path(Server(socket_path="/a.sock"), environ, uid=1000, of_service=service) == Path("/a.sock")
+    own.parent.mkdir()
+    own.write_text("")
+    assert daemon_path(Server(), environ, uid=1000, of_service=service) == own
 
 
 def test_an_answer_of_one_token_has_no_decode_rate() -> None:

@@ -524,3 +524,22 @@ def test_every_call_ends_once_with_its_own_answer(script: list[tuple[int, bool, 
             assert heard.outputs is not None
             assert np.array_equal(heard.outputs["y"], alone("", one.feeds)["y"])
     assert all(n <= max_batch or n <= 4 for n in watched.runs)
+
+
+def test_a_joined_run_s_time_is_shared_by_rows() -> None:
+    clock = FakeClock()
+
+    class Slow(WatchedSession):
+        def run(self, feeds: Any, outputs: tuple[str, ...] = ()) -> Any:
+            clock.advance(0.4)
+            return super().run(feeds, outputs)
+
+    target = engine(Slow(), clock)
+    heard = submit(target, call("a", 1), call("b", 2, 3), call("c", 4))
+    assert target.step()
+    shares = [sink.timings.engine_s for sink in heard if sink.timings is not None]
+    assert shares == pytest.approx([0.1, 0.2, 0.1])
+    alone_ = submit(target, call("d", 1))
+    assert target.step()
+    assert alone_[0].timings is not None
+    assert alone_[0].timings.engine_s == pytest.approx(0.4)

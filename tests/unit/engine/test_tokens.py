@@ -356,3 +356,30 @@ def test_whatever_happens_each_request_ends_once_with_its_own_answer(
             assert text.startswith(answer.text)
     bench.assert_idle()
     assert bench.session.cells_used() <= n_ctx
+
+
+def test_engine_seconds_are_the_loop_s_time_shared_by_rows() -> None:
+    bench = Bench(max_draft=0)
+    begun_s = bench.clock()
+    answers = [bench.ask(chat("a" * 30, "a"))]
+    for _ in range(5):
+        bench.engine.step()
+    answers += [bench.ask(chat("b" * 20, "b")), bench.ask(chat("c" * 10, "c"))]
+    bench.run(*answers)
+    timings = [answer.last.timings for answer in answers]
+    total_s = sum(t.prefill_engine_s + t.decode_engine_s for t in timings if t is not None)
+    assert total_s == pytest.approx(bench.clock() - begun_s)
+    for one in timings:
+        assert one is not None
+        assert 0 < one.prefill_engine_s <= one.prefill_s + 1e-9
+        assert 0 < one.decode_engine_s <= one.decode_s + 1e-9
+
+
+def test_a_sleep_between_requests_is_nobody_s_time() -> None:
+    bench = Bench(max_draft=0)
+    bench.run(bench.ask(chat("a" * 5, "a")))
+    bench.clock.advance(100.0)
+    answer = bench.ask(chat("b" * 5, "b"))
+    bench.run(answer)
+    assert answer.last.timings is not None
+    assert answer.last.timings.prefill_engine_s + answer.last.timings.decode_engine_s < 1.0

@@ -168,3 +168,26 @@ def test_the_expected_length_is_learnt_and_never_above_what_is_allowed() -> None
         length.observe(30)
     assert length.expected(None) == pytest.approx(30, abs=1)
     assert length.expected(8) == 8
+
+
+# Energy.
+
+
+def test_the_day_s_energy_is_kept_over_a_restart_and_gone_with_the_day() -> None:
+    budget = Budget(share=0.5)
+    budget.spend_energy(30.0, now_s=5.0, wall_s=NOON_S)
+    for nothing in (-1.0, math.nan, math.inf):
+        budget.spend_energy(nothing, now_s=5.0, wall_s=NOON_S)
+    again = Budget(share=0.5)
+    assert again.restore(json.loads(json.dumps(budget.state())), now_s=1.0)
+    again.spend_energy(10.0, now_s=2.0, wall_s=NOON_S)
+    assert again.energy_spent_j(now_s=3.0, wall_s=NOON_S) == 40.0
+    assert again.energy_spent_j(now_s=4.0, wall_s=NOON_S + DAY_S) == 0.0
+
+
+def test_a_state_of_before_has_no_energy_and_a_broken_one_is_none() -> None:
+    budget = Budget(share=0.5)
+    assert budget.restore({"day": int(NOON_S // DAY_S), "spent": 0.5}, now_s=1.0)
+    assert budget.energy_spent_j(now_s=1.0, wall_s=NOON_S) == 0.0
+    assert not budget.restore({"day": 1, "spent": 0.5, "spent_j": -1}, now_s=1.0)
+    assert not budget.restore({"day": 1, "spent": 0.5, "spent_j": "many"}, now_s=1.0)

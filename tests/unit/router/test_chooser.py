@@ -14,7 +14,7 @@ from edge_rt.errors import InvalidRequestError, MustStayError
 from edge_rt.router.budget import Budget, Pace
 from edge_rt.router.chooser import Chooser
 from edge_rt.router.rules import Circumstances
-from edge_rt.types import Chunk, GenerateRequest, Message, Origin, Timings, TokenSignal, Usage
+from edge_rt.types import Chunk, Energy, GenerateRequest, Message, Origin, Timings, TokenSignal, Usage
 
 ASKED = GenerateRequest(id="r", model="m", messages=(Message(role="user", content="why is the sky blue"),))
 SIGNALS = (TokenSignal(logprob=-2.0, margin=0.1, entropy=3.0),) * 16
@@ -227,3 +227,33 @@ def test_a_share_of_the_devices_answers_is_judged_unless_private(
     assert chooser.wants_verdict(ASKED, Origin(endpoint=endpoint), answer) is wants
     chooser.judged(ASKED, 1.0)
     assert teacher.labels == [("shadow", 1.0, None)]
+
+
+def test_what_an_answer_took_counts_for_the_day_s_energy() -> None:
+    kept: list[dict[str, Any]] = []
+    chooser = Chooser(Settings(max_energy_j_per_day=100.0), FakeSurroundings(), spent=kept.append)
+    assert LAST.usage is not None
+    measured = replace(LAST, usage=replace(LAST.usage, energy=Energy(total_j=60.0)))
+    assert chooser.choose(ASKED).where == "local"
+    chooser.finished(ASKED, Origin(), measured)
+    assert chooser.explain(ASKED).where == "local"
+    chooser.finished(ASKED, Origin(), measured)
+    assert (chooser.explain(ASKED).where, chooser.explain(ASKED).reason) == ("cloud", "energy")
+    assert [state["spent_j"] for state in kept] == [60.0, 120.0]
+
+
+def test_energy_without_a_limit_is_neither_counted_nor_written() -> None:
+    kept: list[dict[str, Any]] = []
+    chooser = Chooser(Settings(), FakeSurroundings(), spent=kept.append)
+    assert LAST.usage is not None
+    chooser.finished(ASKED, Origin(), replace(LAST, usage=replace(LAST.usage, energy=Energy(total_j=60.0))))
+    assert kept == []
+
+
+def test_small_amounts_of_energy_are_written_together() -> None:
+    kept: list[dict[str, Any]] = []
+    chooser = Chooser(Settings(max_energy_j_per_day=1000.0), FakeSurroundings(), spent=kept.append)
+    assert LAST.usage is not None
+    for _ in range(100):
+        chooser.finished(ASKED, Origin(), replace(LAST, usage=replace(LAST.usage, energy=Energy(total_j=0.1))))
+    assert len(kept) == pytest.approx(10, abs=1)

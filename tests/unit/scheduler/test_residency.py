@@ -84,6 +84,9 @@ class FakeWorker:
         self.events.stats(EngineStats(rss_bytes=self.need_bytes))
         return INFO
 
+    def late_s(self) -> float:
+        return 0.0
+
     async def stop(self, error: Callable[[], EdgeRtError]) -> None:
         assert not self.is_stopped
         self.is_stopped = True

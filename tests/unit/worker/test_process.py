@@ -15,6 +15,7 @@ from edge_rt.errors import (
     SlowReaderError,
     WorkerLostError,
 )
+from edge_rt.liveness import SUPERVISION_S
 from edge_rt.types import Chunk, EngineStats, TokenLogprob
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, ToWorker
@@ -395,5 +396,25 @@ def test_errors_of_lost_requests_are_separate_objects() -> None:
         assert isinstance(first, EdgeRtError)
         assert isinstance(second, EdgeRtError)
         assert first is not second
+
+    virtual_time.run(main())
+
+
+def test_a_hanging_child_that_cannot_be_killed_is_late_and_then_lost() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(loads)
+        process = await start(launch)
+        assert process.late_s() == 0.0
+        launch.children[0].survives_kill = True
+        asking = asyncio.create_task(answer(process))
+        asked_at_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(STEP_TIMEOUT_S)
+        assert process.late_s() == 0.0
+        await asyncio.sleep(3.0)
+        assert process.late_s() == 3.0
+        with pytest.raises(WorkerLostError, match=r"worker\.step_timeout_s = 60 s, and it cannot be killed"):
+            await asking
+        assert asyncio.get_running_loop().time() < asked_at_s + STEP_TIMEOUT_S + SUPERVISION_S
+        assert process.late_s() == 0.0
 
     virtual_time.run(main())

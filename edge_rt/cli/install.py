@@ -1,0 +1,60 @@
+"""`edge_rt install`: make edge_rt a service of systemd."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from edge_rt.errors import NotRootError
+from edge_rt.service import installation, interpreter
+from edge_rt.service.installation import Wish
+from edge_rt.service.system import Host
+from edge_rt.service.units import GROUP, SOCKET_PATH
+
+
+@click.command("install", short_help="Make edge_rt a service of systemd.")
+@click.option("--powerd", is_flag=True, help="Install the power helper too, which keeps the machine within its limits.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--no-start", is_flag=True, help="Enable the socket, but do not open it before the next boot.")
+@click.option(
+    "--root",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="Write the units into this tree, a system's root to be, and start nothing.",
+)
+def command(powerd: bool, dry_run: bool, no_start: bool, root: Path | None) -> None:
+    """Write the units of a daemon that starts with its first client, as a user of its own, and open its socket.
+
+    Says what it does, a line each; what is in place already is left alone. Models are pulled as before (`sudo edge_rt
+    models pull`), and the configuration is /etc/edge_rt/config.toml.
+
+    \b
+      sudo /opt/edge_rt/bin/edge_rt install
+      sudo usermod --append --groups edge_rt $USER
+    """
+    if root is None and not dry_run and os.geteuid() != 0:
+        raise NotRootError(what="installing a service", command=f"{sys.argv[0]} install")
+    found = interpreter.obstacles(interpreter.needed_paths(), root_only=powerd)
+    if dry_run:  # show the rest too
+        for one in found:
+            click.echo(f"in the way  {one.path}: {one.why}", err=True)
+    else:
+        installation.check_interpreter(sys.executable, found)
+    wish = Wish(python=sys.executable, powerd=powerd, starts=not no_start, is_dry=dry_run)
+    for line in installation.install(Host(root or Path("/")), wish, into_tree=root is not None):
+        click.echo(line)
+    if root is None and not dry_run:
+        click.echo(_next_steps(os.environ, starts=not no_start))
+
+
+def _next_steps(environ: Mapping[str, str], *, starts: bool) -> str:
+    user = environ.get("SUDO_USER", "USER")
+    first = f"clients are served on {SOCKET_PATH}" if starts else f"from the next boot on, {SOCKET_PATH} is served"
+    return (
+        f"{first}; members of group {GROUP} may connect:\n"
+        f"  usermod --append --groups {GROUP} {user}    (counts from the next login on)\n"
+        "  edge_rt status"
+    )

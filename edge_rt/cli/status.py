@@ -1,0 +1,95 @@
+"""`edge_rt status`: how the service does, in a few lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from edge_rt import config
+from edge_rt.api.client import Client
+from edge_rt.cli.talk import daemon_path
+from edge_rt.errors import EdgeRtError
+from edge_rt.service import inspection
+from edge_rt.service.inspection import Unit
+from edge_rt.service.system import Host, Machine
+from edge_rt.service.units import ALL_UNITS, DAEMON
+
+_TIMEOUT_S = 5.0
+
+
+@click.command("status", short_help="Show how the service does.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def command(above: config.Loaded | None, as_json: bool) -> None:
+    """Show the units of systemd, the socket, the models in memory and the last error.
+
+    Asking starts a daemon whose socket is open: that is what the socket is for. The exit code is 0 if it
+    answers.
+    """
+    settings = (above or config.load()).config
+    found = gather(settings, Host())
+    click.echo(json.dumps(found, indent=2) if as_json else text(found))
+    if not found["daemon"]["answers"]:
+        raise click.exceptions.Exit(1)
+
+
+def gather(settings: config.Config, machine: Machine) -> dict[str, Any]:
+    """Ask systemd, the daemon and the journal."""
+    units = inspection.look(machine, ALL_UNITS)
+    there = [unit for unit in units or () if unit.is_there]
+    return {
+        "systemd": units is not None,
+        "units": [asdict(unit) for unit in there],
+        "daemon": _ask(settings),
+        "last_errors": list(inspection.last_errors(machine, DAEMON)) if there else [],
+    }
+
+
+def _ask(settings: config.Config) -> dict[str, Any]:
+    path = daemon_path(settings.server, os.environ)
+    if path is None:
+        return {"answers": False, "socket": None, "problem": "no place for a socket: XDG_RUNTIME_DIR is not set"}
+    try:
+        with Client(path, timeout_s=_TIMEOUT_S) as client:
+            models = client.models()
+    except EdgeRtError as exc:
+        return {"answers": False, "socket": str(path), "problem": str(exc)}
+    loaded = [model["id"] for model in models if model["status"] == "loaded"]
+    return {"answers": True, "socket": str(path), "problem": "", "models": loaded, "n_pulled": len(models)}
+
+
+def text(found: dict[str, Any]) -> str:
+    """Write it for people."""
+    lines = []
+    for fields in found["units"]:
+        unit = Unit(**fields)
+        parts = [f"{unit.state} ({unit.sub_state})", "enabled" if unit.is_enabled else "not enabled"]
+        if unit.pid is not None:
+            parts.append(f"pid {unit.pid}")
+        if unit.memory_bytes is not None:
+            parts.append(f"{unit.memory_bytes / 2**20:.0f} MiB")
+        if unit.n_restarts:
+            parts.append(f"restarted {unit.n_restarts} times")
+        lines.append(f"{unit.name}: {', '.join(parts)}")
+        if unit.says:
+            lines.append(f"  {unit.says}")
+        if (wrong := inspection.problem(unit)) is not None:
+            lines += [f"  {wrong[0]}", f"  → {wrong[1]}"]
+        if unit.is_stale:
+            lines += ["  its file has changed since systemd read it", "  → systemctl daemon-reload"]
+    if not found["systemd"]:
+        lines.append("systemd does not run this machine")
+    elif not found["units"]:
+        lines.append("not installed as a service: `edge_rt install` does it")
+    daemon = found["daemon"]
+    if daemon["answers"]:
+        models = ", ".join(daemon["models"]) or "none"
+        lines.append(f"daemon: answers on {daemon['socket']}; in memory: {models}; {daemon['n_pulled']} models pulled")
+    else:
+        lines.append(f"daemon: {daemon['problem']}")
+    lines += [f"last error: {line}" for line in found["last_errors"][-1:]]
+    return "\n".join(lines)

@@ -1,0 +1,171 @@
+"""Whose the joules are: a meter's energy is split among the answers that were computed meanwhile. Pure; now_s is given.
+
+The engine tells of each answer how many seconds of its steps were for it (engine-seconds): steps are shared by rows, so
+one model's answers together have as many as it computed. Several models compute at the same time. An answer's share of
+the energy of a window is its engine-seconds in it over those of all models, and a model counts as computing while it
+has an answer to give, so that nothing has to be waited for when an answer ends.
+
+Idle power is learned from windows in which nobody asked for anything: of the last ones the lower quartile, because what
+other programs do in some of them is not idle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from edge_rt.devices.energy import Curve, EnergyLog
+from edge_rt.devices.meters import Boundary, Quality
+from edge_rt.types import Energy
+
+MIN_COVERAGE: Final = 0.5  # of an answer's time; with less nothing is said of it
+_WHOLE: Final = 0.95  # with less, what is said is derived from a part
+
+_SETTLE_S: Final = 1.0  # after the last answer, until the machine is idle again
+_IDLE_WINDOW_S: Final = 2.0
+_N_IDLE: Final = 64
+_STEP_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What measures: as in devices.meters.Meter."""
+
+    name: str
+    boundary: Boundary
+    quality: Quality
+
+
+@dataclass(eq=False, slots=True)
+class Open:
+    """An answer that is being computed."""
+
+    model: str
+    begun_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of computing, ending ends_before_s before the answer's end: how long, and its engine-seconds."""
+
+    span_s: float
+    engine_s: float
+    ends_before_s: float = 0.0
+
+
+class EnergyAccount:
+    """Belongs to one thread, or behind a lock.
+
+    idle_w  what is known of the machine's idle power from before; None: nothing
+    """
+
+    def __init__(self, source: Source, interval_s: float, *, idle_w: float | None = None) -> None:
+        self.source = source
+        self.log = EnergyLog(interval_s)
+        self._prior_idle_w = idle_w
+        self._idle: deque[float] = deque(maxlen=_N_IDLE)
+        self._idle_since_s = -math.inf
+        self._n_open: dict[str, int] = {}
+        self._busy = Curve(min_step_s=_STEP_S)  # engine-seconds of all models
+        self._busy_s = -math.inf
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._n_open)
+
+    @property
+    def idle_w(self) -> float | None:
+        """Power without work, once it is known."""
+        if not self._idle:
+            return self._prior_idle_w
+        return sorted(self._idle)[(len(self._idle) - 1) // 4]
+
+    def begin(self, model: str, now_s: float) -> Open:
+        """Note that a model computes for one more answer."""
+        self._advance(now_s)
+        self._n_open[model] = self._n_open.get(model, 0) + 1
+        return Open(model, now_s)
+
+    def abandon(self, answer: Open, now_s: float) -> None:
+        """Note that it does no more, with or without an answer."""
+        self._advance(now_s)
+        n_left = self._n_open.get(answer.model, 0) - 1
+        if n_left > 0:
+            self._n_open[answer.model] = n_left
+        else:
+            self._n_open.pop(answer.model, None)
+            if not self._n_open:
+                self._idle_since_s = now_s
+
+    def end(self, answer: Open, now_s: float, *, prefill: Part, decode: Part | None = None) -> Energy | None:
+        """Give what an answer took; None where the meter told too little meanwhile. To be followed by abandon.
+
+        prefill  all of it, for a model without tokens
+        """
+        self._advance(now_s)
+        if prefill.engine_s + (decode.engine_s if decode is not None else 0.0) <= 0:
+            return None
+        found = self._part(answer, now_s, prefill)
+        ends = (found,) if decode is None else (found, self._part(answer, now_s, decode))
+        span_s = sum(part.span_s for part in ends)
+        covered_s = sum(part.covered_s for part in ends)
+        if span_s <= 0 or covered_s < MIN_COVERAGE * span_s:
+            return None
+        totals = [part.total_j for part in ends]
+        above = [part.above_idle_j for part in ends]
+        coverage = min(1.0, covered_s / span_s)
+        quality = self.source.quality
+        return Energy(
+            total_j=sum(totals),
+            above_idle_j=None if self.idle_w is None else sum(above),
+            prefill_j=None if decode is None else totals[0],
+            prefill_above_idle_j=None if decode is None or self.idle_w is None else above[0],
+            decode_j=None if decode is None else totals[1],
+            decode_above_idle_j=None if decode is None or self.idle_w is None else above[1],
+            boundary=self.source.boundary,
+            quality="derived" if quality == "measured" and coverage < _WHOLE else quality,
+            source=self.source.name,
+            coverage=coverage,
+        )
+
+    def learn_idle(self, now_s: float) -> None:
+        """Take in the last seconds' power if nothing was computed in them; to be called now and then."""
+        from_s = self._idle_since_s + _SETTLE_S
+        if self._n_open or now_s - from_s < _IDLE_WINDOW_S:
+            return
+        window = self.log.window(max(from_s, now_s - _IDLE_WINDOW_S), now_s)
+        if window.mean_w is not None and window.coverage >= _WHOLE:
+            self._idle.append(window.mean_w)
+        self._idle_since_s = now_s - _SETTLE_S  # the next window begins here
+
+    def _advance(self, now_s: float) -> None:
+        dt_s = now_s - self._busy_s
+        if dt_s > 0:
+            self._busy.add(now_s, len(self._n_open) * dt_s if self._n_open else 0.0)
+            self._busy_s = now_s
+
+    def _part(self, answer: Open, now_s: float, part: Part) -> _Energy:
+        to_s = max(answer.begun_s, now_s - max(0.0, part.ends_before_s))
+        from_s = max(answer.begun_s, to_s - max(0.0, part.span_s))
+        window = self.log.window(from_s, to_s)
+        if window.mean_w is None or part.engine_s <= 0:
+            return _Energy(window.span_s, window.covered_s if part.engine_s > 0 else window.span_s, 0.0, 0.0)
+        # Nobody has computed for longer than all together, whatever the clocks of two processes make of it.
+        share = part.engine_s / max(self._busy.between(from_s, to_s), part.engine_s)
+        above_w = max(0.0, window.mean_w - (self.idle_w or 0.0))
+        return _Energy(
+            window.span_s,
+            window.covered_s,
+            share * window.mean_w * window.span_s,
+            share * above_w * window.span_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Energy:
+    span_s: float
+    covered_s: float
+    total_j: float
+    above_idle_j: float

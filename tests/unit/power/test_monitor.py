@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from edge_rt.devices.base import Reading, known, unknown
+from edge_rt.devices.meters import Boundary, Quality, Sample
+from edge_rt.power.account import Part
+from edge_rt.power.monitor import EnergyMonitor
+from tests.fakes import FakeClock
+
+
+class FakeMeter:
+    """Draws watts; read_s is how long a read takes."""
+
+    name = "fake"
+    boundary: Boundary = "board"
+    quality: Quality = "measured"
+    interval_s = 0.01
+
+    def __init__(self, clock: FakeClock, *, read_s: float = 0.0) -> None:
+        self.clock, self.read_s = clock, read_s
+        self.watts: float | None = 2.0
+        self.n_reads = 0
+        self.closed_by: str | None = None
+        self.read_by: set[str] = set()
+        self.fault: Exception | None = None
+
+    def read(self, now_s: float) -> Reading[Sample]:
+        self.n_reads += 1
+        self.read_by.add(threading.current_thread().name)
+        if self.fault is not None:
+            raise self.fault
+        self.clock.advance(self.read_s)
+        return unknown("fake", "pulled out") if self.watts is None else known(Sample(power_w=self.watts), "fake")
+
+    def close(self) -> None:
+        self.closed_by = threading.current_thread().name
+
+
+def make(read_s: float = 0.0) -> tuple[EnergyMonitor, FakeMeter, FakeClock]:
+    clock = FakeClock()
+    meter = FakeMeter(clock, read_s=read_s)
+    return EnergyMonitor(meter, clock=clock), meter, clock
+
+
+def run(monitor: EnergyMonitor, clock: FakeClock, seconds: float) -> int:
+    """Let the monitor do what its thread does; give how often it read."""
+    end_s, n_ticks = clock() + seconds, 0
+    while clock() < end_s - 1e-9:
+        clock.advance(min(monitor.tick(), end_s - clock()))
+        n_ticks += 1
+    return n_ticks
+
+
+def test_it_reads_seldom_while_idle_and_often_while_something_runs() -> None:
+    monitor, _, clock = make()
+    assert run(monitor, clock, 10.0) == 10
+    answer = monitor.begin("m")
+    assert run(monitor, clock, 10.0) == pytest.approx(200, abs=2)
+    monitor.abandon(answer)
+    assert run(monitor, clock, 11.0) < 40  # it lingers for a second
+
+
+def test_a_slow_meter_is_read_no_faster_than_it_has_values() -> None:
+    monitor, meter, clock = make()
+    meter.interval_s = 0.5
+    monitor = EnergyMonitor(meter, clock=clock)
+    monitor.begin("m")
+    assert run(monitor, clock, 10.0) == 20
+
+
+def test_an_answer_gets_its_energy() -> None:
+    monitor, meter, clock = make()
+    run(monitor, clock, 10.0)
+    answer = monitor.begin("m")
+    meter.watts = 6.0
+    run(monitor, clock, 3.0)
+    energy = monitor.end(answer, prefill=Part(1.0, 1.0, 2.0), decode=Part(2.0, 2.0))
+    monitor.abandon(answer)
+    assert energy is not None
+    assert energy.total_j == pytest.approx(18.0, rel=0.03)
+    assert energy.above_idle_j == pytest.approx(12.0, rel=0.03)
+    assert energy.coverage > 0.95
+
+
+def test_a_meter_that_is_pulled_out_is_unknown_with_its_reason_and_comes_back() -> None:
+    monitor, meter, clock = make()
+    run(monitor, clock, 5.0)
+    assert monitor.now().power_w == 2.0
+    meter.watts = None
+    answer = monitor.begin("m")
+    run(monitor, clock, 5.0)
+    assert (monitor.now().power_w, monitor.now().reason) == (None, "fake: pulled out")
+    assert monitor.end(answer, prefill=Part(2.0, 2.0)) is None
+    meter.watts = 3.0
+    run(monitor, clock, 1.0)
+    assert (monitor.now().power_w, monitor.now().reason) == (3.0, "")
+    assert 0.2 < monitor.now().coverage < 0.9
+
+
+def test_before_the_first_value_all_is_unknown() -> None:
+    monitor, _, _ = make()
+    now = monitor.now()
+    assert (now.power_w, now.idle_w, now.coverage) == (None, None, 0.0)
+    assert now.reason == "nothing has been read yet"
+
+
+def test_a_known_idle_power_counts_until_it_is_learned() -> None:
+    _, meter, clock = make()
+    monitor = EnergyMonitor(meter, idle_w=1.5, clock=clock)
+    assert monitor.now().idle_w == 1.5
+    run(monitor, clock, 10.0)
+    assert monitor.now().idle_w == pytest.approx(2.0)
+
+
+def test_only_its_own_thread_reads_and_closes_the_meter() -> None:
+    monitor, meter, _ = make()
+    monitor.start()
+    for _ in range(100):
+        monitor.abandon(monitor.begin("m"))
+        monitor.now()
+    monitor.close()
+    assert meter.read_by <= {"edge_rt-meter"}
+    assert meter.closed_by == "edge_rt-meter"
+
+
+def test_a_meter_that_breaks_down_does_not_break_its_users(caplog: pytest.LogCaptureFixture) -> None:
+    monitor, meter, _ = make()
+    meter.fault = RuntimeError("a defect")
+    monitor.start()
+    monitor.close()
+    assert "a defect" in monitor.now().reason
+    assert "is not read any more" in caplog.text
+    answer = monitor.begin("m")
+    assert monitor.end(answer, prefill=Part(1.0, 1.0)) is None
