@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -24,6 +25,7 @@ _COMMANDS: Final = {
     "route": "Explain who answers a request, device or cloud.",
     "cache": "Look at stored answers, correct and remove them.",
     "devices": "Show what this machine can run models on.",
+    "power": "Show power, clocks and heat.",
     "config": "Show the configuration and where each value comes from.",
     "doctor": "Check this machine and this installation.",
     "status": "Show how the service does.",
@@ -38,13 +40,26 @@ EXIT_INTERRUPTED: Final = 130
 
 
 class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called.
+
+    overview  name → one line for the help
+    prefix    what a command's name is put behind to give its module
+    """
+
+    def __init__(
+        self, *args: Any, overview: Mapping[str, str] = _COMMANDS, prefix: str = "edge_rt.cli.", **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._overview = overview
+        self._prefix = prefix
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(_COMMANDS)
+        return list(self._overview)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in self._overview:
             return None
-        return cast("click.Command", importlib.import_module(f"edge_rt.cli.{cmd_name}").command)
+        return cast("click.Command", importlib.import_module(f"{self._prefix}{cmd_name}").command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -53,25 +68,25 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as exc:
-            raise click.exceptions.NoSuchCommand(exc.command_name, possibilities=_COMMANDS, ctx=ctx) from None
+            raise click.exceptions.NoSuchCommand(exc.command_name, possibilities=self._overview, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl(list(self._overview.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Turn edge_rt's errors, and the system's, into a line on stderr and an exit code."""
         try:
             return super().invoke(ctx)
         except EdgeRtError as exc:
-            if ctx.params.get("debug"):
+            if ctx.find_root().params.get("debug"):
                 traceback.print_exc()
             click.echo(f"edge_rt: {exc}", err=True)
             ctx.exit(EXIT_CONFIG if isinstance(exc, ConfigError) else EXIT_ERROR)
         except OSError as exc:
             if exc.errno == errno.EPIPE:  # `| head`: click ends quietly
                 raise
-            if ctx.params.get("debug"):
+            if ctx.find_root().params.get("debug"):
                 traceback.print_exc()
             where = f"{exc.filename}: " if exc.filename else ""
             click.echo(f"edge_rt: {where}{exc.strerror or exc}", err=True)

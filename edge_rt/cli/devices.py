@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import click
 from tabulate import tabulate
 
 from edge_rt.backends import registry
 from edge_rt.backends.base import BackendProbe
-from edge_rt.devices import cpu, memory, thermal
+from edge_rt.cli import power_survey
+from edge_rt.cli.power_survey import spans, value
+from edge_rt.devices import cpu, memory
 from edge_rt.devices.base import Reading
-from edge_rt.devices.powercap import EnergyMeter
+from edge_rt.devices.meter_choice import find
 from edge_rt.devices.sysfs import SysfsRoot
 
 
@@ -27,14 +28,12 @@ class Survey:
     features: tuple[str, ...]
     topology: cpu.Topology
     usable: cpu.Usable
-    governor: Reading[str]
     pressure: Reading[float]
     memory: memory.Memory
     available_bytes: Reading[int]
-    temperatures: tuple[thermal.Temperature, ...]
-    peak_temp_c: Reading[float]
-    throttle: Reading[thermal.Throttle]
-    energy_j: Reading[float]
+    clocks: power_survey.Clocks
+    heat: power_survey.Heat
+    power: power_survey.Power
     backends: tuple[BackendProbe, ...]
 
 
@@ -46,14 +45,12 @@ def survey(root: SysfsRoot, backends: tuple[BackendProbe, ...]) -> Survey:
         features=tuple(sorted(cpu.features(root))),
         topology=cpu.topology(root),
         usable=cpu.usable(root),
-        governor=cpu.governor(root),
         pressure=cpu.pressure(root),
         memory=memory.read(root),
         available_bytes=memory.available_bytes(root),
-        temperatures=thermal.temperatures(root),
-        peak_temp_c=thermal.peak_c(root),
-        throttle=thermal.throttle(root),
-        energy_j=EnergyMeter(root).read_j(),
+        clocks=power_survey.clocks(root),
+        heat=power_survey.heat(root),
+        power=power_survey.power(find(root)),
         backends=backends,
     )
 
@@ -72,21 +69,18 @@ def command(as_json: bool) -> None:
 
 def text(found: Survey) -> str:
     """Draw the survey for people."""
-    rows = [("cpu", _value(found.cpu_model)), ("board", _value(found.board))]
+    rows = [("cpu", value(found.cpu_model)), ("board", value(found.board))]
     rows += [("features", " ".join(found.features) or "unknown: /proc/cpuinfo names none")]
     rows += [("cores", line) for line in _cores(found.topology)]
-    rows += [("threads", _threads(found.usable)), ("governor", _value(found.governor))]
-    rows += [("pressure", _value(found.pressure, lambda p: f"{p:.0%} of the last 10 s some task waited for a CPU"))]
+    rows += [("threads", _threads(found.usable))]
+    rows += [("clocks", line) for line in power_survey.clock_lines(found.clocks)]
+    rows += [("pressure", value(found.pressure, lambda p: f"{p:.0%} of the last 10 s some task waited for a CPU"))]
     rows += [("memory", line) for line in _memory(found)]
-    rows += [("heat", line) for line in _heat(found)]
-    rows += [("energy", found.energy_j.source if found.energy_j.value is not None else _value(found.energy_j))]
+    rows += [("heat", line) for line in power_survey.heat_lines(found.heat)]
+    rows += [("power", line.strip()) for line in power_survey.meter_lines(found.power)]
     rows += [("back end", line) for line in _backends(found.backends)]
     shown = [("" if i and rows[i - 1][0] == name else name, line) for i, (name, line) in enumerate(rows)]
     return tabulate(shown, tablefmt="plain", disable_numparse=True)
-
-
-def _value(reading: Reading[Any], show: Any = str) -> str:
-    return show(reading.value) if reading.value is not None else f"unknown: {reading.reason}"
 
 
 def _cores(topology: cpu.Topology) -> Iterator[str]:
@@ -106,36 +100,22 @@ def _cores(topology: cpu.Topology) -> Iterator[str]:
         parts += [] if core.online else ["offline"]
         alike.setdefault(", ".join(parts), []).append(core.id)
     for words, ids in alike.items():
-        yield f"cpu {_spans(ids)}: {words}"
+        yield f"cpu {spans(tuple(ids))}: {words}"
 
 
 def _threads(usable: cpu.Usable) -> str:
     quota = usable.quota_cores
     limit = f"CPU quota {quota.value:g} cores ({quota.source})" if quota.value is not None else "no CPU quota"
-    return f"{len(usable.compute_cpus)} to start with, on cpu {_spans(usable.compute_cpus)}; {limit}"
+    return f"{len(usable.compute_cpus)} to start with, on cpu {spans(usable.compute_cpus)}; {limit}"
 
 
 def _memory(found: Survey) -> Iterator[str]:
     total, available = found.memory.total_bytes, found.available_bytes
-    yield f"{_value(total, _gb)} in all, {_value(available, _gb)} available ({available.source})"
+    yield f"{value(total, _gb)} in all, {value(available, _gb)} available ({available.source})"
     if (limit := found.memory.cgroup) is not None:
         yield f"control group limit {_gb(limit.limit_bytes)}, {_gb(limit.headroom_bytes)} of it free ({limit.source})"
     swap = found.memory.swap_total_bytes
-    yield "no swap" if swap.value == 0 else f"swap {_value(swap, _gb)}"
-
-
-def _heat(found: Survey) -> Iterator[str]:
-    if not found.temperatures:
-        yield _value(found.peak_temp_c)
-    for sensor in found.temperatures:
-        limit = f", slows down at {sensor.limit_c:.0f} °C" if sensor.limit_c is not None else ""
-        yield f"{sensor.name} {sensor.value_c:.1f} °C{limit}"
-    state = found.throttle
-    if state.value is None:
-        yield f"throttling {_value(state)}"
-    else:
-        count = f", {state.value.events} events since boot" if state.value.events is not None else ""
-        yield f"throttling now: {', '.join(state.value.active) or 'no'}{count}"
+    yield "no swap" if swap.value == 0 else f"swap {value(swap, _gb)}"
 
 
 def _backends(probes: Sequence[BackendProbe]) -> Iterator[str]:
@@ -146,17 +126,6 @@ def _backends(probes: Sequence[BackendProbe]) -> Iterator[str]:
         if probe.absent is not None:
             extra = f"; pip install 'edge_rt[{probe.absent.extra}]'" if probe.absent.extra else ""
             yield f"{probe.name}: absent, {probe.absent.reason}{extra}"
-
-
-def _spans(ids: Sequence[int]) -> str:
-    """Write ids in the kernel's list form."""
-    spans: list[list[int]] = []
-    for i in ids:
-        if spans and spans[-1][1] == i - 1:
-            spans[-1][1] = i
-        else:
-            spans.append([i, i])
-    return ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in spans)
 
 
 def _gb(n_bytes: int) -> str:

@@ -19,8 +19,8 @@ from tabulate import tabulate
 from edge_rt import config
 from edge_rt.api.client import Client
 from edge_rt.api.listen import socket_path
+from edge_rt.cli.screen import redraw
 
-_OTHER_SCREEN, _BACK, _HOME = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H\x1b[J"
 _STATES = ("closed", "half open", "open", "wrong")
 _PLACE_COLUMNS = ("MODEL", "PLACE", "BREAKER", "RUN", "WAIT", "REQ/S", "JOINED", "P50", "P95", "FAILED", "RSS")
 _COLUMNS = ("MODEL", "STATE", "RUN", "WAIT", "DECODE T/S", "PREFILL T/S", "TTFT P50", "THREADS", "KV CELLS", "RSS")
@@ -265,7 +265,7 @@ def command(above: config.Loaded | None, socket: Path | None, interval_s: float,
             for view in views:
                 click.echo(_json(view))
         elif sys.stdout.isatty():
-            _draw(views, str(path))
+            redraw(f"edge_rt on {path}", map(table, views))
         else:
             for view in views:
                 click.echo(table(view) + "\n")
@@ -285,16 +285,6 @@ def watch(
         now = Scrape.of(metrics_text(), clock())
         yield Load.between(before, now)
         before = now
-
-
-def _draw(views: Iterator[Load], place: str) -> None:
-    """Redraw in place on the terminal's other screen, so that what stood there before comes back."""
-    click.echo(f"{_OTHER_SCREEN}{_HOME}edge_rt on {place}", nl=False)
-    try:
-        for view in views:
-            click.echo(f"{_HOME}edge_rt on {place}\n\n{table(view)}\n\nCtrl-C ends.", nl=False)
-    finally:
-        click.echo(_BACK, nl=False)
 
 
 def _json(view: Load) -> str:

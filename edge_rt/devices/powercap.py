@@ -2,76 +2,137 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_rt.devices.base import Reading, known, unknown
+from edge_rt.devices.meters import MAX_ZONE_W, Boundary, Counter, Quality, Sample
 from edge_rt.devices.sysfs import SysfsRoot
+
+_PLACE = "sys/class/powercap"
+
+# Since Linux 5.10 only root may read the counters, because they leak what other processes compute (CVE-2020-8694).
+PERMISSION = (
+    "give the counters to the group of those who may see them, at each boot: a file in /etc/tmpfiles.d with the line "
+    "`z /sys/class/powercap/intel-rapl:*/energy_uj 0440 root edge_rt`, then `systemd-tmpfiles --create`"
+)
+
+_DRAM_W = 300.0  # what memory cannot take more
+_ROOM = 2.0  # power above the processor's own highest limit that is still believed for a moment
 
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """One RAPL counter. It counts up to range_j, then starts again at 0."""
+    """One RAPL counter. It counts up to range_j, then starts again at 0; None: that cannot be read.
+
+    max_w  what it cannot take more, by which a reset is told from a wrap
+    """
 
     path: str
     name: str
-    range_j: float
+    range_j: float | None
+    max_w: float
 
 
 class EnergyMeter:
-    """Joules since the meter was made, summed over CPU packages and their memory.
+    """Joules since the first reading, summed over the zones: by default the CPU packages and their memory.
 
-    A counter wraps after minutes to hours under load; one wrap between two reads is recovered, more are not.
+    A counter wraps after minutes to hours under load; one wrap between two reads is recovered. Where there may have
+    been more, or the counter was reset, that reading is unknown, and the total leaves out what was used since the last.
     """
 
-    def __init__(self, root: SysfsRoot | None = None) -> None:
+    quality: Quality = "measured"
+    interval_s = 0.05  # it steps each ms, by different amounts: more often there is more noise than news
+
+    def __init__(
+        self,
+        root: SysfsRoot | None = None,
+        *,
+        boundary: Boundary = "soc",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._root = root or SysfsRoot()
-        self._zones, self._problem = _zones(self._root)
-        self._total_j = 0.0
-        self._last = self._counters()
-        if self._zones and self._last is None:
-            self._problem = self._unreadable()
-            self._zones = ()
+        self._clock = clock
+        self.boundary: Boundary = boundary
+        self._zones, self._problem = _zones(self._root, boundary)
+        # "rapl package-0 + dram", or "rapl" where there is no counter
+        self.name = " ".join(filter(None, ("rapl", " + ".join(zone.name for zone in self._zones))))
+        self._counters = [Counter(zone.range_j, zone.max_w) for zone in self._zones]
+        if self._zones:
+            self.read(clock())
 
     @property
     def source(self) -> str:
-        """What is measured: "rapl package-0 + dram", or the place that has no counter."""
-        return "rapl " + " + ".join(zone.name for zone in self._zones) if self._zones else "/sys/class/powercap"
+        """The meter's name, or the place that has no counter."""
+        return self.name if self._zones else f"/{_PLACE}"
 
-    def read_j(self) -> Reading[float]:
+    @property
+    def is_here(self) -> bool:
+        """Whether there is a counter, readable or not."""
+        return bool(self._zones)
+
+    def read(self, now_s: float) -> Reading[Sample]:
         if not self._zones:
             return unknown(self.source, self._problem)
-        counters = self._counters()
-        if counters is None or self._last is None:
-            return unknown(self.source, self._unreadable())
-        for zone, before, now in zip(self._zones, self._last, counters, strict=True):
-            self._total_j += now - before if now >= before else now - before + zone.range_j
-        self._last = counters
-        return known(self._total_j, self.source)
+        problem = ""
+        for zone, counter in zip(self._zones, self._counters, strict=True):
+            energy = self._root.scaled(f"{zone.path}/energy_uj", 1e-6)
+            if energy.value is None:
+                problem = problem or f"{energy.source}: {energy.reason}"
+            elif energy.value < 0:
+                problem = problem or f"{energy.source}: tells {energy.value:g} J, which cannot be"
+            elif fault := counter.update(energy.value, now_s):
+                problem = problem or f"{energy.source}: {fault}"
+        if problem:
+            return unknown(self.source, problem)
+        total_j = sum(counter.total_j for counter in self._counters)
+        age_s = max(0.0, now_s - max(counter.changed_s for counter in self._counters))
+        return known(Sample(energy_j=total_j, age_s=age_s), self.source)
 
-    def _counters(self) -> tuple[float, ...] | None:
-        values = [self._root.scaled(f"{zone.path}/energy_uj", 1e-6).value for zone in self._zones]
-        return tuple(v for v in values if v is not None) if None not in values else None
+    def read_j(self) -> Reading[float]:
+        """Read now, as joules alone."""
+        reading = self.read(self._clock())
+        if reading.value is None or reading.value.energy_j is None:
+            return unknown(reading.source, reading.reason)
+        return known(reading.value.energy_j, reading.source)
 
-    def _unreadable(self) -> str:
-        for zone in self._zones:
-            reading = self._root.integer(f"{zone.path}/energy_uj")
-            if reading.value is None:
-                return f"{reading.source}: {reading.reason}"
-        return "the counters could not be read at once"
+    def close(self) -> None: ...
 
 
-def _zones(root: SysfsRoot) -> tuple[tuple[Zone, ...], str]:
-    """Pick packages and their dram; core and uncore lie inside a package, intel-rapl-mmio repeats it."""
-    found: list[Zone] = []
+def _zones(root: SysfsRoot, boundary: Boundary) -> tuple[tuple[Zone, ...], str]:
+    """Pick packages and their memory, or for the board psys; core and uncore lie inside a package.
+
+    Some laptops show the same package a second time, memory-mapped (intel-rapl-mmio): it counts where it is alone.
+    """
     names: list[str] = []
-    for path in root.paths("sys/class/powercap/intel-rapl:*"):
-        name = root.text(f"{path}/name").value or ""
-        names.append(name)
-        range_j = root.scaled(f"{path}/max_energy_range_uj", 1e-6).value
-        if range_j and (name.startswith("package") or name == "dram"):
-            found.append(Zone(path=path, name=name, range_j=range_j))
-    if found:
-        return tuple(found), ""
+    for driver in ("intel-rapl", "intel-rapl-mmio"):
+        found: list[Zone] = []
+        for path in root.paths(f"{_PLACE}/{driver}:*"):
+            name = root.name(f"{path}/name").value or ""
+            names.append(name)
+            if name == "psys" if boundary == "board" else name.startswith("package") or name == "dram":
+                found.append(_zone(root, path, name))
+        if any(zone.name != "dram" for zone in found):
+            return tuple(found), ""
     if names:
-        return (), f"RAPL has {', '.join(names)} but no package counter"
+        wanted = "counter of the whole platform (psys)" if boundary == "board" else "package counter"
+        return (), f"RAPL has {', '.join(filter(None, names)) or 'zones without names'} but no {wanted}"
     return (), "no RAPL counter: neither the CPU nor the hypervisor offers one, or the intel_rapl driver is not loaded"
+
+
+def _zone(root: SysfsRoot, path: str, name: str) -> Zone:
+    range_j = root.scaled(f"{path}/max_energy_range_uj", 1e-6).value
+    limits_w = [
+        root.scaled(f"{path}/constraint_{n}_{kind}_uw", 1e-6).value
+        for n in (0, 1, 2)
+        for kind in ("max_power", "power_limit")
+    ]
+    highest_w = max((w for w in limits_w if w is not None and w > 0), default=0.0)
+    assumed_w = _DRAM_W if name == "dram" else MAX_ZONE_W
+    return Zone(
+        path=path,
+        name=name,
+        range_j=range_j if range_j is not None and range_j > 0 else None,
+        max_w=min(assumed_w, max(_ROOM * highest_w, 100.0)) if highest_w else assumed_w,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from edge_rt.devices.base import Reading, known, unknown
@@ -36,10 +37,12 @@ class Throttle:
 
     events  the kernel's running count of thermal throttle events over all cores; None where it keeps none
     active  what slows the chip down right now, in words
+    past    what has done so since boot, where the firmware remembers
     """
 
     events: int | None
     active: tuple[str, ...]
+    past: tuple[str, ...] = ()
 
 
 def temperatures(root: SysfsRoot | None = None) -> tuple[Temperature, ...]:
@@ -65,10 +68,20 @@ def throttle(root: SysfsRoot | None = None) -> Reading[Throttle]:
     root = root or SysfsRoot()
     sources: list[str] = []
     events = _events(root, sources)
-    active = (*_cooling(root, sources), *_raspberry_pi(root, sources))
+    cooling = _cooling(root, sources)
+    firmware = _raspberry_pi(root, sources)
     if not sources:
         return unknown("/sys", "no throttle counter, CPU cooling device or firmware flag is visible")
-    return known(Throttle(events=events, active=active), ", ".join(sources))
+    return known(Throttle(events, (*cooling, *firmware.active), firmware.past), ", ".join(sources))
+
+
+def pi_throttle(bits: int) -> Throttle:
+    """Read the Raspberry Pi firmware's get_throttled: four signs for now, and the same four since boot."""
+    return Throttle(
+        events=None,
+        active=tuple(words for bit, words in _PI_NOW.items() if bits >> bit & 1),
+        past=tuple(words for bit, words in _PI_NOW.items() if bits >> (bit + 16) & 1),
+    )
 
 
 def throttled_between(before: Reading[Throttle], after: Reading[Throttle]) -> Reading[bool]:
@@ -149,13 +162,13 @@ def _cooling(root: SysfsRoot, sources: list[str]) -> tuple[str, ...]:
     return tuple(active)
 
 
-def _raspberry_pi(root: SysfsRoot, sources: list[str]) -> tuple[str, ...]:
-    path = "sys/devices/platform/soc/soc:firmware/get_throttled"
-    text = root.text(path)
-    active: list[str] = []
+def _raspberry_pi(root: SysfsRoot, sources: list[str]) -> Throttle:
+    text = root.text("sys/devices/platform/soc/soc:firmware/get_throttled")
+    told = Throttle(None, ())
     if text.value is not None and (bits := _hex(text.value)) is not None:
         sources.append(text.source)
-        active += [words for bit, words in _PI_NOW.items() if bits >> bit & 1]
+        told = pi_throttle(bits)
+    active = list(told.active)
     for chip in root.paths("sys/class/hwmon/hwmon*"):
         if root.text(f"{chip}/name").value != "rpi_volt":
             continue
@@ -164,11 +177,8 @@ def _raspberry_pi(root: SysfsRoot, sources: list[str]) -> tuple[str, ...]:
             sources.append(alarm.source)
             if alarm.value and "under-voltage" not in active:
                 active.append("under-voltage")
-    return tuple(active)
+    return Throttle(None, tuple(active), told.past)
 
 
 def _hex(text: str) -> int | None:
-    try:
-        return int(text, 16)
-    except ValueError:
-        return None
+    return int(text, 16) if re.fullmatch(r"(0x)?[0-9a-fA-F]{1,8}", text) else None

@@ -58,6 +58,13 @@ def test_a_script_beside_the_clone_imports_the_package_and_not_the_directory(tmp
     assert done.returncode == 0, f"{done.stderr}; an installation from before: make venv"
 
 
+@pytest.mark.parametrize("module", ["edge_rt.devices.meter_choice", "edge_rt.devices.devfreq", "edge_rt.power.domains"])
+def test_meters_and_clocks_need_the_standard_library_only(module: str) -> None:
+    roots = {name.partition(".")[0] for name in loaded_by(module)}
+    # What .pth files of the environment load at each start of Python is nobody's import.
+    assert roots - loaded_by("sys") - set(sys.stdlib_module_names) <= {"edge_rt"}
+
+
 @pytest.mark.parametrize("module", ["edge_rt.daemon", "edge_rt.cloud.endpoints"])
 def test_without_an_endpoint_nothing_of_a_client_is_loaded(module: str) -> None:
     assert not loaded_by(module) & {"httpcore2", "h11"}

@@ -41,7 +41,10 @@ def test_server(x86_server: SysfsRoot) -> None:
     shown = _look(x86_server)
     assert "avx512_vnni" in shown
     assert "hyper-thread" in shown
-    assert "energy    rapl package-0 + dram + package-1 + dram" in shown
+    assert (
+        "power     rapl package-0 + dram + package-1 + dram: counts energy (soc, measured, used for soc and energy)"
+        in shown
+    )
     assert "coretemp Package id 0 57.5 °C, slows down at 82 °C" in shown
 
 
@@ -62,8 +65,8 @@ def test_what_a_container_hides_has_reasons(container: SysfsRoot) -> None:
     assert "big or small is unknown" in shown
     assert "CPU quota 1.5 cores (/sys/fs/cgroup/cpu.max)" in shown
     assert "control group limit 0.54 GB, 0.43 GB of it free" in shown
-    assert "governor  unknown: no cpufreq policy" in shown
-    assert "energy    unknown: no RAPL counter" in shown
+    assert "clocks    cpu: unknown, no cpufreq policy" in shown
+    assert "power     rapl: none, no RAPL counter" in shown
 
 
 def test_back_ends_and_why_one_is_absent(container: SysfsRoot) -> None:
@@ -79,4 +82,5 @@ def test_the_command_prints_this_machine_as_json() -> None:
     found = json.loads(result.stdout)
     assert len(found["usable"]["compute_cpus"]) >= 1
     assert [probe["name"] for probe in found["backends"]] == list(registry.names())
-    assert set(found["energy_j"]) == {"value", "source", "reason"}
+    assert set(found["power"]) >= {"meters", "absent"}
+    assert set(found["heat"]["peak_c"]) == {"value", "source", "reason"}
