@@ -36,6 +36,8 @@ Seconds = Annotated[float, Meta(ge=0.0)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0)]
 # auto, and the names of edge_rt.backends.registry
 Backend = Literal["auto", "native", "llama_cpu", "onnx_cpu", "null"]
+# upper clocks of CPUs; of NPUs, GPUs and memory; the energy preference; the chip's own power limit
+Actuator = Literal["cpufreq", "devfreq", "epp", "rapl"]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Mode = Annotated[str, Meta(pattern="^0?[0-7]{3}$")]
 
@@ -198,11 +200,14 @@ class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ttft_slo_s: PositiveSeconds = 1.0  # first token, wanted of 95 of 100 answers
     tpot_slo_s: PositiveSeconds = 0.1  # each further token
     socket_path: str = "/run/edge_rt/power.sock"  # powerd's; "": tell it nothing
-    # What follows is powerd's, which reads the same file.
+    # What follows is powerd's, which reads the same file (edge_rt/power/settings.py has the same keys).
+    socket_group: str = "edge_rt"  # whose members may connect and give hints
     enabled: bool = False  # set clocks; else powerd only says what it would set
     force: bool = False  # also beside another power manager
+    actuators: tuple[Actuator, ...] = ("cpufreq",)  # what it may set
     max_w: Annotated[float, Meta(ge=0.0)] = 0.0  # 0: no cap
     battery_w: Annotated[float, Meta(ge=0.0)] = 0.0  # the cap on battery; 0: max_w
+    cap_group: str = ""  # whose members may set a cap while it runs, besides root; "": nobody's
     max_c: Annotated[float, Meta(ge=30.0, le=120.0)] = 80.0  # of the chip
     interval_s: Annotated[float, Meta(ge=0.02, le=1.0)] = 0.05  # between two looks while there is work
     model_file: str = ""  # of `edge_rt power calibrate`; "": power.json in /var/lib/edge_rt
@@ -417,7 +422,12 @@ def _choices(key: Key) -> tuple[str, ...]:
     kind: Any = get_type_hints(table)[key[-1] if key[0] in _NAMED else key[1]]
     if get_origin(kind) is dict:  # a table of plain values, of which one is wrong
         (_, kind) = get_args(kind)
-    return tuple(choice for part in (get_args(kind) or (kind,)) for choice in (get_args(part) or (part,)) if choice)
+    return tuple(
+        choice
+        for part in (get_args(kind) or (kind,))
+        for choice in (get_args(part) or (part,))
+        if isinstance(choice, str) and choice
+    )
 
 
 def _origin(origins: Mapping[Key, str], key: Key) -> str:

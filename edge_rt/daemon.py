@@ -28,6 +28,8 @@ from edge_rt.config import Loaded
 from edge_rt.devices import memory
 from edge_rt.errors import ConfigError
 from edge_rt.liveness import Reporter
+from edge_rt.power.client import HintSender
+from edge_rt.power.workload import Workload
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.profile import Profile, profile_path
 from edge_rt.sd_notify import notify, watchdog_interval_s
@@ -72,12 +74,16 @@ def run(
         profile = Profile(profile_path(config.placement, store.root), warn=_log.warning)
         parts = open_parts(config, metrics, store.root)
         started.callback(parts.close_store)
+        power = config.power
         runtime = Runtime(
             loaded,
             store,
             metrics,
             profile=profile,
             tensor_results=parts.tensor_results,
+            workload=Workload(
+                HintSender(power.socket_path) if power.socket_path else None, ttft_slo_s=power.ttft_slo_s
+            ),
             answer_by=lambda models: assemble(config, models, metrics, parts),
         )
         regions = None

@@ -42,6 +42,7 @@ from edge_rt.liveness import Activity
 from edge_rt.ports import MakeWorker, ModelStore, RuntimeEvents, make_worker
 from edge_rt.power.account import Open, Part
 from edge_rt.power.monitor import EnergyMonitor
+from edge_rt.power.workload import CHARS_PER_TOKEN, Workload
 from edge_rt.router.decide import Decision
 from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.forms import Placement, files_key, load_message, place
@@ -87,6 +88,7 @@ class Runtime:
         answer_by: Callable[[LocalModels], Answering] | None = None,
         tensor_results: TensorResults | None = None,
         energy: EnergyMonitor | None = None,
+        workload: Workload | None = None,
     ) -> None:
         self._config = loaded.config
         self._store = store
@@ -106,6 +108,8 @@ class Runtime:
         self._answering = answer_by(self) if answer_by is not None else Answering(self.generate_here, telemetry)
         self._tensor_results = tensor_results
         self._energy = energy
+        self._workload = workload or Workload(None, ttft_slo_s=self._config.power.ttft_slo_s)
+        self._workload.n_threads = self._n_threads
         self._entries: dict[str, _Entry] = {}
         self._state = "new"
         manifests: dict[str, Manifest | None] = {manifest.id: manifest for manifest in store.manifests()}
@@ -154,15 +158,21 @@ class Runtime:
     async def generate_here(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Answer with a model of this device."""
         submitted_at_s = asyncio.get_running_loop().time()
-        async with self._admitted(request) as worker:
+        async with AsyncExitStack() as stack:
+            progress = stack.enter_context(self._workload.answer(request.model, _n_prompt_tokens(request)))
+            worker = await stack.enter_async_context(self._admitted(request))
+            progress.begin()
             waited_s = asyncio.get_running_loop().time() - submitted_at_s
             asked, deadline_s = request, request.deadline_s
+            if self._workload.is_heard and not request.stream:
+                asked = replace(asked, stream=True)  # for powerd: an answer in one piece would be one long prefill
             if deadline_s is not None:
-                asked = replace(request, deadline_s=max(deadline_s - waited_s, 0.001))
+                asked = replace(asked, deadline_s=max(deadline_s - waited_s, 0.001))
             with self._computing(request.model) as computed:
                 try:
                     async with aclosing(worker.generate(asked)) as answer:
                         async for chunk in answer:
+                            progress.came(len(chunk.token_ids))
                             is_last = chunk.finish_reason is not None
                             yield self._finished(request.model, chunk, waited_s, computed) if is_last else chunk
                 except DeadlineError as exc:
@@ -299,6 +309,7 @@ class Runtime:
         self._state = "closing"
         for entry in self._entries.values():
             entry.queue.close(ShuttingDownError)
+        self._workload.close()
         await self._probes.close()
         await asyncio.gather(self._answering.close(drain_s), self._residency.close(drain_s))
 
@@ -358,6 +369,15 @@ class Runtime:
             self._telemetry.energy_used(model, energy)
         return energy
 
+    def _queue_changed(self, model: str, running: int, waiting: int) -> None:
+        self._telemetry.queue_depth(model, running=running, waiting=waiting)
+        self._workload.queue_changed(model, running=running, waiting=waiting)
+
+    def _n_threads(self) -> int:
+        """Count the threads that compute now, by the engines' last figures."""
+        slots = [slot for model in self._entries for slot in self._slots(model)]
+        return sum(slot.loaded.engine.n_threads for slot in slots if slot.loaded is not None and slot.n_leases)
+
     # What a model is loaded as.
 
     def _add(self, model: str, manifest: Manifest | None) -> None:
@@ -369,7 +389,7 @@ class Runtime:
                 max_waiting=scheduler.max_waiting,
                 max_waiting_per_tenant=scheduler.max_waiting_per_tenant,
             ),
-            lambda running, waiting: self._telemetry.queue_depth(model, running=running, waiting=waiting),
+            lambda running, waiting: self._queue_changed(model, running, waiting),
         )
         runs_tensors = manifest is None or manifest.kind == "tensor"
         self._entries[model] = _Entry(manifest, settings, queue, runs_tensors)
@@ -477,6 +497,14 @@ class Runtime:
 def _tell_left_out(store: ModelStore) -> None:
     for error in store.left_out().values():
         _log.error("a manifest is left out: %s", error)
+
+
+def _n_prompt_tokens(request: GenerateRequest) -> int:
+    """Estimate a prompt's tokens by its length; this process has no tokenizer."""
+    if request.prompt_token_ids is not None:
+        return len(request.prompt_token_ids)
+    texts = [message.content for message in request.messages] if request.messages else [request.prompt or ""]
+    return max(1, round(sum(map(len, texts)) / CHARS_PER_TOKEN))
 
 
 def _is_tensor(manifest: Manifest | None) -> bool:

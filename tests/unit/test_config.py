@@ -100,6 +100,11 @@ def test_other_variables_are_left_alone() -> None:
             "models.m.backend",
             "Expected one of auto, native, llama_cpu, onnx_cpu, null, got 'gpu'",
         ),
+        (
+            "[power]\nactuators = ['cpufreq', 'fan']",
+            "power.actuators",
+            "Expected one of cpufreq, devfreq, epp, rapl, got ['cpufreq', 'fan']",
+        ),
         ("[router]\nroute = 'moon'", "router.route", "Expected one of auto, local, cloud, got 'moon'"),
         (
             "[router.tenants]\n'uid:1' = 'local'\n'uid:2' = 'moon'",
