@@ -94,6 +94,22 @@ def test_a_file_that_others_may_write_is_not_believed(file: str, mode: int) -> N
         Snapshot(file, BOOT).load()
 
 
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
+def test_a_file_where_others_may_put_one_is_not_believed(file: str, mode: int) -> None:
+    Snapshot(file, BOOT).add([value()])
+    Path(file).parent.chmod(mode)
+    with pytest.raises(BadSnapshotError, match="another user"):
+        Snapshot(file, BOOT).load()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_root_believes_the_file_of_powerds_own_user_in_its_own_directory(file: str) -> None:
+    Snapshot(file, BOOT).add([value()])
+    os.chown(file, 65534, 65534)
+    os.chown(Path(file).parent, 65534, 65534)
+    assert Snapshot(file, BOOT).load()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_another_users_file_is_not_believed(file: str) -> None:
     Snapshot(file, BOOT).add([value()])
