@@ -42,7 +42,7 @@ from edge_rt.liveness import Activity
 from edge_rt.ports import MakeWorker, ModelStore, RuntimeEvents, make_worker
 from edge_rt.power.account import Open, Part
 from edge_rt.power.monitor import EnergyMonitor
-from edge_rt.power.workload import CHARS_PER_TOKEN, Workload
+from edge_rt.power.workload import Workload
 from edge_rt.router.decide import Decision
 from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.forms import Placement, files_key, load_message, place
@@ -159,7 +159,7 @@ class Runtime:
         """Answer with a model of this device."""
         submitted_at_s = asyncio.get_running_loop().time()
         async with AsyncExitStack() as stack:
-            progress = stack.enter_context(self._workload.answer(request.model, _n_prompt_tokens(request)))
+            progress = stack.enter_context(self._workload.answer(request))
             worker = await stack.enter_async_context(self._admitted(request))
             progress.begin()
             waited_s = asyncio.get_running_loop().time() - submitted_at_s
@@ -172,7 +172,7 @@ class Runtime:
                 try:
                     async with aclosing(worker.generate(asked)) as answer:
                         async for chunk in answer:
-                            progress.came(len(chunk.token_ids))
+                            progress.came(max(1, len(chunk.token_ids)))
                             is_last = chunk.finish_reason is not None
                             yield self._finished(request.model, chunk, waited_s, computed) if is_last else chunk
                 except DeadlineError as exc:
@@ -497,14 +497,6 @@ class Runtime:
 def _tell_left_out(store: ModelStore) -> None:
     for error in store.left_out().values():
         _log.error("a manifest is left out: %s", error)
-
-
-def _n_prompt_tokens(request: GenerateRequest) -> int:
-    """Estimate a prompt's tokens by its length; this process has no tokenizer."""
-    if request.prompt_token_ids is not None:
-        return len(request.prompt_token_ids)
-    texts = [message.content for message in request.messages] if request.messages else [request.prompt or ""]
-    return max(1, round(sum(map(len, texts)) / CHARS_PER_TOKEN))
 
 
 def _is_tensor(manifest: Manifest | None) -> bool:

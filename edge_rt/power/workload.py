@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 from edge_rt.power.state import Hint, Work
+from edge_rt.types import GenerateRequest
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ REPEAT_S: Final = 0.5  # while there is work: a hint that is older than 2 s coun
 _SETTLE_S: Final = 0.05  # changes that need no hurry share one hint
 _IDLE_S: Final = 0.1  # after the last request, for the next one may follow at once
 _URGENT_S: Final = 0.02  # between hints in any case
-CHARS_PER_TOKEN: Final = 4.0
+_CHARS_PER_TOKEN: Final = 4.0
 _TPOT_WEIGHT: Final = 0.3  # of an answer's newest chunk in its moving average
 
 
@@ -34,6 +35,14 @@ class Sender(Protocol):
     def send(self, hint: Hint) -> bool: ...
 
     def close(self) -> None: ...
+
+
+def estimated_tokens(request: GenerateRequest) -> int:
+    """Estimate a prompt's tokens by its length, at least one."""
+    if request.prompt_token_ids is not None:
+        return len(request.prompt_token_ids)
+    texts = [message.content for message in request.messages] if request.messages else [request.prompt or ""]
+    return max(1, round(sum(map(len, texts)) / _CHARS_PER_TOKEN))
 
 
 class Progress:
@@ -105,8 +114,9 @@ class Workload:
             self._within(_IDLE_S if not running else _SETTLE_S)
 
     @contextmanager
-    def answer(self, model: str, n_prompt_tokens: int) -> Iterator[Progress]:
+    def answer(self, request: GenerateRequest) -> Iterator[Progress]:
         """Follow one answer of a language model, from its arrival to its end."""
+        model, n_prompt_tokens = request.model, estimated_tokens(request)
         progress = Progress(self, model, asyncio.get_running_loop().time(), n_prompt_tokens)
         self._answers[progress] = None
         self._n_answers[model] += 1

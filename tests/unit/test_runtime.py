@@ -32,6 +32,8 @@ from edge_rt.errors import (
     UnsupportedFeatureError,
 )
 from edge_rt.power.monitor import EnergyMonitor
+from edge_rt.power.state import Hint
+from edge_rt.power.workload import Workload
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.residency import ModelWorker
 from edge_rt.telemetry import Telemetry
@@ -159,6 +161,7 @@ def make(
     features: frozenset[str] = frozenset(),
     store: FakeStore | None = None,
     energy: EnergyMonitor | None = None,
+    workload: Workload | None = None,
     **flags: Any,
 ) -> Runtime:
     settings = {"models.null.backend": "null"} | {name.replace("__", "."): value for name, value in flags.items()}
@@ -169,6 +172,7 @@ def make(
         make_worker=world.make,
         features=lambda: features,
         energy=energy,
+        workload=workload,
     )
 
 
@@ -196,6 +200,43 @@ def test_an_answer_streams_and_its_timings_begin_with_the_call() -> None:
         assert 'edge_rt_ttft_seconds_count{model="null"} 1.0' in text
         assert 'edge_rt_threads{model="null"} 1.0' in text
         assert 'edge_rt_requests_running{model="null"} 0.0' in text
+
+    virtual_time.run(main())
+
+
+class Ear:
+    """powerd, as far as the runtime knows it."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+        self.hints: list[Hint] = []
+
+    def send(self, hint: Hint) -> bool:
+        self.hints.append(hint)
+        return True
+
+    def close(self) -> None:
+        self.hints.clear()
+
+
+def test_powerd_hears_of_arrival_phases_and_end() -> None:
+    async def main() -> None:
+        world, ear = World(), Ear()
+        runtime = make(world, workload=Workload(ear, ttft_slo_s=1.0))
+        await answer(runtime, prompt="x" * 400, stream=False)
+        await asyncio.sleep(1)
+        told = [(hint.work, hint.n_waiting, hint.n_running) for hint in ear.hints]
+        # It waits while its model is loaded; the first token comes at once then.
+        assert list(dict.fromkeys(told)) == [("prefill", 1, 0), ("decode", 0, 1), ("idle", 0, 0)]
+        assert {hint.n_prompt_tokens for hint in ear.hints if hint.work == "prefill"} == {100}
+        assert [hint.n_threads for hint in ear.hints if hint.work == "decode"][-1] == 1
+        # An answer in one piece would show no phases.
+        assert world.workers[0].requests[0].stream
+        ear.problem = "gone"
+        await answer(runtime, stream=False)
+        assert not world.workers[0].requests[1].stream
+        await runtime.close(0.0)
+        assert ear.hints == []
 
     virtual_time.run(main())
 

@@ -5,7 +5,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from edge_rt.power.state import Hint
-from edge_rt.power.workload import Workload
+from edge_rt.power.workload import Workload, estimated_tokens
+from edge_rt.types import GenerateRequest, Message
 from tests import virtual_time
 
 
@@ -27,6 +28,10 @@ class Ear:
         return [hint.work for hint in self.hints]
 
 
+def asked(model: str, n_tokens: int) -> GenerateRequest:
+    return GenerateRequest(id="r", model=model, prompt_token_ids=(7,) * n_tokens)
+
+
 def make(ear: Ear | None) -> Workload:
     return Workload(ear, ttft_slo_s=1.0, n_threads=lambda: 3)
 
@@ -36,7 +41,7 @@ def test_one_answer_from_its_arrival_to_its_end() -> None:
         ear, loop = Ear(), asyncio.get_running_loop()
         workload = make(ear)
         begun_s = loop.time()
-        with workload.answer("m", 40) as progress:
+        with workload.answer(asked("m", 40)) as progress:
             progress.begin()
             await asyncio.sleep(0)
             await asyncio.sleep(0.3)
@@ -67,7 +72,7 @@ def test_hints_are_repeated_while_there_is_work_and_only_then() -> None:
     async def main() -> None:
         ear = Ear()
         workload = make(ear)
-        with workload.answer("m", 4000) as progress:
+        with workload.answer(asked("m", 4000)) as progress:
             progress.begin()
             await asyncio.sleep(10)
         assert 20 <= len(ear.hints) <= 22
@@ -87,13 +92,13 @@ def test_what_has_no_place_yet_waits() -> None:
         ear = Ear()
         workload = make(ear)
         with ExitStack() as stack:
-            first = stack.enter_context(workload.answer("m", 10))
+            first = stack.enter_context(workload.answer(asked("m", 10)))
             first.begin()
             await asyncio.sleep(0.1)
             first.came(1)
             await asyncio.sleep(0.1)
             assert (ear.hints[-1].work, ear.hints[-1].n_waiting) == ("decode", 0)
-            stack.enter_context(workload.answer("m", 20))
+            stack.enter_context(workload.answer(asked("m", 20)))
             await asyncio.sleep(0.03)
             assert (ear.hints[-1].work, ear.hints[-1].n_waiting, ear.hints[-1].n_running) == ("prefill", 1, 1)
             assert ear.hints[-1].n_prompt_tokens == 20
@@ -113,7 +118,7 @@ def test_tensor_requests_are_those_of_the_queue_that_are_no_answers() -> None:
         workload.queue_changed("vision", running=4, waiting=2)
         await asyncio.sleep(0.06)
         assert (ear.hints[-1].n_running, ear.hints[-1].n_waiting) == (4, 2)
-        with workload.answer("text", 10) as progress:
+        with workload.answer(asked("text", 10)) as progress:
             workload.queue_changed("text", running=1, waiting=0)
             progress.begin()
             await asyncio.sleep(0.06)
@@ -153,7 +158,7 @@ def test_a_burst_is_told_at_most_every_20_ms() -> None:
         workload = make(ear)
         with ExitStack() as stack:
             for _ in range(100):
-                stack.enter_context(workload.answer("m", 10)).begin()
+                stack.enter_context(workload.answer(asked("m", 10))).begin()
                 await asyncio.sleep(0.001)
         assert 2 <= len(ear.hints) <= 7
 
@@ -165,7 +170,7 @@ def test_whether_powerd_listens() -> None:
         ear = Ear()
         workload = make(ear)
         assert not workload.is_heard
-        with workload.answer("m", 10):
+        with workload.answer(asked("m", 10)):
             await asyncio.sleep(0.1)
             assert workload.is_heard
             ear.problem = "gone"
@@ -173,7 +178,7 @@ def test_whether_powerd_listens() -> None:
         workload.close()
         assert ear.is_closed
         n_hints = len(ear.hints)
-        with workload.answer("m", 10) as progress:
+        with workload.answer(asked("m", 10)) as progress:
             progress.begin()
             progress.came(1)
             workload.queue_changed("m", running=1, waiting=0)
@@ -186,7 +191,7 @@ def test_whether_powerd_listens() -> None:
 def test_without_a_sender_nothing_is_scheduled() -> None:
     async def main() -> None:
         workload = make(None)
-        with workload.answer("m", 10) as progress:
+        with workload.answer(asked("m", 10)) as progress:
             progress.begin()
             workload.queue_changed("m", running=1, waiting=0)
             progress.came(1)
@@ -196,3 +201,11 @@ def test_without_a_sender_nothing_is_scheduled() -> None:
         workload.close()
 
     virtual_time.run(main())
+
+
+def test_a_prompts_tokens_are_estimated_by_its_length() -> None:
+    assert estimated_tokens(GenerateRequest(id="r", model="m", prompt="x" * 400)) == 100
+    assert estimated_tokens(GenerateRequest(id="r", model="m", prompt="")) == 1
+    messages = (Message(role="system", content="x" * 100), Message(role="user", content="y" * 300))
+    assert estimated_tokens(GenerateRequest(id="r", model="m", messages=messages)) == 100
+    assert estimated_tokens(asked("m", 7)) == 7
