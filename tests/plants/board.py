@@ -176,5 +176,7 @@ class Board:
             self.tree.add(ina226(self.profile.rails[0], power_w, number))
         if self.battery is not None:
             self.tree.add(self.battery.nodes())
+        if self.profile.board_file:
+            self.tree.add({"etc/edge_rt/boards/own.toml": Attribute(lambda: self.profile.board_file)})
         self.tree.add(thermal(self.profile, self.physics))
         self.tree.add(proc(self.profile, self.physics, str(uuid.uuid4())))

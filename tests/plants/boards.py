@@ -54,7 +54,9 @@ class Profile:
     base_w        what the board takes beside the chip
     k_per_w, j_per_k  the chip's one thermal resistance and capacity, to ambient_c
     passive_c     where the kernel begins to lower clocks
-    sensors       what measures power: an INA3221, an INA226 (the first rail alone), RAPL
+    sensor        what measures power: an INA3221, an INA226 (the first rail alone), RAPL
+    compatible    the device tree's names
+    board_file    what the owner has put into /etc/edge_rt/boards; "": nothing
     """
 
     name: str
@@ -73,6 +75,8 @@ class Profile:
     ambient_c: float = 25.0
     passive_c: float = 80.0
     zone: str = "cpu-thermal"
+    compatible: tuple[str, ...] = ()
+    board_file: str = ""
     rails: tuple[Rail, ...] = ()
     sensor: Literal["ina3221", "ina226", "rapl"] = "ina226"
     has_battery: bool = False
@@ -110,6 +114,21 @@ PI_5 = Profile(
     static_w=0.55,
     memory_w=0.5,
     base_w=1.9,
+    compatible=("raspberrypi,5-model-b", "brcm,bcm2712"),
+    board_file="""name = "Raspberry Pi 5 with an INA226 in its supply"
+source = "whoever soldered it in"
+board = ["5V"]
+
+[match]
+compatible = ["raspberrypi,5-model-b"]
+
+[[rail]]
+name = "5V"
+chip = "ina226"
+device = "1-0040"
+number = 1
+shunt_ohm = 0.002
+""",
     rails=(Rail(label="5V", part="board", volts=5.1),),
     sensor="ina226",
 )
@@ -146,6 +165,7 @@ ORIN_NANO = Profile(
     k_per_w=4.0,
     j_per_k=25.0,
     passive_c=95.0,
+    compatible=("nvidia,p3768-0000+p3767-0005", "nvidia,p3767-0005", "nvidia,tegra234"),
     rails=(
         Rail(label="VDD_IN", part="board", volts=5.0),
         Rail(label="VDD_CPU_GPU_CV", part="clocks", volts=5.0),

@@ -230,7 +230,9 @@ def serve(profile: str, root: Path, *, is_stepped: bool) -> None:
                 node = _told(FuseOSError, tree.find, path.lstrip("/"))
             if not isinstance(node, Link):
                 raise FuseOSError(errno.EINVAL)
-            return os.path.relpath("/" + node.target, os.path.dirname(path))  # noqa: PTH120
+            # As the kernel writes them, a link ends in its target's name: "../../../1-0040", not "../..".
+            folder, _, name = node.target.rpartition("/")
+            return f"{os.path.relpath('/' + folder, os.path.dirname(path))}/{name}"  # noqa: PTH120
 
         def open(self, path: str, flags: int) -> int:
             for_writing = flags & os.O_ACCMODE != os.O_RDONLY

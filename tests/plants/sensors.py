@@ -167,8 +167,9 @@ def proc(profile: Profile, physics: Physics, boot_id: str) -> dict[str, Node]:
         "proc/meminfo": Attribute(lambda: "MemTotal: 8255000 kB\nMemFree: 6000000 kB\nMemAvailable: 7000000 kB\n"),
         "proc/sys/kernel/random/boot_id": Attribute(lambda: f"{boot_id}\n"),
     }
-    if profile.sensor != "rapl":
+    if profile.compatible:
         found["proc/device-tree/model"] = Attribute(lambda: f"{profile.model}\0")
+        found["proc/device-tree/compatible"] = Attribute(lambda: "".join(f"{name}\0" for name in profile.compatible))
     for node in found.values():
         assert isinstance(node, Attribute)
         node.size = 0
