@@ -55,7 +55,7 @@ class Bar:
 
     @property
     def holds(self) -> bool:
-        return self.at_least is None or self.value >= self.at_least
+        return self.at_least is None or bool(self.value >= self.at_least)  # numpy's bool is no JSON
 
 
 class Lab:
@@ -264,9 +264,8 @@ def main() -> None:
         print(f"missed: {', '.join(missed)}", file=sys.stderr)
     try:
         harness.finish(arguments, extra=extra, figures=figures)
-    finally:
-        if arguments.check and missed:
-            sys.exit(1)
+    except SystemExit as ended:
+        sys.exit(1 if arguments.check and missed else ended.code)
 
 
 def measure(lab: Lab, signals: Path) -> list[Bar]:

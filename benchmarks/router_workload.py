@@ -112,7 +112,7 @@ def _stream(test: Rows, p: fitting.F64, rng: random.Random, cloud_share: float, 
             row = pool.pop()
         is_simple = kinds[row] in SIMPLE
         found = sums[is_simple]
-        weak, strong = test.outcomes[row]
+        weak, strong = test.outcomes[row].tolist()
         price = float(n_prompt[row]) + _ANSWER_TOKENS[is_simple] * _ANSWER_PRICE
         found.n += 1
         found.weak += weak
