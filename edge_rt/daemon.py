@@ -22,6 +22,7 @@ from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api
 from edge_rt.api.regions import Regions, RegionServer
 from edge_rt.api.server import Server
+from edge_rt.api.short_way import ShortWay
 from edge_rt.assembly import Parts, assemble, open_parts
 from edge_rt.catalog.store import Store
 from edge_rt.config import Loaded
@@ -93,6 +94,7 @@ def run(
         server = Server(
             build_app(runtime, config, metrics, api_keys=api_keys, api=api),
             max_connections=config.server.max_connections,
+            short_way=ShortWay(api, access_log=config.server.access_log),
         )
         asyncio.run(_serve(loaded, api, runtime, parts, server, listening, environ, ready))
     finally:

@@ -19,6 +19,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from edge_rt import config
 from edge_rt.answering import Answering
@@ -182,22 +183,24 @@ class Runtime:
     async def infer(self, request: TensorRequest) -> TensorAnswer:
         """Run a tensor model, or give stored outputs. Raises as generate does, and for inputs that do not fit."""
         check_tensors(request, self._config.limits)
-        self._check_kind(request.model, "tensor")
-
         entry = self._entry(request.model)
+        if not (entry.runs_tensors and self._dispatcher.is_in_memory(request.model)):
+            self._check_kind(request.model, "tensor")
+        if self._tensor_results is not None:
+            files = files_key(entry.manifest, entry.settings)
+            return await self._tensor_results.infer(request, files, partial(self._infer, entry, request))
+        if request.only_if_cached:
+            raise NotCachedError
+        return await self._infer(entry, request)
 
-        async def compute() -> TensorAnswer:
-            async with self._queued(request) as due_at_s:
-                with self._computing(request.model) as computed:
-                    answer = await self._dispatcher.infer(request, due_at_s)
-                    energy = self._tensor_energy(request.model, answer.timings, computed)
-                    return answer if energy is None else replace(answer, energy=energy)
-
-        if self._tensor_results is None:
-            if request.only_if_cached:
-                raise NotCachedError
-            return await compute()
-        return await self._tensor_results.infer(request, files_key(entry.manifest, entry.settings), compute)
+    async def _infer(self, entry: _Entry, request: TensorRequest) -> TensorAnswer:
+        limit_s = self._limit_s(request)
+        due_at_s = asyncio.get_running_loop().time() + limit_s
+        async with entry.queue.place(request.tenant, limit_s):
+            with self._computing(request.model) as computed:
+                answer = await self._dispatcher.infer(request, due_at_s)
+                energy = self._tensor_energy(request.model, answer.timings, computed)
+                return answer if energy is None else replace(answer, energy=energy)
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         """Run a tensor model's pipeline, or a chain, on a file.
@@ -316,13 +319,17 @@ class Runtime:
     # A request's way.
 
     @asynccontextmanager
-    async def _queued(self, request: GenerateRequest | TensorRequest | MediaRequest) -> AsyncIterator[float]:
+    async def _queued(self, request: GenerateRequest | MediaRequest) -> AsyncIterator[float]:
         """Hold a place among the model's running requests; give when a worker must have been found."""
-        timeout_s = self._config.scheduler.queue_timeout_s
-        limit_s = timeout_s if request.deadline_s is None else min(request.deadline_s, timeout_s)
+        limit_s = self._limit_s(request)
         due_at_s = asyncio.get_running_loop().time() + limit_s
         async with self._entries[request.model].queue.place(request.tenant, limit_s):
             yield due_at_s
+
+    def _limit_s(self, request: GenerateRequest | TensorRequest | MediaRequest) -> float:
+        """Give how long a request may wait for a place and a worker."""
+        timeout_s = self._config.scheduler.queue_timeout_s
+        return timeout_s if request.deadline_s is None else min(request.deadline_s, timeout_s)
 
     @asynccontextmanager
     async def _admitted(self, request: GenerateRequest) -> AsyncIterator[ModelWorker]:

@@ -13,6 +13,8 @@ Datatype = Literal[
 ]  # as the Open Inference Protocol spells them
 
 
+Data = bytes | memoryview
+
 # Bytes of one element; 0 where each has its own length.
 ITEM_BYTES: Mapping[str, int] = {
     "BOOL": 1,
@@ -65,7 +67,7 @@ class Tensor:
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    data: bytes
+    data: Data
     region: TensorRegion | None = None
 
     @property

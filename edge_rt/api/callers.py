@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +67,7 @@ class ApiKeys:
         return f"key:{digest.hex()[:8]}"
 
 
-def tenant(peer: Peer | None, keys: ApiKeys | None, headers: list[tuple[bytes, bytes]]) -> str:
+def tenant(peer: Peer | None, keys: ApiKeys | None, headers: Sequence[tuple[bytes, bytes]]) -> str:
     """Name the quota key of a request. Raises AuthError for a caller that neither the kernel nor a key vouches for."""
     if peer is not None:
         return f"uid:{peer.uid}"

@@ -20,7 +20,7 @@ from edge_rt.api.plain_http import ConnectingError, PlainHttp, Reply
 from edge_rt.api.shm_client import SharedTensor
 from edge_rt.api.status import rebuild
 from edge_rt.errors import DaemonLostError, DaemonUnreachableError, InvalidRequestError
-from edge_rt.tensor_types import Box, Label, MediaAnswer, MediaRequest, Span, Tensor, TensorTimings
+from edge_rt.tensor_types import Box, Data, Label, MediaAnswer, MediaRequest, Span, Tensor, TensorTimings
 from edge_rt.types import FinishReason, Message, Usage
 
 _CONNECT_TIMEOUT_S: Final = 5.0
@@ -242,10 +242,10 @@ class Client:
                         yield Piece(text=text)
         raise DaemonLostError(address=self.address, reason="it closed the connection")
 
-    def _post(self, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
+    def _post(self, target: str, headers: Mapping[str, str], body: Sequence[Data]) -> Reply:
         if self._plain is None:
             with self._reached():
-                response = self._http.post(target, content=body, headers=dict(headers))
+                response = self._http.post(target, content=b"".join(body), headers=dict(headers))
             return Reply(response.status_code, dict(response.headers), response.content)
         try:
             return self._plain.post(target, headers, body)

@@ -15,6 +15,7 @@ from edge_rt.api import kserve_wire as wire
 from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.api.kserve_infer import HEADER_LENGTH, Caller, Converter, Inference
+from edge_rt.api.kserve_plan import Plans
 from edge_rt.api.schemas import decode_with, encode
 from edge_rt.api.status import HttpError, open_inference_body
 from edge_rt.cache.admission import wishes
@@ -22,7 +23,7 @@ from edge_rt.cache.admission import wishes
 
 def routes(api: Api) -> list[Route]:
     """Give the endpoints. All of them, and unknown paths below /v2, answer errors in the protocol's form."""
-    convert = Converter()
+    convert, plans = Converter(), Plans(api.config.limits.max_tensor_bytes)
 
     async def server(_: Request) -> ASGIApp:
         return _answer(models.server_metadata(api))
@@ -48,7 +49,7 @@ def routes(api: Api) -> list[Route]:
         asked = wishes(", ".join(request.headers.getlist("cache-control")))
         caller = Caller(tenant=request.state.tenant, peer=getattr(request.state, "peer", None), wishes=asked)
         length = request.headers.get(HEADER_LENGTH)
-        return await Inference.read(api, body, length, caller, convert, model=model, version=version)
+        return await Inference.read(api, body, length, caller, convert, plans, model=model, version=version)
 
     async def index(request: Request) -> ASGIApp:
         asked = decode_with(await read_body(request, api) or b"{}", wire.DECODERS[wire.IndexRequest])

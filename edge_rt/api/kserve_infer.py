@@ -17,12 +17,13 @@ from edge_rt.api import kserve_models as models
 from edge_rt.api import kserve_wire as wire
 from edge_rt.api.callers import Peer
 from edge_rt.api.context import Api
-from edge_rt.api.schemas import decode_with, encode
-from edge_rt.api.sse import StopOnHangUp
+from edge_rt.api.kserve_plan import Plan, Plans
+from edge_rt.api.schemas import encode
+from edge_rt.api.sse import HangUps, StopOnHangUp
 from edge_rt.api.tensor_json import MAX_JSON_BYTES, from_json, to_json
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_shape, check_size
-from edge_rt.tensor_types import Tensor, TensorAnswer, TensorRegion, TensorRequest
+from edge_rt.tensor_types import Data, Datatype, Tensor, TensorAnswer, TensorRegion, TensorRequest
 from edge_rt.types import CacheWishes
 from edge_rt.worker.regions import put
 
@@ -31,6 +32,8 @@ _JSON: Final = b"application/json"
 _BINARY: Final = b"application/octet-stream"
 _INLINE_BYTES: Final = 16 * 1024  # of JSON data that is converted on the event loop: less than a millisecond
 _JOINED_BYTES: Final = 64 * 1024  # answers up to here leave in one write
+
+Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,11 @@ def split(header_length: str | None, body: bytes) -> tuple[bytes, memoryview]:
     return head, tensors
 
 
+def _data(datatype: Datatype, part: memoryview) -> Data:
+    """Give a tensor's part of the body: BYTES elements are cut apart, others only passed on."""
+    return bytes(part) if datatype == "BYTES" else part
+
+
 async def _from_json(param: str, sent: wire.WireInput, datatype: Any, convert: Converter) -> bytes:
     assert isinstance(sent.data, Raw)
     data = bytes(sent.data)
@@ -84,18 +92,13 @@ class Caller:
 class Inference:
     """One inference: an ASGI app that runs it and answers. Made by read, which raises what is wrong with the body."""
 
-    def __init__(self, api: Api, asked: wire.InferRequest, caller: Caller, convert: Converter) -> None:
+    def __init__(self, api: Api, plan: Plan, caller: Caller, convert: Converter) -> None:
         self._api = api
-        self._asked = asked
+        self._plan = plan
         self._caller = caller
         self._convert = convert
         self._request: TensorRequest
         self._leases = ExitStack()  # of the shared memory it uses, until it is answered
-        self._default = wire.flag("", asked.parameters, "binary_data_output", False)
-        self._is_binary = {
-            output.name: wire.flag(f"outputs[{i}]", output.parameters, "binary_data", self._default)
-            for i, output in enumerate(asked.outputs)
-        }
 
     @classmethod
     async def read(
@@ -105,21 +108,36 @@ class Inference:
         header_length: str | None,
         caller: Caller,
         convert: Converter,
+        plans: Plans,
         *,
         model: str,
         version: str,
     ) -> Inference:
         variant = models.form(api, model, version)
         head, tensors = split(header_length, body)
-        made = cls(api, decode_with(head, wire.DECODERS[wire.InferRequest]), caller, convert)
+        made = cls(api, plans.read(head), caller, convert)
+        if (inputs := made._plain_inputs(tensors)) is not None:
+            made._request = made._tensor_request(model, variant, inputs, {})
+            return made
         with made._leases:
-            made._request = await made._tensor_request(model, variant, tensors)
+            made._request = made._tensor_request(model, variant, *await made._inputs_and_regions(tensors))
             made._leases = made._leases.pop_all()
         return made
 
-    async def _tensor_request(self, model: str, variant: str, binary: memoryview) -> TensorRequest:
-        asked, start = self._asked, 0
-        options = wire.options(asked.parameters)
+    def _plain_inputs(self, binary: memoryview) -> list[Tensor] | None:
+        """Give the inputs, which share the body's memory; None where they are others than the plan's plain ones."""
+        if self._plan.plain is None:
+            return None
+        inputs, start = [], 0
+        for name, datatype, shape, n_bytes in self._plan.plain:
+            data = binary[start : start + n_bytes]
+            start += n_bytes
+            inputs.append(Tensor(name=name, datatype=datatype, shape=shape, data=_data(datatype, data)))
+        return inputs if start == len(binary) else None
+
+    async def _inputs_and_regions(self, binary: memoryview) -> tuple[list[Tensor], dict[str, TensorRegion]]:
+        """Read the inputs, and where outputs shall be put."""
+        asked, start = self._plan.asked, 0
         inputs = []
         room_bytes = self._api.config.limits.max_tensor_bytes
         for i, sent in enumerate(asked.inputs):
@@ -135,21 +153,27 @@ class Inference:
             models.check_output_parameters(f"outputs[{i}]", output.parameters)
             if (region := self._region(f"outputs[{i}]", output.parameters)) is not None:
                 regions[output.name] = region
+        return inputs, regions
+
+    def _tensor_request(
+        self, model: str, variant: str, inputs: list[Tensor], regions: dict[str, TensorRegion]
+    ) -> TensorRequest:
+        options, wishes = self._plan.options, self._caller.wishes
         return TensorRequest(
             id=telemetry.request_id.get(),
             model=model,
             variant=variant,
             inputs=tuple(inputs),
-            outputs=tuple(output.name for output in asked.outputs),
+            outputs=self._plan.outputs,
             regions=regions,
             tenant=self._caller.tenant,
             stream=options.stream,
             is_first=options.is_first,
             is_last=options.is_last,
             deadline_s=options.deadline_s,
-            no_cache=self._caller.wishes.no_cache,
-            no_store=self._caller.wishes.no_store,
-            only_if_cached=self._caller.wishes.only_if_cached,
+            no_cache=wishes.no_cache,
+            no_store=wishes.no_store,
+            only_if_cached=wishes.only_if_cached,
         )
 
     async def _input(
@@ -168,7 +192,7 @@ class Inference:
             problem = f"is {n_bytes}, but {len(binary) - start} bytes are left of the binary tensors"
             raise InvalidRequestError(param=f"{param}.parameters.binary_data_size", problem=problem)
         if n_bytes is not None:
-            data = bytes(binary[start : start + n_bytes])
+            data = _data(datatype, binary[start : start + n_bytes])
             start += n_bytes
         elif region is not None:
             data = b""
@@ -186,32 +210,39 @@ class Inference:
         return self._leases.enter_context(self._api.lease(part, self._caller.peer.uid))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, parts = await self.answer(receive, scope["state"].get("hang_ups"))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for i, part in enumerate(parts):
+            await send({"type": "http.response.body", "body": part, "more_body": i < len(parts) - 1})
+
+    async def answer(self, receive: Receive | None, hang_ups: HangUps | None) -> tuple[Headers, list[Data]]:
+        """Run it; give the answer's headers, and its body in the parts that leave one by one.
+
+        Raises what the runtime raises, and HungUpError.
+        """
         with self._leases:
-            async with StopOnHangUp(receive, scope["state"].get("hang_ups")):
+            async with StopOnHangUp(receive, hang_ups):
                 answer = await self._api.runtime.infer(self._request)
                 answer = await put_the_rest(answer, self._request)
                 head, tensors = await self._write(answer)
         headers = [(b"content-type", _JSON)]
         if tensors:
             headers = [(b"content-type", _BINARY), (HEADER_LENGTH.encode(), b"%d" % len(head))]
-        parts = [head, *tensors]
+        parts: list[Data] = [head, *tensors]
         size_bytes = sum(map(len, parts))
         headers.append((b"content-length", b"%d" % size_bytes))
         headers += origin_headers(answer)
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if size_bytes <= _JOINED_BYTES:
-            parts = [b"".join(parts)]
-        for i, part in enumerate(parts):
-            await send({"type": "http.response.body", "body": part, "more_body": i < len(parts) - 1})
+        return headers, [b"".join(parts)] if size_bytes <= _JOINED_BYTES else parts
 
-    async def _write(self, answer: TensorAnswer) -> tuple[bytes, list[bytes]]:
+    async def _write(self, answer: TensorAnswer) -> tuple[bytes, list[Data]]:
         """Give the JSON and the binary tensors that follow it."""
-        outputs, tensors = [], []
+        outputs: list[wire.AnswerTensor] = []
+        tensors: list[Data] = []
         for tensor in answer.outputs:
             written = wire.AnswerTensor(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
             if tensor.region is not None:
                 written.parameters = placed(tensor.region)
-            elif self._is_binary.get(tensor.name, self._default):
+            elif self._plan.is_output_binary.get(tensor.name, self._plan.is_binary):
                 written.parameters = {"binary_data_size": len(tensor.data)}
                 tensors.append(tensor.data)
             else:
@@ -220,7 +251,7 @@ class Inference:
         head = wire.InferAnswer(
             model_name=self._request.model,
             model_version=answer.variant,
-            id=self._asked.id,
+            id=self._plan.asked.id,
             parameters=wire.answer_parameters(answer),
             outputs=outputs,
         )
@@ -232,6 +263,8 @@ async def put_the_rest(answer: TensorAnswer, request: TensorRequest) -> TensorAn
 
     Raises InvalidRequestError where one does not fit.
     """
+    if not request.regions:
+        return answer
     rest = [t for t in answer.outputs if t.region is None and t.name in request.regions]
     if not rest:
         return answer

@@ -10,12 +10,14 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import httptools
+
+from edge_rt.tensor_types import Data
 
 _READ_BYTES: Final = 256 * 1024
 _SEND_BYTES: Final = 1024 * 1024  # a picture's tensor goes in one write; net.core.wmem_max may allow less
@@ -63,13 +65,16 @@ class _Connection:
     def close(self) -> None:
         self._sock.close()
 
-    def ask(self, head: bytes, body: bytes) -> tuple[Reply, bool]:
+    def ask(self, head: bytes, body: Sequence[Data]) -> tuple[Reply, bool]:
         """Give the answer, and whether the connection can be used again."""
         self._parser = httptools.HttpResponseParser(self)
         self._reply, self._parts, self._is_whole = Reply(), [], False
-        n_sent = self._sock.sendmsg([head, body])
-        if n_sent < len(head) + len(body):
-            self._sock.sendall(memoryview(head + body)[n_sent:])
+        parts = [head, *body]
+        n_sent = self._sock.sendmsg(parts)
+        for part in parts:
+            if n_sent < len(part):
+                self._sock.sendall(memoryview(part)[n_sent:])
+            n_sent = max(0, n_sent - len(part))
         while not self._is_whole:
             n_bytes = self._sock.recv_into(self._buffer)
             if not n_bytes:
@@ -106,9 +111,12 @@ class PlainHttp:
         self._lock = threading.Lock()
         self._kept: list[_Connection] = []
 
-    def post(self, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        """Send a request, and wait for its whole answer. Raises ConnectingError where nobody can be asked."""
-        lines = [f"POST {target} HTTP/1.1", "Host: edge_rt", f"Content-Length: {len(body)}"]
+    def post(self, target: str, headers: Mapping[str, str], body: Sequence[Data]) -> Reply:
+        """Send a request with its body's parts, and wait for its whole answer.
+
+        Raises ConnectingError where nobody can be asked.
+        """
+        lines = [f"POST {target} HTTP/1.1", "Host: edge_rt", f"Content-Length: {sum(map(len, body))}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
         connection = self._connection()

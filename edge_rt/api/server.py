@@ -10,18 +10,22 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from email.utils import formatdate
+from functools import partial
 from typing import ClassVar, Final, cast
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from edge_rt.api.callers import Peer
+from edge_rt.api.kserve_infer import Headers
+from edge_rt.api.short_way import ShortRequest, ShortWay
 from edge_rt.api.sse import HangUps
 from edge_rt.api.status import reply
 from edge_rt.errors import OverloadedError
+from edge_rt.tensor_types import Data
 
 _log = logging.getLogger("edge_rt.api")
 
@@ -70,25 +74,56 @@ class _HeadHolder:
             self._transport.write(self._head)
 
 
+class _NoEvent:
+    """Nobody waits for the events of the short way."""
+
+    def set(self) -> None: ...
+
+
+class _ShortCycle:
+    """A request on the short way, where HttpToolsProtocol looks for its own cycle."""
+
+    __slots__ = ("before", "disconnected", "keep_alive", "more_body", "request", "response_complete", "timer")
+    message_event: ClassVar = _NoEvent()
+
+    def __init__(self, request: ShortRequest, before: RequestResponseCycle) -> None:
+        self.request, self.before = request, before
+        self.keep_alive = self.more_body = True
+        self.disconnected = self.response_complete = False
+        self.timer: asyncio.TimerHandle | None = None
+
+    def is_whole(self) -> None:
+        self.more_body = False
+        self.stop_timer()
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
 class PeerProtocol(HttpToolsProtocol):
     """One connection. Puts its Peer into every request's scope state.
 
     head_timeout_s  for a request's line and headers, counted from the connection or from its first byte
     send_timeout_s  for a client to read on once its socket and our buffer are full
+    whole_s         for a body on the short way; one that takes longer goes the long way, whose limits count
     """
 
     head_timeout_s: ClassVar[float] = 30.0
     send_timeout_s: ClassVar[float] = 30.0
+    whole_s: ClassVar[float] = 1.0
     idle_since_s = 0.0
     _unparsed_bytes = 0
     _has_moved = False
     _head_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
+    _arriving: _ShortCycle | None = None  # whose body is not whole
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._hang_ups = HangUps()
-        peer = Peer.of(transport.get_extra_info("socket"))
-        self.app_state = {**self.app_state, "peer": peer, "hang_ups": self._hang_ups}
+        self._peer = Peer.of(transport.get_extra_info("socket"))
+        self.app_state = {**self.app_state, "peer": self._peer, "hang_ups": self._hang_ups}
         super().connection_made(transport)
         self.idle_since_s = self.loop.time()
         self._await_head()
@@ -99,6 +134,10 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         self._stop_send_timer()
+        if (cycle := self._arriving) is not None:
+            self._arriving = None
+            cycle.is_whole()
+            cycle.request.hung_up()
         self._hang_ups.tell()
         super().connection_lost(exc)
 
@@ -113,10 +152,26 @@ class PeerProtocol(HttpToolsProtocol):
             self._stop_head_timer()
         elif self._head_timer is None:
             self._await_head()
+        if (cycle := self._arriving) is not None and cycle.timer is None:
+            cycle.timer = self.loop.call_later(self.whole_s, self._go_the_long_way)
 
     def on_body(self, body: bytes) -> None:
         self._has_moved = not self.cycle.response_complete
+        if self._arriving is not None:
+            if self._arriving.request.take(body):
+                return
+            self._go_the_long_way()
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if (cycle := self._arriving) is None:
+            super().on_message_complete()
+            return
+        self._arriving = None
+        cycle.is_whole()
+        task = self.loop.create_task(self._answer(cycle))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def on_headers_complete(self) -> None:
         # uvicorn's own main loop does this ten times a second, also when nobody asks.
@@ -125,6 +180,21 @@ class PeerProtocol(HttpToolsProtocol):
             self.server_state.date_s = now_s  # type: ignore[attr-defined]
             self.server_state.default_headers = [(b"date", formatdate(now_s, usegmt=True).encode())]
         self._has_moved = True
+        if (request := self._short_request()) is not None:
+            self._arriving = _ShortCycle(request, self.cycle)
+            self.cycle = cast("RequestResponseCycle", self._arriving)
+            return
+        self._begin_cycle()
+
+    def _short_request(self) -> ShortRequest | None:
+        way: ShortWay | None = self.server_state.short_way  # type: ignore[attr-defined]
+        if way is None or not self.is_between_requests() or self.parser.get_method() != b"POST":
+            return None
+        if self.parser.get_http_version() != "1.1" or not self.parser.should_keep_alive():
+            return None
+        return way.begin(self.url, self.headers, self._peer, self._hang_ups)
+
+    def _begin_cycle(self) -> None:
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before and self.scope["method"] != "HEAD":  # whose answer is a head only
@@ -148,6 +218,47 @@ class PeerProtocol(HttpToolsProtocol):
     def is_between_requests(self) -> bool:
         # None before the first request, whatever uvicorn's annotation says
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
+
+    def _go_the_long_way(self) -> None:
+        """Let uvicorn and the app have a request whose body is not whole."""
+        cycle = self._arriving
+        assert cycle is not None
+        self._arriving = None
+        cycle.stop_timer()
+        self.cycle = cycle.before
+        self._begin_cycle()
+        if body := cycle.request.give_up():
+            super().on_body(body)
+
+    async def _answer(self, cycle: _ShortCycle) -> None:
+        try:
+            await cycle.request.answer(partial(self._write, cycle))
+        except BaseException:  # noqa: BLE001  as uvicorn does for the app; errors are answered before this
+            _log.exception("an answer cannot be written")
+        if not cycle.response_complete and not cycle.disconnected:
+            self.transport.close()
+
+    async def _write(self, cycle: _ShortCycle, status: int, headers: Headers, parts: Sequence[Data]) -> None:
+        """Write an answer as uvicorn does."""
+        content: list[Data] = [STATUS_LINE[status]]
+        for name, value in (*self.server_state.default_headers, *headers):
+            content += (name, b": ", value, b"\r\n")
+        if not cycle.keep_alive:
+            content.append(b"connection: close\r\n")
+        content.append(b"\r\n")
+        if len(parts) == 1 and len(parts[0]) <= _JOINED_BYTES:
+            content.append(parts[0])
+            parts = ()
+        for data in (b"".join(content), *parts):
+            if self.flow.write_paused and not cycle.disconnected:
+                await self.flow.drain()
+            if cycle.disconnected:
+                return
+            self.transport.write(data)
+        cycle.response_complete = True
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_late)
@@ -197,10 +308,18 @@ class PeerProtocol(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """Serve an app on sockets that are bound already, until stop is called. Signals are the daemon's."""
+    """Serve an app on sockets that are bound already, until stop is called. Signals are the daemon's.
+
+    short_way  for the requests that it takes
+    """
 
     def __init__(
-        self, app: ASGIApp, *, max_connections: int = 512, protocol: type[PeerProtocol] = PeerProtocol
+        self,
+        app: ASGIApp,
+        *,
+        max_connections: int = 512,
+        protocol: type[PeerProtocol] = PeerProtocol,
+        short_way: ShortWay | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -219,6 +338,7 @@ class Server(uvicorn.Server):
         )
         self.server_state.date_s = 0  # type: ignore[attr-defined]
         self.server_state.max_connections = max_connections  # type: ignore[attr-defined]
+        self.server_state.short_way = short_way  # type: ignore[attr-defined]
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._grace_s = 0.0

@@ -86,10 +86,10 @@ class StopOnHangUp:
 
     The request's body must have been read. receive is called by this only until the block ends.
 
-    hang_ups  tells of it without a task that waits for receive, which short requests feel
+    hang_ups  tells of it without a task that waits for receive, which short requests feel; one of the two is needed
     """
 
-    def __init__(self, receive: Receive, hang_ups: HangUps | None = None) -> None:
+    def __init__(self, receive: Receive | None, hang_ups: HangUps | None = None) -> None:
         self._receive = receive
         self._hang_ups = hang_ups
         self._watch: asyncio.Task[None] | None = None
@@ -106,6 +106,7 @@ class StopOnHangUp:
             self._watch = asyncio.get_running_loop().create_task(self._wait())
 
     async def _wait(self) -> None:
+        assert self._receive is not None
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._stop()

@@ -215,7 +215,7 @@ def to_json(tensor: Tensor) -> bytes:
         raise _only_binary(tensor, f"{len(tensor.data)} bytes, where JSON takes up to {MAX_JSON_BYTES}")
     if tensor.datatype == "BYTES":
         try:
-            return msgspec.json.encode([item.decode() for item in items(tensor.data)])
+            return msgspec.json.encode([item.decode() for item in items(bytes(tensor.data))])
         except UnicodeDecodeError:
             raise _only_binary(tensor, "bytes that are not UTF-8") from None
     code, item_bytes = _CODES[tensor.datatype], ITEM_BYTES[tensor.datatype]

@@ -26,7 +26,7 @@ from edge_rt.cache.frames import N_BITS, distance, frame_hash
 from edge_rt.cache.store import Found, Meta, Store
 from edge_rt.config import Cache
 from edge_rt.errors import NotCachedError
-from edge_rt.tensor_types import Datatype, Tensor, TensorAnswer, TensorRequest, TensorTimings
+from edge_rt.tensor_types import Data, Datatype, Tensor, TensorAnswer, TensorRequest, TensorTimings
 from edge_rt.types import CacheWishes
 
 KIND: Final = "tensors"
@@ -179,7 +179,7 @@ def _is_storable(request: TensorRequest) -> bool:
     return not request.stream and not request.regions and all(tensor.region is None for tensor in request.inputs)
 
 
-def _digest(about: bytes, *parts: bytes) -> bytes:
+def _digest(about: bytes, *parts: Data) -> bytes:
     digest = blake2b(len(about).to_bytes(8, "little") + about, digest_size=32, person=b"edge_rt tensors")
     for part in parts:  # whose lengths `about` holds
         digest.update(part)

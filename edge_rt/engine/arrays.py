@@ -37,7 +37,7 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
         raise InvalidRequestError(param=f"{param}.shape", problem=f"must not be negative, got {_shape(tensor.shape)}")
     n_elements = math.prod(tensor.shape)
     if tensor.datatype == "BYTES":
-        return _read_bytes(param, tensor.data, n_elements).reshape(tensor.shape)
+        return _read_bytes(param, bytes(tensor.data), n_elements).reshape(tensor.shape)
     dtype = DTYPES[tensor.datatype]
     if n_elements * dtype.itemsize != len(tensor.data):
         problem = (

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from edge_rt import config
@@ -126,6 +125,11 @@ class Dispatcher:
         model = self._models[name]
         places = dict.fromkeys((*model.order, *model.known.values()))
         return [place.key for place in places if variant in ("", place.row.candidate.variant)]
+
+    def is_in_memory(self, name: str) -> bool:
+        """Say whether a worker of a model's best place is there or on its way; there may be others."""
+        order = self._models[name].order
+        return bool(order) and self._residency.slot(order[0].key).state != "unloaded"
 
     async def status(self, name: str) -> DispatchStatus:
         """Describe a model's places, best first."""
@@ -295,22 +299,29 @@ class Dispatcher:
 
     async def _ask(self, place: Place, request: Request, due_at_s: float) -> Answer:
         loop = asyncio.get_running_loop()
-        was_ready, asked_at_s = self._residency.slot(place.key).state == "ready", loop.time()
-        async with AsyncExitStack() as stack:
+        lease = self._residency.lease(place.key)
+        if self._residency.slot(place.key).state == "ready":
+            worker = await lease.__aenter__()  # does not wait
+            begun_at_s = loop.time()
+        else:
+            asked_at_s = loop.time()
             try:
                 async with asyncio.timeout_at(due_at_s):
-                    worker = await stack.enter_async_context(self._residency.lease(place.key))
+                    worker = await lease.__aenter__()
             except TimeoutError:
                 raise DeadlineError(deadline_s=max(due_at_s - asked_at_s, 0.0)) from None
             begun_at_s = loop.time()
-            if not was_ready:
-                place.load_s = begun_at_s - asked_at_s
-            answer: Answer
+            place.load_s = begun_at_s - asked_at_s
+        answer: Answer
+        try:
             if isinstance(request, TensorRequest):
                 answer = await worker.infer(request)
             else:
                 answer = await worker.look(request)
-        place.answered(answer.timings, loop.time() - begun_at_s, loop.time())
+        finally:
+            await lease.__aexit__()
+        now_s = loop.time()
+        place.answered(answer.timings, now_s - begun_at_s, now_s)
         candidate = place.row.candidate
         return replace(answer, place=candidate.place, variant=candidate.variant)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from itertools import count
+from types import TracebackType
 
 from edge_rt.errors import DeadlineError, EdgeRtError, QueueFullError
 
@@ -112,33 +112,35 @@ class Queue:
     def n_waiting(self) -> int:
         return self._admission.n_waiting
 
-    @asynccontextmanager
-    async def place(self, tenant: str, deadline_s: float) -> AsyncIterator[None]:
-        """Wait for a place and hold it.
+    def place(self, tenant: str, deadline_s: float) -> Place:
+        """Wait for a place and hold it, in an `async with`.
 
         Raises QueueFullError at once, DeadlineError when deadline_s has passed while waiting, and what close was given.
         """
+        return Place(self, tenant, deadline_s)
+
+    async def enter(self, tenant: str, deadline_s: float) -> int:
+        """Wait for a place; give its ticket, which leave takes back."""
         if self._closed is not None:
             raise self._closed()
-        loop = asyncio.get_running_loop()
         ticket = next(self._tickets)
-        started: float | None = None
-        served = False
         try:
             is_admitted = self._admission.arrive(ticket, tenant)
             self._report()
             if not is_admitted:
                 await self._wait(ticket, deadline_s)
-            started = loop.time()
-            yield
-            served = True
-        finally:
-            service_s = loop.time() - started if served and started is not None else None
-            for admitted in self._admission.leave(ticket, service_s):
-                # A waiter that is done was cancelled or refused in this very moment; it passes its place on itself.
-                if not (waiter := self._waiters[admitted]).done():
-                    waiter.set_result(None)
-            self._report()
+        except BaseException:
+            self.leave(ticket, None)
+            raise
+        return ticket
+
+    def leave(self, ticket: int, service_s: float | None) -> None:
+        """Let the next one run. service_s as in Admission.leave."""
+        for admitted in self._admission.leave(ticket, service_s):
+            # A waiter that is done was cancelled or refused in this very moment; it passes its place on itself.
+            if not (waiter := self._waiters[admitted]).done():
+                waiter.set_result(None)
+        self._report()
 
     def close(self, error: Callable[[], EdgeRtError]) -> None:
         """Refuse new requests and those that wait; running ones keep their places."""
@@ -159,3 +161,23 @@ class Queue:
 
     def _report(self) -> None:
         self._on_change(self._admission.n_running, self._admission.n_waiting)
+
+
+class Place:
+    """A place in a queue, held by an `async with`. A class: generators take longer, and each request holds one."""
+
+    __slots__ = ("_deadline_s", "_queue", "_started_s", "_tenant", "_ticket")
+
+    def __init__(self, queue: Queue, tenant: str, deadline_s: float) -> None:
+        self._queue, self._tenant, self._deadline_s = queue, tenant, deadline_s
+
+    async def __aenter__(self) -> None:
+        self._ticket = await self._queue.enter(self._tenant, self._deadline_s)
+        self._started_s = asyncio.get_running_loop().time()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        is_served = kind is None
+        service_s = asyncio.get_running_loop().time() - self._started_s if is_served else None
+        self._queue.leave(self._ticket, service_s)

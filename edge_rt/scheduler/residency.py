@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -115,6 +114,7 @@ class Slot:
     waiters: list[asyncio.Future[Loaded]] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     expiry: asyncio.TimerHandle | None = None
+    idle_since_s: float = 0.0
 
     @property
     def n_leases(self) -> int:
@@ -213,18 +213,12 @@ class Residency:
         n_taken = sum(slot.loaded is not None or slot.state in {"waiting", "loading"} for slot in self._slots.values())
         return n_taken < self._max_loaded
 
-    @asynccontextmanager
-    async def lease(self, model: str) -> AsyncIterator[ModelWorker]:
-        """Hold a model in memory, loading it first if need be.
+    def lease(self, model: str) -> Lease:
+        """Hold a model in memory in an `async with`, loading it first if need be.
 
         Raises the load's error, for FAILED_PAUSE_S also to those that come after it, or ShuttingDownError.
         """
-        slot = self._slots[model]
-        loaded = await self._acquire(slot)
-        try:
-            yield loaded.worker
-        finally:
-            self._release(slot, loaded)
+        return Lease(self, self._slots[model])
 
     async def load(self, model: str, *, force: bool = False) -> None:
         """Load a model now, an earlier failure notwithstanding. force skips the memory check."""
@@ -273,7 +267,8 @@ class Residency:
 
     # Leases.
 
-    async def _acquire(self, slot: Slot) -> Loaded:
+    async def acquire(self, slot: Slot) -> Loaded:
+        """Give a lease's model; release takes it back."""
         if self._closing:
             raise ShuttingDownError
         loop = asyncio.get_running_loop()
@@ -289,7 +284,7 @@ class Residency:
             return await waiter
         except asyncio.CancelledError:
             if not waiter.cancelled() and waiter.exception() is None:
-                self._release(slot, waiter.result())  # granted in the very moment of the cancellation
+                self.release(slot, waiter.result())  # granted in the very moment of the cancellation
             if waiter in slot.waiters:
                 slot.waiters.remove(waiter)
             if not slot.waiters and slot.state == "waiting" and slot.task is not None:
@@ -299,10 +294,9 @@ class Residency:
     def _take(self, slot: Slot, loaded: Loaded) -> Loaded:
         loaded.n_leases += 1
         slot.uses.add(asyncio.get_running_loop().time(), load_s=slot.load_s)
-        self._disarm(slot)
         return loaded
 
-    def _release(self, slot: Slot, loaded: Loaded) -> None:
+    def release(self, slot: Slot, loaded: Loaded) -> None:
         loaded.n_leases -= 1
         if slot.loaded is loaded:
             slot.used_at_s = asyncio.get_running_loop().time()
@@ -327,7 +321,10 @@ class Residency:
 
     def _idle(self, slot: Slot) -> None:
         if slot.n_leases == 0 and slot.state == "ready" and slot.keep_alive_s >= 0:
-            slot.expiry = asyncio.get_running_loop().call_later(slot.keep_alive_s, self._expire, slot)
+            loop = asyncio.get_running_loop()
+            slot.idle_since_s = loop.time()
+            if slot.expiry is None:
+                slot.expiry = loop.call_later(slot.keep_alive_s, self._expire, slot)
 
     def _disarm(self, slot: Slot) -> None:
         if slot.expiry is not None:
@@ -335,7 +332,14 @@ class Residency:
             slot.expiry = None
 
     def _expire(self, slot: Slot) -> None:
+        # Leases leave the timer alone: to set it anew for each request would cost each request.
+        slot.expiry = None
         if slot.n_leases == 0 and slot.state == "ready":
+            loop = asyncio.get_running_loop()
+            due_at_s = slot.idle_since_s + slot.keep_alive_s
+            if loop.time() < due_at_s:
+                slot.expiry = loop.call_at(due_at_s, self._expire, slot)
+                return
             _log.info("%s was idle for %g s and is unloaded", slot.model, slot.keep_alive_s)
             self._begin_unload(slot)
 
@@ -474,3 +478,19 @@ class Residency:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class Lease:
+    """A model held in memory; a class, because generators take longer and each request holds one."""
+
+    __slots__ = ("_loaded", "_residency", "_slot")
+
+    def __init__(self, residency: Residency, slot: Slot) -> None:
+        self._residency, self._slot = residency, slot
+
+    async def __aenter__(self) -> ModelWorker:
+        self._loaded = await self._residency.acquire(self._slot)
+        return self._loaded.worker
+
+    async def __aexit__(self, *_: object) -> None:
+        self._residency.release(self._slot, self._loaded)

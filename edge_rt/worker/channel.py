@@ -1,32 +1,45 @@
-"""Framed messages between the front process and a worker: a 4-byte little-endian length, then msgpack.
+"""Framed messages between the front process and a worker: two little-endian lengths, msgpack, and what is attached.
 
 A frame holds one message. Senders coalesce the frames of one moment into one write, and a reader decodes all the
-frames of one read, so that a step of eight streams wakes the front process once.
+frames of one read, so that a step of eight streams wakes the front process once. Tensors' bytes are attached to their
+message rather than put in it: they leave from where they are, and are read to where they stay.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 from edge_rt.catalog.manifest import StateTensor
 from edge_rt.catalog.pipelines import Pipeline
-from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
+from edge_rt.tensor_types import (
+    Data,
+    Datatype,
+    MediaAnswer,
+    MediaRequest,
+    Tensor,
+    TensorAnswer,
+    TensorModelInfo,
+    TensorRegion,
+    TensorRequest,
+    TensorTimings,
+)
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
 
 # The largest honest frame holds a tensor request's inputs; anything near the cap is a bug or a broken peer.
 MAX_FRAME_BYTES = 256 * 2**20
 
-_LENGTH = struct.Struct("<I")
-_READ_BYTES = 256 * 1024
+_LENGTHS = struct.Struct("<II")  # of the message and of what is attached
+_READ_BYTES = 64 * 1024  # what is longer is read to where it stays
 
 
 class TensorLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -108,10 +121,64 @@ class Detokenize(msgspec.Struct, frozen=True, array_like=True, tag="detok"):
     token_ids: list[int]
 
 
-class Infer(msgspec.Struct, frozen=True, array_like=True, tag="infer"):
-    """Run a tensor model. Its id is unique on this channel."""
+class SentTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A Tensor whose size_bytes of data are attached, behind those of the tensors before it."""
 
-    request: TensorRequest
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    size_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    region: TensorRegion | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> SentTensor:
+        return cls(tensor.name, tensor.datatype, tensor.shape, len(tensor.data), tensor.region)
+
+
+class _WithTensors(msgspec.Struct, array_like=True):
+    """attached is not sent with the message: it is given to encode's caller, and set by the reader."""
+
+    id: str
+    sent: tuple[SentTensor, ...]
+    attached: Any = b""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Give the tensors, which share the memory of what is attached."""
+        tensors, start = [], 0
+        for sent in self.sent:
+            data = self.attached[start : start + sent.size_bytes]
+            start += sent.size_bytes
+            tensors.append(
+                Tensor(name=sent.name, datatype=sent.datatype, shape=sent.shape, data=data, region=sent.region)
+            )
+        return tuple(tensors)
+
+
+class Infer(_WithTensors, array_like=True, tag="infer"):
+    """Run a tensor model. Its id is unique on this channel; the rest is as in TensorRequest."""
+
+    outputs: tuple[str, ...] = ()
+    regions: dict[str, TensorRegion] = {}
+    stream: str = ""
+    is_first: bool = False
+    is_last: bool = False
+    tenant: str = ""
+    deadline_s: float | None = None
+
+    @classmethod
+    def of(cls, request: TensorRequest, wire_id: str) -> Infer:
+        return cls(
+            wire_id,
+            tuple(map(SentTensor.of, request.inputs)),
+            b"",
+            request.outputs,
+            dict(request.regions),
+            request.stream,
+            request.is_first,
+            request.is_last,
+            request.tenant,
+            request.deadline_s,
+        )
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
@@ -157,9 +224,17 @@ class TextOut(msgspec.Struct, frozen=True, array_like=True, tag="text"):
     text: str
 
 
-class Inferred(msgspec.Struct, frozen=True, array_like=True, tag="inferred"):
-    id: str
-    answer: TensorAnswer
+class Inferred(_WithTensors, kw_only=True, array_like=True, tag="inferred"):
+    """A TensorAnswer but for its form, which the front process knows."""
+
+    timings: TensorTimings
+    place: str = ""
+    n_stream_calls: int = 0
+
+    def answer(self) -> TensorAnswer:
+        return TensorAnswer(
+            outputs=self.tensors(), timings=self.timings, place=self.place, n_stream_calls=self.n_stream_calls
+        )
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True, tag="found"):
@@ -181,14 +256,17 @@ class ChannelError(Exception):
     """The peer broke the framing or the message types; the connection cannot go on."""
 
 
-def encode(message: ToWorker | FromWorker) -> bytearray:
-    """Make one frame, copying a large tensor once. Raises ChannelError for a message over MAX_FRAME_BYTES."""
-    frame = bytearray(_LENGTH.size)
-    _ENCODER.encode_into(message, frame, _LENGTH.size)
-    size = len(frame) - _LENGTH.size
-    if size > MAX_FRAME_BYTES:
-        raise ChannelError(f"a message of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
-    _LENGTH.pack_into(frame, 0, size)
+def encode(message: ToWorker | FromWorker, attached: Sequence[Data] = ()) -> bytearray:
+    """Make one frame but for what is attached, which must follow it.
+
+    Raises ChannelError for more than MAX_FRAME_BYTES.
+    """
+    frame = bytearray(_LENGTHS.size)
+    _ENCODER.encode_into(message, frame, _LENGTHS.size)
+    size, n_attached = len(frame) - _LENGTHS.size, sum(map(len, attached))
+    if size + n_attached > MAX_FRAME_BYTES:
+        raise ChannelError(f"a message of {size + n_attached} bytes is over the limit of {MAX_FRAME_BYTES}")
+    _LENGTHS.pack_into(frame, 0, size, n_attached)
     return frame
 
 
@@ -196,43 +274,91 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class FrameReader(Generic[M]):
-    """Cut a byte stream into messages of one type."""
+    """Cut a byte stream into messages of one type. Bytes are read into room, then received is told how many.
 
-    __slots__ = ("_buffer", "_decoder")
+    A frame that is longer than what is read at once gets memory of its own, which its tensors go on using.
+    """
+
+    __slots__ = ("_decoder", "_frame", "_n_bytes", "_n_message", "_read")
 
     def __init__(self, message_type: Any) -> None:
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
-        self._buffer = bytearray()
+        self._read = memoryview(bytearray(_READ_BYTES))
+        self._frame: memoryview | None = None  # of a long frame, behind its lengths
+        self._n_message = 0  # bytes of a long frame that are its message
+        self._n_bytes = 0  # in _frame, or in _read if there is none
 
     @property
     def is_empty(self) -> bool:
         """Say whether no part of a message is here that is not whole yet."""
-        return not self._buffer
+        return self._frame is None and not self._n_bytes
 
-    def feed(self, data: bytes | memoryview) -> list[M]:
-        """Take bytes as they come and give the messages that are whole. Raises ChannelError."""
-        buffer = self._buffer
-        buffer += data
+    @property
+    def is_in_long_frame(self) -> bool:
+        """Say whether room ends where a message does."""
+        return self._frame is not None
+
+    def room(self) -> memoryview:
+        """Give where the next bytes go; never empty."""
+        return (self._read if self._frame is None else self._frame)[self._n_bytes :]
+
+    def received(self, n_bytes: int) -> list[M]:
+        """Give the messages that are whole, with so many more bytes in room. Raises ChannelError."""
+        self._n_bytes += n_bytes
+        if (frame := self._frame) is not None:
+            if self._n_bytes < len(frame):
+                return []
+            self._frame, self._n_bytes = None, 0
+            return [self._message(frame[: self._n_message], frame[self._n_message :].toreadonly())]
         messages: list[M] = []
-        start, end = 0, len(buffer)
-        with memoryview(buffer) as view:
-            while end - start >= 4:
-                (size,) = _LENGTH.unpack_from(view, start)
-                if size > MAX_FRAME_BYTES:
-                    raise ChannelError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
-                if end - start - 4 < size:
-                    break
-                start += 4
-                try:
-                    messages.append(self._decoder.decode(view[start : start + size]))
-                except msgspec.DecodeError as exc:
-                    raise ChannelError(f"a message cannot be decoded: {exc}") from exc
-                start += size
-        del buffer[:start]
+        start, end, view = 0, self._n_bytes, self._read
+        while end - start >= _LENGTHS.size:
+            n_message, n_attached = _LENGTHS.unpack_from(view, start)
+            size = n_message + n_attached
+            if size > MAX_FRAME_BYTES:
+                raise ChannelError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+            begin = start + _LENGTHS.size
+            if end - begin < size:
+                if begin + size > len(view):
+                    self._frame, self._n_message = memoryview(bytearray(size)), n_message
+                    self._n_bytes = end - begin
+                    self._frame[: self._n_bytes] = view[begin:end]
+                    return messages
+                break
+            start = begin + size
+            messages.append(self._message(view[begin : begin + n_message], bytes(view[begin + n_message : start])))
+        if start:
+            self._n_bytes = end - start
+            view[: self._n_bytes] = bytes(view[start:end])
         return messages
 
+    def feed(self, data: Data) -> list[M]:
+        """Take bytes as they come and give the messages that are whole. Raises ChannelError."""
+        messages: list[M] = []
+        while data:
+            room = self.room()
+            n_bytes = min(len(room), len(data))
+            room[:n_bytes] = data[:n_bytes]
+            messages += self.received(n_bytes)
+            data = data[n_bytes:]
+        return messages
 
-class ParentChannel(asyncio.Protocol):
+    def _message(self, view: memoryview, attached: Data) -> M:
+        try:
+            message = self._decoder.decode(view)
+        except msgspec.DecodeError as exc:
+            raise ChannelError(f"a message cannot be decoded: {exc}") from exc
+        if isinstance(message, _WithTensors):
+            message.attached = attached
+            n_bytes = sum([sent.size_bytes for sent in message.sent])
+        else:
+            n_bytes = 0
+        if n_bytes != len(attached):
+            raise ChannelError(f"{len(attached)} bytes are attached to a message that has {n_bytes}")
+        return message
+
+
+class ParentChannel(asyncio.BufferedProtocol):
     """The front process' end. Callbacks run on the event loop and must not block."""
 
     def __init__(self, on_message: Callable[[FromWorker], None], on_lost: Callable[[str], None]) -> None:
@@ -240,18 +366,36 @@ class ParentChannel(asyncio.Protocol):
         self._on_lost = on_lost
         self._reader: FrameReader[FromWorker] = FrameReader(FromWorker)
         self._transport: asyncio.WriteTransport | None = None
+        self._sock: socket.socket
         self._problem = ""
 
     async def connect(self, sock: socket.socket) -> None:
         """Take over a connected socket."""
         sock.setblocking(False)
+        self._sock = sock
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
-    def send(self, message: ToWorker) -> None:
-        """Queue a message; one to a lost worker is dropped, on_lost tells of it. Raises ChannelError if too large."""
-        frame = encode(message)
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
+    def send(self, message: ToWorker, attached: Sequence[Data] = ()) -> None:
+        """Queue a message; one to a lost worker is dropped, on_lost tells of it. Raises ChannelError if too large.
+
+        attached  its tensors' bytes; they may be sent when the call has ended, and must not change
+        """
+        frame = encode(message, attached)
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if not attached:
+            transport.write(frame)
+            return
+        parts = [memoryview(part) for part in (frame, *attached)]
+        n_sent = 0
+        if not transport.get_write_buffer_size():
+            with contextlib.suppress(OSError):  # the transport meets it again
+                n_sent = self._sock.sendmsg(parts)
+        for part in parts:
+            if n_sent < len(part):
+                transport.write(part[n_sent:])
+            n_sent = max(0, n_sent - len(part))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -261,9 +405,12 @@ class ParentChannel(asyncio.Protocol):
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's
+        return self._reader.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            messages = self._reader.feed(data)
+            messages = self._reader.received(nbytes)
         except ChannelError as exc:
             self._problem = str(exc)
             self.close()
@@ -285,7 +432,6 @@ class WorkerChannel:
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
         self._reader: FrameReader[ToWorker] = FrameReader(ToWorker)
-        self._read_buffer = memoryview(bytearray(_READ_BYTES))  # a new one for each read would be mapped each time
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._n_queued = 0  # frames that the writer has or shall have; those sent at once come after them
         self._order = threading.Lock()
@@ -294,47 +440,52 @@ class WorkerChannel:
 
     def receive(self, timeout_s: float | None = None) -> list[ToWorker] | None:
         """Wait for messages; [] after timeout_s without one, None when the front process is gone."""
+        reader = self._reader
         while True:
-            if not self._readable.poll(None if timeout_s is None else timeout_s * 1000):
+            if reader.is_in_long_frame:
+                flags: int = socket.MSG_WAITALL  # the rest of it is on its way
+            elif self._readable.poll(None if timeout_s is None else timeout_s * 1000):
+                flags = 0
+            else:
                 return []
             try:
-                n_bytes = self._sock.recv_into(self._read_buffer)
+                n_bytes = self._sock.recv_into(reader.room(), 0, flags)
             except OSError:
                 return None
             if not n_bytes:
                 return None
-            if messages := self._reader.feed(self._read_buffer[:n_bytes]):
+            if messages := reader.received(n_bytes):
                 return messages
 
     def is_quiet(self) -> bool:
         """Say whether nothing has come that receive has not given; for the thread that receives."""
         return self._reader.is_empty and not self._readable.poll(0)
 
-    def send(self, message: FromWorker, *, at_once: bool = False) -> None:
+    def send(self, message: FromWorker, attached: Sequence[Data] = (), *, at_once: bool = False) -> None:
         """Queue a message for the writer thread. Raises ChannelError if it is too large.
 
-        at_once  write it here as far as the socket takes it, if nothing is queued: one thread less has to wake up, but
-                 messages of one moment are not joined
+        attached  its tensors' bytes
+        at_once   write it here as far as the socket takes it, if nothing is queued: one thread less has to wake up, but
+                  messages of one moment are not joined
         """
-        frame: bytearray | memoryview = encode(message)
+        parts: list[Data | bytearray] = [encode(message, attached), *attached]
         with self._order:
-            if at_once and not self._n_queued:
-                frame = self._write_at_once(memoryview(frame))
-            if frame:
+            n_sent = self._sent_at_once(parts) if at_once and not self._n_queued else 0
+            if n_sent < sum(map(len, parts)):
                 self._n_queued += 1
-                self._outbox.put(bytes(frame))
+                self._outbox.put(b"".join(parts)[n_sent:])
 
     def flush(self) -> None:
         """Write out what is queued and end the writer; nothing can be sent after it."""
         self._outbox.put(None)
         self._writer.join()
 
-    def _write_at_once(self, frame: memoryview) -> memoryview:
-        """Give what the socket did not take; the writer meets an error again."""
+    def _sent_at_once(self, parts: Sequence[Data | bytearray]) -> int:
+        """Give how many bytes the socket took; the writer meets an error again."""
         try:
-            return frame[self._sock.send(frame, socket.MSG_DONTWAIT) :]
+            return self._sock.sendmsg(parts, [], socket.MSG_DONTWAIT)
         except OSError:
-            return frame
+            return 0
 
     def _write(self) -> None:
         closing = False

@@ -146,7 +146,8 @@ class Service(service.Service):
             self._engine.cancel(message.id)
         elif isinstance(message, channel.Infer | channel.Look):
             error = UnsupportedFeatureError(feature="a request for tensors to a language model")
-            self._channel.send(channel.Failed(message.request.id, *error.to_wire()))
+            request_id = message.id if isinstance(message, channel.Infer) else message.request.id
+            self._channel.send(channel.Failed(request_id, *error.to_wire()))
         elif not isinstance(message, Load | channel.Shutdown):
             if isinstance(message, channel.Generate):
                 with self._lock:

@@ -7,13 +7,13 @@ import logging
 import signal
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
 from edge_rt.errors import BackendLoadError, EdgeRtError, SlowReaderError, WorkerLostError, from_wire
-from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
+from edge_rt.tensor_types import Data, MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
 from edge_rt.worker import channel
 from edge_rt.worker.channel import ParentChannel
@@ -190,24 +190,29 @@ class Process:
                 self._channel.send(channel.Cancel(wire_id))
 
     async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
-        reply = await self._ask(lambda wire_id: channel.Tokenize(wire_id, text, special, add_bos))
+        wire_id = self._wire_id()
+        reply = await self._ask(wire_id, channel.Tokenize(wire_id, text, special, add_bos))
         assert isinstance(reply, list)
         return reply
 
     async def detokenize(self, token_ids: list[int]) -> str:
-        reply = await self._ask(lambda wire_id: channel.Detokenize(wire_id, token_ids))
+        wire_id = self._wire_id()
+        reply = await self._ask(wire_id, channel.Detokenize(wire_id, token_ids))
         assert isinstance(reply, str)
         return reply
 
     async def infer(self, request: TensorRequest) -> TensorAnswer:
         """Run a tensor model. Cancelling the call drops the request unless it computes already."""
-        reply = await self._ask(lambda wire_id: channel.Infer(replace(request, id=wire_id)), can_cancel=True)
+        wire_id = self._wire_id()
+        attached = [tensor.data for tensor in request.inputs if tensor.data]
+        reply = await self._ask(wire_id, channel.Infer.of(request, wire_id), attached, can_cancel=True)
         assert isinstance(reply, TensorAnswer)
         return reply
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         """Run a tensor model's pipeline on a file; cancelled as infer is."""
-        reply = await self._ask(lambda wire_id: channel.Look(replace(request, id=wire_id)), can_cancel=True)
+        wire_id = self._wire_id()
+        reply = await self._ask(wire_id, channel.Look(replace(request, id=wire_id)), can_cancel=True)
         assert isinstance(reply, MediaAnswer)
         return reply
 
@@ -225,10 +230,14 @@ class Process:
         self._channel.close()
         await asyncio.wait([self.lost])
 
-    async def _ask(self, message: Callable[[str], channel.ToWorker], *, can_cancel: bool = False) -> _Reply:
+    def _wire_id(self) -> str:
+        return str(next(self._ids))
+
+    async def _ask(
+        self, wire_id: str, message: channel.ToWorker, attached: Sequence[Data] = (), *, can_cancel: bool = False
+    ) -> _Reply:
         self._check_alive()
-        wire_id = str(next(self._ids))
-        self._channel.send(message(wire_id))
+        self._channel.send(message, attached)
         reply: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
         self._replies[wire_id] = reply
         self._watch()
@@ -249,6 +258,8 @@ class Process:
         if type(message) is channel.ChunkOut:
             self._progress_at_s = asyncio.get_running_loop().time()
             self._chunk(message.id, message.chunk)
+        elif type(message) is channel.Inferred:
+            self._replied(message.id, message.answer())
         elif type(message) is channel.Stats:
             if message.stats.steps_total != self._steps_total:
                 self._steps_total = message.stats.steps_total
@@ -263,7 +274,7 @@ class Process:
             self._replied(message.id, message.token_ids)
         elif isinstance(message, channel.TextOut):
             self._replied(message.id, message.text)
-        elif isinstance(message, channel.Inferred | channel.Found):
+        elif isinstance(message, channel.Found):
             self._replied(message.id, message.answer)
 
     def _chunk(self, wire_id: str, chunk: Chunk) -> None:

@@ -21,7 +21,7 @@ from edge_rt.engine.arrays import to_array, to_tensor
 from edge_rt.engine.pipeline import Pipeline, make_pipeline
 from edge_rt.engine.tensors import Arrays, Call, TensorEngine, TensorSettings
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
-from edge_rt.tensor_types import MediaRequest, Tensor, TensorAnswer, TensorRequest, TensorTimings
+from edge_rt.tensor_types import MediaRequest, Tensor, TensorTimings
 from edge_rt.worker import channel, service
 from edge_rt.worker.channel import ChannelError, Load, TensorLoad, WorkerChannel
 from edge_rt.worker.regions import fetch, put
@@ -70,11 +70,11 @@ def start_tensors(load: TensorLoad, session: TensorSession) -> tuple[TensorEngin
     return engine, pipeline
 
 
-def to_call(request: TensorRequest) -> Call:
+def to_call(request: channel.Infer) -> Call:
     """Read a request's tensors. Raises InvalidRequestError for bytes that are not what they claim."""
     return Call(
         id=request.id,
-        feeds={tensor.name: to_array(fetch(tensor)) for tensor in request.inputs},
+        feeds={tensor.name: to_array(fetch(tensor)) for tensor in request.tensors()},
         outputs=request.outputs,
         stream=request.stream,
         is_first=request.is_first,
@@ -89,21 +89,23 @@ class _RequestSink:
 
     __slots__ = ("_channel", "_id", "_place", "_regions")
 
-    def __init__(self, out: WorkerChannel, request: TensorRequest, place: str) -> None:
+    def __init__(self, out: WorkerChannel, request: channel.Infer, place: str) -> None:
         self._channel = out
         self._id = request.id
         self._regions = request.regions
         self._place = place
 
     def answered(self, outputs: Arrays, timings: TensorTimings, *, n_stream_calls: int) -> None:
-        answer = TensorAnswer(
-            outputs=tuple(self._written(to_tensor(name, array)) for name, array in outputs.items()),
+        tensors = [self._written(to_tensor(name, array)) for name, array in outputs.items()]
+        answer = channel.Inferred(
+            self._id,
+            tuple(map(channel.SentTensor.of, tensors)),
             timings=timings,
             place=self._place,
             n_stream_calls=n_stream_calls,
         )
         try:
-            self._channel.send(channel.Inferred(self._id, answer), at_once=True)
+            self._channel.send(answer, [tensor.data for tensor in tensors if tensor.data], at_once=True)
         except ChannelError as exc:
             raise BackendStepError(reason=f"the answer cannot be sent: {exc}") from exc
 
@@ -119,7 +121,7 @@ class _RequestSink:
 class _Errand:
     """A request that the clerks have or shall have; the engine does not know of it yet."""
 
-    request: TensorRequest | MediaRequest
+    request: channel.Infer | MediaRequest
     arrived_s: float
     infer: waiting.WaitingInfer | None = None  # of a media request, once begun
 
@@ -154,11 +156,11 @@ class Service(service.Service):
 
     def _take(self, message: channel.ToWorker, *, is_last: bool) -> None:
         if isinstance(message, channel.Infer):
-            if any(tensor.datatype == "BYTES" for tensor in message.request.inputs):
-                self._to_clerks(message.request)  # element by element takes a while
+            if any(tensor.datatype == "BYTES" for tensor in message.sent):
+                self._to_clerks(message)  # element by element takes a while
             else:
-                with self._failures_of(message.request.id):
-                    self._infer(message.request, is_alone=is_last and self._channel.is_quiet())
+                with self._failures_of(message.id):
+                    self._infer(message, is_alone=is_last and self._channel.is_quiet())
         elif isinstance(message, channel.Look):
             self._to_clerks(message.request)
         elif isinstance(message, channel.Cancel):
@@ -167,7 +169,7 @@ class Service(service.Service):
             with self._failures_of(message.request.id if isinstance(message, channel.Generate) else message.id):
                 raise UnsupportedFeatureError(feature="a request for text to a tensor model")
 
-    def _to_clerks(self, request: TensorRequest | MediaRequest) -> None:
+    def _to_clerks(self, request: channel.Infer | MediaRequest) -> None:
         errand = _Errand(request, self._clock())
         with self._changed:
             self._errands[request.id] = errand
@@ -211,7 +213,7 @@ class Service(service.Service):
             if self._errands.pop(request.id, None) is not None:
                 self._engine.submit(call, _RequestSink(self._channel, request, self._place))
 
-    def _infer(self, request: TensorRequest, *, is_alone: bool) -> None:
+    def _infer(self, request: channel.Infer, *, is_alone: bool) -> None:
         """Give a request to the engine; one that nobody comes with is computed on this very thread.
 
         So no other thread has to wake up for it. What comes meanwhile is read after it, and joined then.

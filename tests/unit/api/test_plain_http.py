@@ -56,9 +56,9 @@ def test_one_connection_serves_one_request_after_the_other(socket_dir: Path) -> 
     chunked = b"HTTP/1.1 400 Bad Request\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
     with serving(socket_dir / "s", [OK, chunked]) as seen:
         client = plain(socket_dir / "s")
-        reply = client.post("/a", {"X-Mine": "1"}, b"body")
+        reply = client.post("/a", {"X-Mine": "1"}, [b"bo", b"dy"])
         assert (reply.status, reply.headers["x-seen"], reply.body) == (200, "Yes", b"hello")
-        reply = client.post("/b", {}, b"more")
+        reply = client.post("/b", {}, [b"more"])
         assert (reply.status, reply.body) == (400, b"hello")
         client.close()
     assert seen[0] == b"POST /a HTTP/1.1\r\nHost: edge_rt\r\nContent-Length: 4\r\nX-Mine: 1\r\n\r\nbody"
@@ -69,10 +69,10 @@ def test_one_connection_serves_one_request_after_the_other(socket_dir: Path) -> 
 def test_a_connection_that_was_closed_is_not_used_again(socket_dir: Path, first: bytes) -> None:
     with serving(socket_dir / "s", [first], [OK]):
         client = plain(socket_dir / "s")
-        assert client.post("/", {}, b"body").status == 200
+        assert client.post("/", {}, [b"body"]).status == 200
         while client._kept and not client._kept[0].is_stale():
             pass  # until its end is seen here
-        assert client.post("/", {}, b"body").status == 200
+        assert client.post("/", {}, [b"body"]).status == 200
         client.close()
 
 
@@ -84,11 +84,11 @@ def test_requests_under_way_have_connections_of_their_own(socket_dir: Path) -> N
         assert client._connection() is first
         second_is_first = client._kept
         assert second_is_first == []
-        first.ask(b"POST / HTTP/1.1\r\n\r\n", b"body")
-        first.ask(b"POST / HTTP/1.1\r\n\r\n", b"body")
+        first.ask(b"POST / HTTP/1.1\r\n\r\n", [b"body"])
+        first.ask(b"POST / HTTP/1.1\r\n\r\n", [b"body"])
         other = client._connection()
         assert other is not first
-        other.ask(b"POST / HTTP/1.1\r\n\r\n", b"body")
+        other.ask(b"POST / HTTP/1.1\r\n\r\n", [b"body"])
         first.close()
         other.close()
 
@@ -96,7 +96,7 @@ def test_requests_under_way_have_connections_of_their_own(socket_dir: Path) -> N
 def test_the_clients_errors_say_what_happened(socket_dir: Path) -> None:
     path = socket_dir / "s"
     with pytest.raises(ConnectingError):
-        plain(path).post("/", {}, b"body")
+        plain(path).post("/", {}, [b"body"])
     with Client(path) as client, pytest.raises(DaemonUnreachableError, match="No such file"):
         client.infer("m", {})
     body = b'{"error": "x", "code": "model_not_found", "details": {"model": "m", "known": []}}'
@@ -129,7 +129,7 @@ def test_a_large_body_goes_in_as_many_writes_as_it_takes(socket_dir: Path) -> No
     thread.start()
     with listener:
         client = plain(socket_dir / "s")
-        assert client.post("/", {}, body).status == 200
+        assert client.post("/", {}, [body[:1000], body[1000:]]).status == 200
         client.close()
         thread.join()
     assert received.endswith(b"\r\n\r\n" + body)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_rt.errors import QueueFullError, from_wire
+from edge_rt.tensor_types import Tensor, TensorRequest, TensorTimings
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, Message, Sampling, TokenLogprob
 from edge_rt.worker import channel
 from edge_rt.worker.channel import ChannelError, FrameReader, FromWorker, ParentChannel, ToWorker, WorkerChannel, encode
@@ -51,6 +52,13 @@ FROM_WORKER: list[FromWorker] = [
     channel.TextOut("2", "text"),
     channel.Stats(EngineStats(running=1, step_rows=(1, 2))),
 ]
+TIMINGS = TensorTimings(queue_s=0.0, compute_s=0.5, batch_size=1)
+ANSWER = channel.Inferred(
+    "r",
+    (channel.SentTensor("y", "UINT8", (2,), 2), channel.SentTensor("z", "INT8", (1,), 1)),
+    timings=TIMINGS,
+    place="null:null",
+)
 
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda m: type(m).__name__)
@@ -85,20 +93,90 @@ def test_frames_survive_any_cut_of_the_stream(messages: list[FromWorker], data: 
 @pytest.mark.parametrize(
     "data",
     [
-        struct.pack("<I", channel.MAX_FRAME_BYTES + 1),
-        struct.pack("<I", 3) + b"\xc1\xc1\xc1",
-        struct.pack("<I", 0),
+        struct.pack("<II", channel.MAX_FRAME_BYTES + 1, 0),
+        struct.pack("<II", 1, channel.MAX_FRAME_BYTES),
+        struct.pack("<II", 3, 0) + b"\xc1\xc1\xc1",
+        struct.pack("<II", 0, 0),
         encode(channel.Cancel("x")),  # the wrong direction
-        b"".join((struct.pack("<I", 9), msgspec.msgpack.encode(["chunk", "id"]))),
+        b"".join((struct.pack("<II", 10, 0), msgspec.msgpack.encode(["chunk", "id"]))),
+        encode(channel.TextOut("1", "x"), [b"y"]) + b"y",
+        encode(ANSWER, [b"12"]) + b"12",
+        encode(channel.Inferred("r", (channel.SentTensor("y", "UINT8", (1,), -1),), timings=TIMINGS)),
     ],
-    ids=["too long", "not msgpack", "empty", "wrong type", "too few fields"],
+    ids=[
+        "too long",
+        "too much attached",
+        "not msgpack",
+        "empty",
+        "wrong type",
+        "too few fields",
+        "attached to text",
+        "less attached than said",
+        "a negative size",
+    ],
 )
 def test_a_broken_frame_is_refused(data: bytes) -> None:
     with pytest.raises(ChannelError):
         FrameReader[FromWorker](FromWorker).feed(data)
 
 
+@pytest.mark.parametrize("n_bytes", [2, 200_000], ids=["short", "longer than what is read at once"])
+@given(data=st.data())
+def test_tensors_are_attached_to_their_message(n_bytes: int, data: st.DataObject) -> None:
+    inputs = tuple(
+        Tensor(name=name, datatype="UINT8", shape=(len(value),), data=value)
+        for name, value in (("a", bytes(range(250)) * (n_bytes // 250) + b"ab"), ("b", b""), ("c", b"c"))
+    )
+    request = TensorRequest(id="r", model="m", inputs=inputs, outputs=("y",), stream="s", is_last=True, deadline_s=0.5)
+    attached = [tensor.data for tensor in inputs]
+    stream = b"".join([encode(channel.Infer.of(request, "7"), attached), *attached, encode(channel.Cancel("7"))])
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
+    reader = FrameReader[ToWorker](ToWorker)
+    got: list[ToWorker] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        got += reader.feed(stream[start:end])
+    first, second = got
+    assert isinstance(first, channel.Infer)
+    assert first.tensors() == inputs
+    assert (first.id, first.outputs, first.stream, first.is_last, first.deadline_s) == ("7", ("y",), "s", True, 0.5)
+    assert second == channel.Cancel("7")
+    assert reader.is_empty
+
+
+def test_what_is_attached_is_sent_however_little_the_socket_takes() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        got: asyncio.Queue[FromWorker | str] = asyncio.Queue()
+        parent = ParentChannel(got.put_nowait, got.put_nowait)
+        await parent.connect(ours)
+        worker = WorkerChannel(theirs)
+        large = Tensor(name="x", datatype="UINT8", shape=(300_000,), data=bytes(range(250)) * 1200)
+        for i in range(2):
+            request = TensorRequest(id="r", model="m", inputs=(large, large))
+            parent.send(channel.Infer.of(request, str(i)), [large.data, large.data])
+        for i in range(2):
+            (message,) = await asyncio.to_thread(worker.receive) or ()
+            assert isinstance(message, channel.Infer)
+            assert (message.id, message.tensors()) == (str(i), (large, large))
+            answer = channel.Inferred(str(i), (channel.SentTensor.of(large),), timings=TIMINGS)
+            worker.send(answer, [large.data], at_once=True)
+        for i in range(2):
+            back = await got.get()
+            assert isinstance(back, channel.Inferred)
+            assert (back.id, back.tensors()) == (str(i), (large,))
+        parent.close()
+        await got.get()
+        worker.flush()
+        theirs.close()
+
+    virtual_time.run(main())
+
+
 def test_a_message_over_the_limit_is_refused_by_its_sender() -> None:
+    with pytest.raises(ChannelError, match="over the limit"):
+        encode(ANSWER, [bytes(2), bytes(channel.MAX_FRAME_BYTES)])
     with pytest.raises(ChannelError, match="over the limit"):
         encode(channel.TextOut("1", "x" * channel.MAX_FRAME_BYTES))
 
@@ -131,11 +209,11 @@ def test_a_channel_is_quiet_unless_something_is_on_its_way() -> None:
         worker = WorkerChannel(theirs)
         frame = encode(channel.Cancel("x"))
         assert worker.is_quiet()
-        ours.send(frame + frame[:6])
+        ours.send(frame + frame[:10])
         assert not worker.is_quiet()
         assert worker.receive() == [channel.Cancel("x")]
         assert not worker.is_quiet()  # the beginning of the next
-        ours.send(frame[6:])
+        ours.send(frame[10:])
         assert worker.receive() == [channel.Cancel("x")]
         assert worker.is_quiet()
         worker.flush()
@@ -169,7 +247,7 @@ def test_a_worker_that_talks_nonsense_is_cut_off() -> None:
         parent = ParentChannel(lambda message: None, lost.set_result)
         await parent.connect(ours)
         with theirs:
-            theirs.sendall(b"\xff\xff\xff\xff")
+            theirs.sendall(b"\xff" * 8)
             assert "over the limit" in await lost
 
     virtual_time.run(main())

@@ -14,6 +14,7 @@ from edge_rt.backends.null import NullBackend
 from edge_rt.devices.base import known
 from edge_rt.engine.sequence import Sink
 from edge_rt.errors import BackendUnavailableError, InvalidRequestError, ModelTooLargeError
+from edge_rt.tensor_types import TensorRequest
 from edge_rt.types import Chunk, EngineStats, GenerateRequest
 from edge_rt.worker import channel
 from edge_rt.worker.channel import FrameReader, FromWorker, Load, ToWorker, WorkerChannel, encode
@@ -80,6 +81,10 @@ class Parent:
 
     def send(self, *messages: ToWorker) -> None:
         self.sock.sendall(b"".join(encode(message) for message in messages))
+
+    def infer(self, request: TensorRequest) -> None:
+        attached = [tensor.data for tensor in request.inputs]
+        self.sock.sendall(b"".join((encode(channel.Infer.of(request, request.id), attached), *attached)))
 
     def receive(self) -> FromWorker | None:
         while not self._ready:

@@ -108,18 +108,18 @@ def test_a_request_without_a_byte_yet_is_asked_once_more() -> None:
 
 
 def dies_of_poison(child: FakeChild, message: ToWorker) -> None:
-    """Answer each request for tensors a moment later; one named poison kills all that are inside by then."""
+    """Answer each request for tensors a moment later; one for poison kills all that are inside by then."""
     loads(child, message)
     if isinstance(message, channel.Infer):
-        one = message.request
+        is_poison = message.outputs == ("poison",)
 
         def end() -> None:
-            if one.model == "poison":
+            if is_poison:
                 child.exit(-6)
             else:
-                child.send(channel.Inferred(one.id, TensorAnswer(outputs=(), timings=TIMINGS)))
+                child.send(channel.Inferred(message.id, (), timings=TIMINGS))
 
-        asyncio.get_running_loop().call_later(0.01 if one.model == "poison" else 0.02, end)
+        asyncio.get_running_loop().call_later(0.01 if is_poison else 0.02, end)
 
 
 def test_a_poison_request_for_tensors_takes_nobody_with_it() -> None:
@@ -127,8 +127,8 @@ def test_a_poison_request_for_tensors_takes_nobody_with_it() -> None:
         launch = FakeLaunch(dies_of_poison)
         worker = supervised(launch)
         await worker.start()
-        models = ["m", "poison", "m", "m"]
-        requests = [TensorRequest(id=f"{i}", model=model, inputs=()) for i, model in enumerate(models)]
+        wanted = ["y", "poison", "y", "y"]
+        requests = [TensorRequest(id=f"{i}", model="m", inputs=(), outputs=(y,)) for i, y in enumerate(wanted)]
         results = await asyncio.gather(*(worker.infer(request) for request in requests), return_exceptions=True)
         assert [type(result) for result in results] == [TensorAnswer, WorkerLostError, TensorAnswer, TensorAnswer]
         await worker.stop(ShuttingDownError)
@@ -142,7 +142,7 @@ def test_a_streams_request_is_not_asked_again() -> None:
         worker = supervised(launch)
         await worker.start()
         with pytest.raises(WorkerLostError):
-            await worker.infer(TensorRequest(id="p", model="poison", inputs=(), stream="s"))
+            await worker.infer(TensorRequest(id="p", model="m", inputs=(), outputs=("poison",), stream="s"))
         await settle()
         assert [sum(isinstance(seen, channel.Infer) for seen in child.seen) for child in launch.children] == [1, 0]
         await worker.stop(ShuttingDownError)

@@ -92,14 +92,14 @@ def ended(results: list[bool]) -> None:
 
 def test_a_request_is_answered_with_the_models_outputs() -> None:
     with served(session()) as (parent, _):
-        parent.send(channel.Infer(tensors("r", 5)))
+        parent.infer(tensors("r", 5))
         message = parent.skip_figures()
         assert isinstance(message, channel.Inferred)
         assert message.id == "r"
         expected = alone("", {"x": rows(5)})["y"]
-        assert message.answer.outputs == (Tensor(name="y", datatype="FP32", shape=(1, 4), data=expected.tobytes()),)
-        assert message.answer.place == "null:null"
-        assert message.answer.timings.batch_size == 1
+        assert message.tensors() == (Tensor(name="y", datatype="FP32", shape=(1, 4), data=expected.tobytes()),)
+        assert message.place == "null:null"
+        assert message.timings.batch_size == 1
 
 
 def test_a_request_that_comes_alone_is_computed_by_who_read_it() -> None:
@@ -107,7 +107,7 @@ def test_a_request_that_comes_alone_is_computed_by_who_read_it() -> None:
     watched = WatchedSession(on_run=lambda _: computed_by.append(threading.current_thread().name))
     with served(watched, clock=lambda: 0.0) as (parent, _):
         for i in range(3):
-            parent.send(channel.Infer(tensors(str(i))))
+            parent.infer(tensors(str(i)))
             assert isinstance(parent.skip_figures(), channel.Inferred)
     # How long one takes is known from the first only, and one that took long is given to the engine's own thread.
     assert computed_by[0] != "reader"
@@ -117,10 +117,10 @@ def test_a_request_that_comes_alone_is_computed_by_who_read_it() -> None:
 def test_byte_strings_go_over_the_clerks() -> None:
     with served(session("inputs=t:BYTES:-1,outputs=u:BYTES:-1")) as (parent, _):
         sent = np.array([b"a", b"\xff"], object)
-        parent.send(channel.Infer(TensorRequest(id="r", model="m", inputs=(to_tensor("t", sent),))))
+        parent.infer(TensorRequest(id="r", model="m", inputs=(to_tensor("t", sent),)))
         message = parent.skip_figures()
         assert isinstance(message, channel.Inferred)
-        assert message.answer.outputs[0].shape == (2,)
+        assert message.tensors()[0].shape == (2,)
 
 
 def test_bad_requests_are_told_and_the_next_is_served() -> None:
@@ -128,13 +128,13 @@ def test_bad_requests_are_told_and_the_next_is_served() -> None:
     bad_bytes = Tensor(name="x", datatype="BYTES", shape=(1,), data=b"\xff\xff\xff\xff")
     with served(session()) as (parent, _):
         for tensor in (lies, bad_bytes, to_tensor("z", rows(1))):
-            parent.send(channel.Infer(TensorRequest(id="bad", model="m", inputs=(tensor,))))
+            parent.infer(TensorRequest(id="bad", model="m", inputs=(tensor,)))
             assert isinstance(failure(parent.skip_figures()), InvalidRequestError)
         parent.send(channel.Tokenize("t", "x", False, False))
         assert isinstance(failure(parent.skip_figures()), UnsupportedFeatureError)
         parent.send(channel.Look(media("m")))
         assert "no pipeline" in str(failure(parent.skip_figures()))
-        parent.send(channel.Infer(tensors("good")))
+        parent.infer(tensors("good"))
         assert isinstance(parent.skip_figures(), channel.Inferred)
 
 
@@ -173,10 +173,10 @@ def test_streams_of_a_pipeline_are_its_requests_own_and_end_with_it() -> None:
             message = parent.skip_figures()
             assert isinstance(message, channel.Found)
             found.append(message.answer.embedding)
-        parent.send(channel.Infer(tensors("r", 2, stream="s")))
+        parent.infer(tensors("r", 2, stream="s"))
         message = parent.skip_figures()
         assert isinstance(message, channel.Inferred)
-        assert message.answer.n_stream_calls == 1
+        assert message.n_stream_calls == 1
     assert found[0] == found[1]
 
 
@@ -207,7 +207,7 @@ def test_a_cancelled_pipeline_stops_at_its_next_inference_and_says_nothing() -> 
         assert begun.wait(TIMEOUT_S)
         parent.send(channel.Cancel("endless"))
         assert ended.wait(TIMEOUT_S)
-        parent.send(channel.Infer(tensors("next")))
+        parent.infer(tensors("next"))
         message = parent.skip_figures()
         assert isinstance(message, channel.Inferred)
         assert message.id == "next"
@@ -222,7 +222,8 @@ def test_what_waits_for_a_clerk_can_be_cancelled() -> None:
         return MediaAnswer(task="fake")
 
     with served(session(), FakePipeline(run)) as (parent, _):
-        parent.send(*(channel.Look(media(name)) for name in "abcd"), channel.Cancel("c"), channel.Infer(tensors("r")))
+        parent.send(*(channel.Look(media(name)) for name in "abcd"), channel.Cancel("c"))
+        parent.infer(tensors("r"))
         assert isinstance(parent.skip_figures(), channel.Inferred)  # so the cancellation has been taken
         go_on.set()
         found = {message.id for _ in range(3) if isinstance(message := parent.skip_figures(), channel.Found)}
@@ -294,7 +295,7 @@ def test_serve_loads_tells_and_serves_until_shutdown() -> None:
         ready = parent.receive()
         assert isinstance(ready, channel.TensorReady)
         assert (ready.info.max_batch, ready.info.is_stateful, ready.info.task) == (4, False, "")
-        parent.send(channel.Infer(tensors("r")))
+        parent.infer(tensors("r"))
         assert isinstance(parent.skip_figures(), channel.Inferred)
         parent.send(channel.Shutdown(0.0))
     assert statuses == [0]

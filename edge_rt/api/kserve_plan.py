@@ -1,0 +1,84 @@
+"""What the JSON of inference requests says, remembered for those that come again and again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec import UNSET
+
+from edge_rt.api import kserve_wire as wire
+from edge_rt.api.schemas import decode_with
+from edge_rt.errors import EdgeRtError
+from edge_rt.guard.limits import check_shape, check_size
+from edge_rt.tensor_types import Datatype
+
+_MAX_PLANS: Final = 64
+_MAX_PLAN_BYTES: Final = 4096  # of JSON that is remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request's JSON says.
+
+    is_binary  an output of which nothing else is said
+    plain      name, datatype, shape and bytes of each input, checked, where all of them are binary and no shared memory
+               is meant; None: it is not so, or something is wrong
+    """
+
+    asked: wire.InferRequest
+    options: wire.Options
+    outputs: tuple[str, ...]
+    is_binary: bool
+    is_output_binary: Mapping[str, bool]
+    plain: tuple[tuple[str, Datatype, tuple[int, ...], int], ...] | None
+
+
+class Plans:
+    """The last requests' plans by their JSON: a camera's is the same for each frame."""
+
+    def __init__(self, max_tensor_bytes: int) -> None:
+        self._max_tensor_bytes = max_tensor_bytes
+        self._plans: OrderedDict[bytes, Plan] = OrderedDict()
+
+    def read(self, head: bytes) -> Plan:
+        """Raises InvalidRequestError and UnsupportedFeatureError."""
+        if (plan := self._plans.get(head)) is not None:
+            self._plans.move_to_end(head)
+            return plan
+        plan = self._made(decode_with(head, wire.DECODERS[wire.InferRequest]))
+        if plan.plain is not None and len(head) <= _MAX_PLAN_BYTES:
+            self._plans[head] = plan
+            if len(self._plans) > _MAX_PLANS:
+                self._plans.popitem(last=False)
+        return plan
+
+    def _made(self, asked: wire.InferRequest) -> Plan:
+        is_binary = wire.flag("", asked.parameters, "binary_data_output", False)
+        is_output_binary = {
+            output.name: wire.flag(f"outputs[{i}]", output.parameters, "binary_data", is_binary)
+            for i, output in enumerate(asked.outputs)
+        }
+        names = tuple(output.name for output in asked.outputs)
+        return Plan(asked, wire.options(asked.parameters), names, is_binary, is_output_binary, self._plain(asked))
+
+    def _plain(self, asked: wire.InferRequest) -> tuple[tuple[str, Datatype, tuple[int, ...], int], ...] | None:
+        if any(output.parameters.keys() - {"binary_data"} for output in asked.outputs):
+            return None
+        inputs = []
+        room_bytes = self._max_tensor_bytes
+        for sent in asked.inputs:
+            n_bytes = sent.parameters.get("binary_data_size")
+            if sent.data is not UNSET or len(sent.parameters) != 1 or type(n_bytes) is not int or n_bytes < 0:
+                return None
+            try:
+                datatype = wire.datatype("", sent.datatype)
+                check_shape("", sent.shape)
+                check_size("", datatype, sent.shape, room_bytes)
+            except EdgeRtError:  # which input it is of, and whether it is the first problem, is told elsewhere
+                return None
+            room_bytes -= n_bytes
+            inputs.append((sent.name, datatype, tuple(sent.shape), n_bytes))
+        return tuple(inputs) or None

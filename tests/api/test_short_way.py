@@ -1,0 +1,398 @@
+"""The short way answers what the long way does: the same requests to a server with it and to one without."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from edge_rt.api.app import build_app
+from edge_rt.api.callers import ApiKeys
+from edge_rt.api.context import Api
+from edge_rt.api.listen import bind_unix
+from edge_rt.api.server import PeerProtocol, Server
+from edge_rt.api.short_way import ShortWay
+from edge_rt.config import Config
+from edge_rt.config import Server as Settings
+from edge_rt.errors import BackendStepError, DeadlineError, QueueFullError
+from edge_rt.telemetry import Telemetry
+from edge_rt.tensor_types import Tensor
+from tests.api.asgi import FakeTensorRuntime
+
+PATH = "/v2/models/eyes/infer"
+
+
+def request(
+    head: Any,
+    binary: bytes = b"",
+    *,
+    path: str = PATH,
+    method: str = "POST",
+    version: str = "1.1",
+    headers: dict[str, str] | None = None,
+    length: str | None = None,
+) -> bytes:
+    """Write a request down; length is the JSON's, "" leaves the header out."""
+    text = head if isinstance(head, bytes) else json.dumps(head).encode()
+    lines = {"Host": "x", "Content-Length": str(len(text) + len(binary)), "X-Request-Id": "mine"}
+    if length != "":
+        lines["Inference-Header-Content-Length"] = length or str(len(text))
+    lines |= headers or {}
+    written = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"{method} {path} HTTP/{version}\r\n{written}\r\n".encode() + text + binary
+
+
+def binary(name: str, shape: Sequence[int], size: Any, datatype: str = "UINT8") -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": list(shape), "parameters": {"binary_data_size": size}}
+
+
+ONE = {"inputs": [binary("image", [1, 4], 4)], "parameters": {"binary_data_output": True}}
+GOOD = request(ONE, b"1234")
+
+
+@dataclass
+class Served:
+    """A server, and what it is made of; n_long counts the requests that reached the app."""
+
+    path: Path
+    server: Server
+    runtime: FakeTensorRuntime
+    api: Api
+    n_long: int = 0
+
+    @property
+    def metrics(self) -> str:
+        """The counters of requests, without times."""
+        lines = self.api.telemetry.exposition().decode().splitlines()
+        return "\n".join(line for line in lines if re.match(r"edge_rt_requests_total|edge_rt_request_d.*_count", line))
+
+    async def ask(self, sent: bytes) -> bytes:
+        """Send bytes, and give what comes until the server closes or one answer is whole."""
+        reader, writer = await asyncio.open_unix_connection(self.path)
+        writer.write(sent)
+        try:
+            return await answer(reader)
+        finally:
+            writer.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    n_bytes = int(re.search(rb"\ncontent-length: (\d+)", head)[1])  # type: ignore[index]
+    return re.sub(rb"date: [^\r]*", b"date: now", head) + await reader.readexactly(n_bytes)
+
+
+def serving(
+    folder: Path,
+    scenario: Callable[[Served], Awaitable[None]],
+    *,
+    runtime: FakeTensorRuntime | None = None,
+    has_short_way: bool = True,
+    protocol: type[PeerProtocol] = PeerProtocol,
+    keys: tuple[str, ...] = (),
+    sock: socket.socket | None = None,
+    **settings: Any,
+) -> Served:
+    async def run() -> Served:
+        fake = runtime or FakeTensorRuntime()
+        config = Config(server=Settings(**{"max_body_bytes": 100_000, **settings}))
+        api = Api(runtime=fake, config=config, telemetry=Telemetry())
+        app = build_app(fake, config, api.telemetry, api=api, api_keys=ApiKeys(keys) if keys else None)
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            served.n_long += 1
+            await app(scope, receive, send)
+
+        way = ShortWay(api, access_log=True) if has_short_way else None
+        path = folder / ("short" if has_short_way else "long")
+        server = Server(counted, protocol=protocol, short_way=way)
+        served = Served(path, server, fake, api)
+        task = asyncio.create_task(server.serve(sockets=[sock or bind_unix(path, mode=0o600)]))
+        await server.ready.wait()
+        await scenario(served)
+        server.stop(0.0)
+        await task
+        assert api.bodies.n_bytes == 0
+        return served
+
+    return asyncio.run(run())
+
+
+def test_it_answers_byte_for_byte_what_the_long_way_answers(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    two = {"inputs": [binary("a", [2], 2), binary("b", [3], 12, "FP32")], "id": "i", "outputs": [{"name": "b"}]}
+    requests = {
+        "one": GOOD,
+        "one again": GOOD,
+        "json answer": request({"inputs": ONE["inputs"]}, b"1234"),
+        "two": request(two, b"12" + bytes(12)),
+        "chosen": request({**two, "outputs": [{"name": "b", "parameters": {"binary_data": True}}]}, b"12" + bytes(12)),
+        "mixed": request(
+            {"inputs": [binary("a", [2], 2), {**binary("b", [1], 0), "parameters": {}, "data": [1]}]}, b"12"
+        ),
+        "bytes": request({"inputs": [binary("a", [1], 6, "BYTES")]}, b"\2\0\0\0ab"),
+        "version": request(ONE, b"1234", path="/v2/models/eyes/versions/int8/infer"),
+        "sequence": request({**ONE, "parameters": {"sequence_id": 7, "timeout": 1000}}, b"1234"),
+        "empty": request({"inputs": [binary("a", [0], 0)]}),
+        "no version": request(ONE, b"1234", path="/v2/models/eyes/versions/x/infer"),
+        "no model": request(ONE, b"1234", path="/v2/models/nobody/infer"),
+        "a language model": request(ONE, b"1234", path="/v2/models/text/infer"),
+        "too few": request(ONE, b"123"),
+        "too many": request(ONE, b"12345"),
+        "a wrong size": request({"inputs": [binary("image", [1, 3], 4)]}, b"1234"),
+        "a negative size": request({"inputs": [binary("image", [1, 4], -4)]}, b"1234"),
+        "a huge shape": request({"inputs": [binary("image", [2**31 - 1], 4)]}, b"1234"),
+        "no datatype": request({"inputs": [binary("image", [4], 4, "BF16")]}, b"1234"),
+        "twice": request({"inputs": [binary("a", [2], 2), binary("a", [2], 2)]}, b"1234"),
+        "shared memory": request(
+            {
+                "inputs": [
+                    {**binary("a", [1], 0), "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 1}}
+                ]
+            }
+        ),
+        "no JSON": request(b"{", b"1234"),
+        "a wrong length": request(ONE, b"1234", length="9999"),
+        "a length that is none": request(ONE, b"1234", length="1e3"),
+        "an odd request id": request(ONE, b"123", headers={"X-Request-Id": "x" * 128}),
+    }
+
+    def asked(*, has_short_way: bool) -> tuple[dict[str, bytes], Served, list[Any]]:
+        caplog.clear()
+        answers: dict[str, bytes] = {}
+
+        async def scenario(served: Served) -> None:
+            for name, sent in requests.items():
+                answers[name] = await served.ask(sent)
+
+        with caplog.at_level(logging.INFO, "edge_rt.access"):
+            served = serving(socket_dir, scenario, has_short_way=has_short_way)
+        names = ("outcome", "tenant", "uid", "gid", "pid", "client")
+        log = [(r.getMessage(), *(getattr(r, n) for n in names)) for r in caplog.records if r.name == "edge_rt.access"]
+        return answers, served, log
+
+    short, short_served, short_log = asked(has_short_way=True)
+    long, long_served, long_log = asked(has_short_way=False)
+    assert short == long
+    assert short_log == long_log
+    assert len(short_log) == len(requests)
+    assert short_served.metrics == long_served.metrics
+    assert 'outcome="invalid_request",route="/v2/models/{model}/infer",status="400"' in short_served.metrics
+    assert short_served.runtime.inferences == long_served.runtime.inferences
+    assert (short_served.n_long, long_served.n_long) == (0, len(requests))
+
+
+@pytest.mark.parametrize("error", [DeadlineError(2.0), QueueFullError(1, 1, 3.0), BackendStepError("x"), KeyError("x")])
+def test_errors_of_the_runtime_are_answered_alike(socket_dir: Path, error: Exception) -> None:
+    answers = []
+
+    async def scenario(served: Served) -> None:
+        answers.append((await served.ask(GOOD), served.metrics))
+
+    for has_short_way in (True, False):
+        serving(socket_dir, scenario, runtime=FakeTensorRuntime(outputs=error), has_short_way=has_short_way)
+    assert answers[0] == answers[1]
+    assert b"HTTP/1.1 200" not in answers[0][0]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (request(ONE, b"1234", headers={"Cache-Control": "only-if-cached"}), 200),
+        (request(ONE, b"1234", headers={"Content-Encoding": "gzip"}), 415),
+        (request(ONE, b"1234", headers={"Connection": "Upgrade", "Upgrade": "x"}), 400),
+        (request(ONE, b"1234", headers={"Connection": "close"}), 200),
+        (request(ONE, b"1234", version="1.0"), 200),
+        (request({"inputs": [{**ONE["inputs"][0], "parameters": {}, "data": [1, 2, 3, 4]}]}, length=""), 200),  # type: ignore[dict-item, index]
+        (request(ONE, b"1234", path="/v2/models/ey%65s/infer"), 200),
+        (request(ONE, b"1234", path=f"{PATH}?x=y"), 200),
+        (request(ONE, b"1234", method="GET"), 404),
+        (request(ONE, bytes(200_000)), 413),
+        (GOOD.replace(b"X-Request-Id: mine", b"Inference-Header-Content-Length: 1"), 400),
+    ],
+    ids=["cache", "encoding", "upgrade", "close", "1.0", "json", "escape", "query", "get", "too large", "twice"],
+)
+def test_what_is_unusual_goes_the_long_way(socket_dir: Path, sent: bytes, status: int) -> None:
+    async def scenario(served: Served) -> None:
+        assert (await served.ask(sent)).startswith(b"HTTP/1.1 %d " % status)
+        assert served.n_long == 1
+        assert (await served.ask(GOOD)).startswith(b"HTTP/1.1 200 ")
+        assert served.n_long == 1
+
+    serving(socket_dir, scenario)
+
+
+def test_a_chunked_body_and_one_that_is_asked_for_go_the_long_way(socket_dir: Path) -> None:
+    head, _, body = GOOD.partition(b"\r\n\r\n")
+    chunked = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", head, count=1)
+    chunked += b"\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+
+    async def scenario(served: Served) -> None:
+        assert (await served.ask(chunked)).startswith(b"HTTP/1.1 200 ")
+        reader, writer = await asyncio.open_unix_connection(served.path)
+        writer.write(head + b"\r\nExpect: 100-continue\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert (await answer(reader)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        assert served.n_long == 2
+
+    serving(socket_dir, scenario)
+
+
+def test_over_tcp_a_key_is_asked_for(socket_dir: Path) -> None:
+    sock = socket.create_server(("127.0.0.1", 0))
+    port = sock.getsockname()[1]
+
+    async def scenario(served: Served) -> None:
+        for key, status in ((b"wrong", 401), (b"secret", 200)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GOOD.replace(b"Host: x", b"Host: x\r\nAuthorization: Bearer " + key))
+            assert (await answer(reader)).startswith(b"HTTP/1.1 %d " % status)
+            writer.close()
+        assert served.n_long == 2
+        assert [inference.tenant[:4] for inference in served.runtime.inferences] == ["key:"]
+
+    serving(socket_dir, scenario, sock=sock, keys=("secret",))
+
+
+def test_a_body_in_many_parts_and_requests_one_behind_the_other(socket_dir: Path) -> None:
+    async def scenario(served: Served) -> None:
+        reader, writer = await asyncio.open_unix_connection(served.path)
+        big = request({"inputs": [binary("image", [90_000], 90_000)], "parameters": ONE["parameters"]}, bytes(90_000))
+        for _ in range(2):
+            for start in range(0, len(big), 30_000):
+                writer.write(big[start : start + 30_000])
+                await asyncio.sleep(0)
+            assert (await answer(reader)).endswith(bytes(90_000))  # larger than what is written at once
+        assert served.n_long == 0
+        writer.write(GOOD + GOOD + b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n" + GOOD)
+        for end in (b"1234", b"1234", b'{"status":"ok"}', b"1234"):
+            assert (await answer(reader)).endswith(end)
+        writer.close()
+
+    serving(socket_dir, scenario)
+
+
+def test_a_client_that_hangs_up_ends_its_inference(socket_dir: Path) -> None:
+    runtime = FakeTensorRuntime(hold=asyncio.Event())
+
+    async def scenario(served: Served) -> None:
+        _, writer = await asyncio.open_unix_connection(served.path)
+        writer.write(GOOD)
+        await runtime.arrived.wait()
+        writer.close()
+        while served.server.server_state.tasks:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        assert runtime.n_closed == 1
+        assert 'outcome="hung_up",route="/v2/models/{model}/infer",status="499"} 1.0' in served.metrics
+        assert served.n_long == 0
+
+    serving(socket_dir, scenario, runtime=runtime)
+
+
+def test_a_client_that_hangs_up_within_its_body_is_counted(socket_dir: Path) -> None:
+    async def scenario(served: Served) -> None:
+        _, writer = await asyncio.open_unix_connection(served.path)
+        writer.write(GOOD[:-2])
+        while not served.api.bodies.n_bytes:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        writer.close()
+        while served.server.server_state.connections:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        assert 'outcome="hung_up",route="/v2/models/{model}/infer",status="499"} 1.0' in served.metrics
+        assert served.n_long == 0
+
+    serving(socket_dir, scenario)
+
+
+class HurriedProtocol(PeerProtocol):
+    whole_s = 0.001
+
+
+def test_a_body_that_takes_long_goes_the_long_way(socket_dir: Path) -> None:
+    async def scenario(served: Served) -> None:
+        reader, writer = await asyncio.open_unix_connection(served.path)
+        for _ in range(2):
+            writer.write(GOOD[:-2])
+            before = served.n_long
+            while served.n_long == before:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0)
+            writer.write(GOOD[-2:])
+            assert (await answer(reader)).endswith(b"1234")
+        writer.close()
+        assert served.n_long == 2
+
+    serving(socket_dir, scenario, protocol=HurriedProtocol)
+
+
+def test_bodies_beyond_the_limit_of_all_are_refused(socket_dir: Path) -> None:
+    runtime = FakeTensorRuntime(hold=asyncio.Event())
+    large = request({"inputs": [binary("image", [8_000], 8_000)]}, bytes(8_000))
+
+    async def scenario(served: Served) -> None:
+        assert runtime.hold is not None
+        first = asyncio.create_task(served.ask(large))
+        await runtime.arrived.wait()
+        refused = await served.ask(large)
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"server.max_bodies_bytes" in refused
+        runtime.hold.set()
+        assert (await first).startswith(b"HTTP/1.1 200 ")
+
+    serving(socket_dir, scenario, runtime=runtime, max_body_bytes=10_000, max_bodies_bytes=12_000)
+
+
+def test_a_shutdown_waits_for_an_answer_and_closes_behind_it(socket_dir: Path) -> None:
+    runtime = FakeTensorRuntime(hold=asyncio.Event())
+
+    async def scenario(served: Served) -> None:
+        assert runtime.hold is not None
+        asked = asyncio.create_task(served.ask(GOOD))
+        await runtime.arrived.wait()
+        served.server.stop(60.0)
+        await asyncio.sleep(0)
+        runtime.hold.set()
+        assert b"\r\nconnection: close\r\n" in await asked
+
+    serving(socket_dir, scenario, runtime=runtime)
+
+
+def test_a_shutdown_that_cannot_wait_says_so(socket_dir: Path) -> None:
+    runtime = FakeTensorRuntime(hold=asyncio.Event())
+
+    async def scenario(served: Served) -> None:
+        asked = asyncio.create_task(served.ask(GOOD))
+        await runtime.arrived.wait()
+        served.server.stop(0.0)
+        refused = await asked
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"shutting_down" in refused
+
+    serving(socket_dir, scenario, runtime=runtime)
+
+
+class ImpatientProtocol(PeerProtocol):
+    send_timeout_s = 0.01
+
+
+def test_a_client_that_does_not_read_is_cut_off(socket_dir: Path) -> None:
+    flood = Tensor(name="image", datatype="UINT8", shape=(8 * 2**20,), data=bytes(8 * 2**20))
+
+    async def scenario(served: Served) -> None:
+        reader, writer = await asyncio.open_unix_connection(served.path)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(GOOD)
+        while not served.runtime.inferences or served.server.server_state.connections:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        writer.close()
+
+    serving(socket_dir, scenario, runtime=FakeTensorRuntime(outputs=[flood]), protocol=ImpatientProtocol)
