@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_rt.devices import battery, cpufreq, devfreq, thermal
-from edge_rt.devices.base import Reading, known, unknown
+from edge_rt.devices.base import Reading
 from edge_rt.devices.meter_choice import Absent, Choice, Found, Panel, Source, choose
 from edge_rt.devices.meters import Boundary, Meter, Quality
 from edge_rt.devices.sysfs import SysfsRoot
@@ -123,7 +123,8 @@ def meter_lines(found: Power) -> Iterator[str]:
     """One line for each meter, each absence and each doubt."""
     for meter in found.meters:
         used = f", used for {' and '.join(meter.used_for)}" if meter.used_for else ""
-        yield f"{meter.name}: {_watts(meter)} ({meter.boundary}, {meter.quality}{used})"
+        how_often = f"every {meter.interval_s:g} s"
+        yield f"{meter.name}: {_watts(meter)} ({meter.boundary}, {meter.quality}, {how_often}{used})"
         if meter.remedy:
             yield f"    {meter.remedy}"
         if meter.note:
@@ -194,16 +195,14 @@ def spans(ids: tuple[int, ...]) -> str:
 
 def _state(source: Source, panel: Panel, choice: Choice) -> MeterState:
     meter, reading = source.meter, panel.readings[source.meter.name]
-    power_w = panel.powers_w.get(meter.name)
     sample = reading.value
     uses: Mapping[str, Meter | None] = {"board": choice.board, "soc": choice.soc, "energy": choice.used}
-    reason = reading.reason or "a counter tells its power between two readings"
     return MeterState(
         name=meter.name,
         boundary=meter.boundary,
         quality=meter.quality,
         interval_s=meter.interval_s,
-        power_w=known(power_w, reading.source) if power_w is not None else unknown(reading.source, reason),
+        power_w=panel.power_w(meter.name),
         energy_j=sample.energy_j if sample is not None else None,
         age_s=sample.age_s if sample is not None else None,
         used_for=tuple(use for use, chosen in uses.items() if chosen is meter),

@@ -16,7 +16,7 @@ from edge_rt import config
 from edge_rt.cli.plot import plot
 from edge_rt.cli.screen import redraw
 from edge_rt.devices import cpufreq, devfreq, thermal
-from edge_rt.devices.base import Reading, known, unknown
+from edge_rt.devices.base import Reading
 from edge_rt.devices.meter_choice import Found, Panel, choose, find
 from edge_rt.devices.sysfs import SysfsRoot
 
@@ -104,7 +104,7 @@ def watch(
         clocks |= {d.name: d.cur_hz.value for d in devfreq.devices(root)}
         yield View(
             time_s=wall(),
-            power_w={meter.name: _power(panel, meter.name) for meter in panel.meters},
+            power_w={meter.name: panel.power_w(meter.name) for meter in panel.meters},
             board=choice.board.name if choice.board is not None else None,
             soc=choice.soc.name if choice.soc is not None else None,
             peak_c=thermal.peak_c(root),
@@ -158,14 +158,6 @@ def _rest(view: View) -> str:
 
 def _reasons(view: View) -> list[str]:
     return [f"{name}: {reading.reason}" for name, reading in view.power_w.items() if reading.value is None]
-
-
-def _power(panel: Panel, name: str) -> Reading[float]:
-    reading = panel.readings[name]
-    power_w = panel.powers_w.get(name)
-    if power_w is not None:
-        return known(power_w, reading.source)
-    return unknown(reading.source, reading.reason or "a counter tells its power between two readings")
 
 
 def _value(view: View, name: str) -> float | None:

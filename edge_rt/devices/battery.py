@@ -8,6 +8,7 @@ from edge_rt.devices.sysfs import SysfsRoot
 
 _PLACE = "sys/class/power_supply"
 _NONE = "there is no battery"
+_ON_MAINS = ("Charging", "Full", "Not charging")
 
 
 def charge(root: SysfsRoot | None = None) -> Reading[float]:
@@ -24,9 +25,9 @@ def charge(root: SysfsRoot | None = None) -> Reading[float]:
 
 
 def is_charging(root: SysfsRoot | None = None) -> bool:
-    """Tell whether mains power is there: a battery is charged, or is full."""
+    """Tell whether mains power is there: an adapter says so, or a battery is charged, full, or kept as it is."""
     root = root or SysfsRoot()
-    return any(root.text(f"{supply}/status").value in ("Charging", "Full") for supply in _batteries(root))
+    return _adapter_is_on(root) or any(root.text(f"{s}/status").value in _ON_MAINS for s in _batteries(root))
 
 
 class BatteryMeter:
@@ -52,11 +53,13 @@ class BatteryMeter:
     def read(self, now_s: float) -> Reading[Sample]:  # noqa: ARG002
         source = f"/{_PLACE}"
         total_w, problems = 0.0, []
+        if _adapter_is_on(self._root):
+            return unknown(source, "mains power is there: the battery gives the board a part of its power at most")
         for supply in self._batteries:
             status = self._root.name(f"{supply}/status")
             if status.value is None:
                 problems.append(f"{status.source}: {status.reason}")
-            elif status.value in ("Charging", "Full", "Not charging"):
+            elif status.value in _ON_MAINS:
                 return unknown(status.source, f"{status.value}: the machine does not run from the battery")
             elif status.value == "Discharging":
                 power = _power(self._root, supply)
@@ -89,6 +92,13 @@ def _power(root: SysfsRoot, supply: str) -> Reading[float]:
     if not 1.0 <= volts.value <= 100.0:
         return unknown(volts.source, f"tells {volts.value:g} V, which no battery has")
     return watts(abs(current.value) * volts.value, current.source)
+
+
+def _adapter_is_on(root: SysfsRoot) -> bool:
+    supplies = (
+        path.removesuffix("/type") for path in root.paths(f"{_PLACE}/*/type") if root.text(path).value == "Mains"
+    )
+    return any(root.integer(f"{supply}/online").value == 1 for supply in supplies)
 
 
 def _batteries(root: SysfsRoot) -> list[str]:

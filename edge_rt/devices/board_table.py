@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rail:
-    """One supply of the board. Empty fields fit anything.
+    """One supply of the board.
 
-    name       the label the driver shows, unless number and device tell it where there is none
-    chip       hwmon's name of the chip: "ina3221"
-    device     its address on the bus: "1-0040"
+    name       the label the driver shows; where it shows none, device and number tell the rail
+    chip       hwmon's name of the chip, "ina3221"; "" fits any
+    device     the chip's address on its bus: "1-0040"
     number     the driver's channel, from 1
     shunt_ohm  on the board, by its schematic or device tree
     """

@@ -104,8 +104,8 @@ class ChannelMeter:
         power = self._power()
         if power.value is None:
             return unknown(power.source, power.reason)
-        if self.boundary == "board" and power.value == 0:
-            return unknown(power.source, "tells 0 W for a board that runs")
+        if self.boundary != "rail" and power.value == 0:
+            return unknown(power.source, f"tells 0 W for a {self.boundary} that runs")
         age_s = channel.interval_s / 2 if channel.average else 0.0
         return known(Sample(power_w=power.value, age_s=age_s), power.source)
 

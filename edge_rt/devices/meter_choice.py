@@ -178,6 +178,13 @@ class Panel:
     def meters(self) -> tuple[Meter, ...]:
         return self._meters
 
+    def power_w(self, name: str) -> Reading[float]:
+        """Give one meter's mean power since its last reading, or why it is not known."""
+        reading = self.readings[name]
+        if (power_w := self.powers_w.get(name)) is not None:
+            return known(power_w, reading.source)
+        return unknown(reading.source, reading.reason or "its counter has not moved between two readings yet")
+
     def read(self, now_s: float) -> None:
         """Read every meter at now_s. A counter tells no power at its first reading."""
         self.powers_w = {}
@@ -217,8 +224,8 @@ class SumMeter:
             if reading.value is None or reading.value.power_w is None:
                 return unknown(reading.source, f"{part.name}: {reading.reason}")
             total_w, age_s = total_w + reading.value.power_w, max(age_s, reading.value.age_s)
-        if self.boundary == "board" and total_w == 0:
-            return unknown(self.name, "tells 0 W for a board that runs")
+        if total_w == 0:
+            return unknown(self.name, f"tells 0 W for a {self.boundary} that runs")
         return known(Sample(power_w=total_w, age_s=age_s), self.name)
 
     def close(self) -> None: ...
@@ -258,11 +265,10 @@ def _rails(root: SysfsRoot, board: Board | None) -> list[Source]:
 def _rail_of(channel: Channel, rails: Sequence[Rail]) -> Rail | None:
     """Find the rail that a channel is: by its label; where it has none, by chip, address and number."""
     for rail in rails:
-        if (rail.chip and rail.chip != channel.chip) or (
-            rail.device and channel.device and rail.device != channel.device
-        ):
+        if rail.chip and rail.chip != channel.chip:
             continue
-        if channel.label == rail.name or (not channel.label and rail.number == channel.number):
+        is_there = bool(rail.device) and (rail.device, rail.number) == (channel.device, channel.number)
+        if channel.label == rail.name or (not channel.label and is_there):
             return rail
     return None
 

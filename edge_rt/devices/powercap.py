@@ -19,6 +19,7 @@ PERMISSION = (
 )
 
 _DRAM_W = 300.0  # what memory cannot take more
+_STILL_S = 2.0  # a counter moves each ms
 _ROOM = 2.0  # power above the processor's own highest limit that is still believed for a moment
 
 
@@ -59,8 +60,6 @@ class EnergyMeter:
         # "rapl package-0 + dram", or "rapl" where there is no counter
         self.name = " ".join(filter(None, ("rapl", " + ".join(zone.name for zone in self._zones))))
         self._counters = [Counter(zone.range_j, zone.max_w) for zone in self._zones]
-        if self._zones:
-            self.read(clock())
 
     @property
     def source(self) -> str:
@@ -88,6 +87,8 @@ class EnergyMeter:
             return unknown(self.source, problem)
         total_j = sum(counter.total_j for counter in self._counters)
         age_s = max(0.0, now_s - max(counter.changed_s for counter in self._counters))
+        if age_s > _STILL_S:
+            return unknown(self.source, f"the counter has stood still for {age_s:.0f} s, while nothing takes no power")
         return known(Sample(energy_j=total_j, age_s=age_s), self.source)
 
     def read_j(self) -> Reading[float]:

@@ -46,9 +46,9 @@ def status(root: SysfsRoot, meter: str = "auto") -> str:
 def test_an_orin_shows_its_total_its_chip_and_its_clocks(orin_nano: SysfsRoot) -> None:
     shown = status(orin_nano)
     assert "board     NVIDIA Jetson Orin Nano Developer Kit (board file: Jetson Orin Nano / NX)" in shown
-    assert "power     ina3221 VDD_IN: 6.02 W (board, measured, used for board and energy)" in shown
-    assert "ina3221 VDD_CPU_GPU_CV + VDD_SOC: 3.41 W (soc, derived, used for soc)" in shown
-    assert "ina3221 VDD_SOC: 1.40 W (rail, measured)" in shown
+    assert "power     ina3221 VDD_IN: 6.02 W (board, measured, every 0.1 s, used for board and energy)" in shown
+    assert "ina3221 VDD_CPU_GPU_CV + VDD_SOC: 3.41 W (soc, derived, every 0.1 s, used for soc)" in shown
+    assert "ina3221 VDD_SOC: 1.40 W (rail, measured, every 0.1 s)" in shown
     assert "clocks    policy0, policy4, cpu 0-5: now 1.51 GHz, 0.12–1.51 GHz, 3 steps, schedutil, tegra194" in shown
     assert "17000000.gpu (gpu): now 0.31 GHz, 0.31–0.62 GHz, nvhost_podgov" in shown
     assert "cpu-thermal 48.5 °C" in shown
@@ -75,9 +75,9 @@ def test_a_laptop_shows_alternatives_doubts_and_its_battery(plant: Plant, x86_la
         )
 
     shown = power_status.text(power_status.take(x86_laptop, loaded(), 2.0, clock=clock, sleep=sleep))
-    assert "rapl psys: 10.00 W (board, measured, used for board and energy)" in shown
-    assert "rapl package-0: 2.00 W (soc, measured, used for soc)" in shown
-    assert "battery: 7.35 W (board, measured)" in shown
+    assert "rapl psys: 10.00 W (board, measured, every 0.05 s, used for board and energy)" in shown
+    assert "rapl package-0: 2.00 W (soc, measured, every 0.05 s, used for soc)" in shown
+    assert "battery: 7.35 W (board, measured, every 1 s)" in shown
     assert "doubt: rapl psys tells 10.00 W and battery tells 7.35 W for the same board: one of them is wrong" in shown
     assert "policy0 … policy3, cpu 0-3: now 3.90 GHz, 0.40–3.90 GHz, powersave" in shown
     assert "powersave, EPP balance_performance, boost on, intel_pstate" in shown
@@ -122,7 +122,7 @@ def test_a_counter_that_may_not_be_read_says_how_to_allow_it(plant: Plant, tmp_p
 def test_a_meter_that_is_not_here_is_a_problem_that_hides_nothing(orin_nano: SysfsRoot) -> None:
     shown = status(orin_nano, "rapl")
     assert "problem: power.meter: is 'rapl', which is no meter here; there are: ina3221 VDD_IN" in shown
-    assert "ina3221 VDD_IN: 6.02 W (board, measured)" in shown
+    assert "ina3221 VDD_IN: 6.02 W (board, measured, every 0.1 s)" in shown
 
 
 def test_a_board_file_that_breaks_the_form_ends_the_command(plant: Plant) -> None:

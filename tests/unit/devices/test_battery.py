@@ -32,9 +32,21 @@ def test_the_mean_of_the_systems_batteries_counts(tmp_path: Path) -> None:
     assert not is_charging(root)
 
 
-@pytest.mark.parametrize("status", ["Charging", "Full"])
+@pytest.mark.parametrize("status", ["Charging", "Full", "Not charging"])
 def test_a_battery_on_mains_is_charging(tmp_path: Path, status: str) -> None:
     assert is_charging(tree(tmp_path, BAT0={"type": "Battery", "capacity": "30", "status": status}))
+
+
+@pytest.mark.parametrize(("online", "is_there"), [("1", True), ("0", False), ("x", False)])
+def test_an_adapter_that_is_on_is_mains_power(tmp_path: Path, online: str, is_there: bool) -> None:
+    assert is_charging(tree(tmp_path, AC={"type": "Mains", "online": online}, BAT0=RUNS)) is is_there
+
+
+def test_a_battery_that_helps_a_weak_adapter_is_not_the_boards_power(tmp_path: Path) -> None:
+    root = tree(tmp_path, AC={"type": "Mains", "online": "1"}, BAT0=RUNS | {"power_now": "3000000"})
+    reading = BatteryMeter(root).read(0.0)
+    assert reading.value is None
+    assert "mains power is there" in reading.reason
 
 
 @pytest.mark.parametrize("files", [{}, {"capacity": "300"}, {"capacity": "much"}])

@@ -47,14 +47,13 @@ def test_an_ina3221_has_no_power_file_so_it_is_volts_times_amperes(orin_nano: Sy
     ]
 
 
-def test_chips_are_known_by_name_and_not_by_number(plant: Plant) -> None:
-    root = plant(ina3221(0, "1-0040", {1: ("VDD_IN", 5000, 1000)}) | {"sys/class/hwmon/hwmon1/name": "nvme"})
-    first = channels(root)
-    other = plant(
-        {"sys/class/hwmon/hwmon0/name": "nvme"} | {"sys/class/hwmon/hwmon0/in1_enable": "0"}
-    )  # the chip of number 0 is another after a boot
-    assert [c.name for c in first] == ["ina3221 VDD_IN"]
-    assert channels(other) == ()
+@pytest.mark.parametrize("number", [0, 5, 12])
+def test_chips_are_known_by_name_whatever_number_a_boot_gives_them(plant: Plant, number: int) -> None:
+    other = f"sys/class/hwmon/hwmon{number + 1}"
+    root = plant(ina3221(number, "1-0040", {1: ("VDD_IN", 5000, 1000)}) | {f"{other}/name": "nvme"})
+    (channel,) = channels(root)
+    assert channel.name == "ina3221 VDD_IN"
+    assert power_w(root, channel) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("chip", ["ina219", "ina226", "ina238"])

@@ -122,6 +122,24 @@ def test_rails_without_labels_are_known_by_chip_address_and_number(plant: Plant)
     assert powers(found)["ina3221 IN"] == pytest.approx(2.5)
 
 
+@pytest.mark.parametrize("milliamperes", [0, -3])
+def test_a_total_of_nothing_is_not_believed(plant: Plant, milliamperes: int) -> None:
+    rails = {1: ("VDD_IN", 5000, milliamperes), 2: ("VDD_CPU_GPU_CV", 5000, 0), 3: ("VDD_SOC", 5000, 0)}
+    root = plant({"proc/device-tree/compatible": "nvidia,p3767-0005\0"} | ina3221(3, "1-0040", rails))
+    readings = {s.meter.name: s.meter.read(0.0) for s in find(root).sources}
+    board, soc = readings["ina3221 VDD_IN"], readings["ina3221 VDD_CPU_GPU_CV + VDD_SOC"]
+    assert (board.value, board.reason) == (None, "tells 0 W for a board that runs")
+    assert (soc.value, soc.reason) == (None, "tells 0 W for a soc that runs")
+    assert readings["ina3221 VDD_SOC"].value == Sample(power_w=0.0)  # one rail may be off
+
+
+def test_a_rail_without_a_label_on_a_chip_of_another_address_is_not_guessed(plant: Plant) -> None:
+    chip = ina3221(3, "1-0041", {1: ("x", 5000, 1000)})
+    tree = {"proc/device-tree/compatible": "nvidia,p3767-0005\0"}
+    root = plant(tree | {k: v for k, v in chip.items() if not k.endswith("_label")})
+    assert names(find(root)) == [("ina3221 1-0041 channel 1", "rail", "measured")]
+
+
 def test_jetpack_4_rails_are_totals_too(plant: Plant) -> None:
     device = "sys/bus/i2c/drivers/ina3221x/6-0040/iio:device0"
     files = {"proc/device-tree/compatible": "nvidia,p3450-0000\0"}
@@ -275,6 +293,14 @@ def test_a_panel_gives_a_counters_power_from_its_second_reading_on() -> None:
     assert panel.powers_w == {}
     panel.read(2.0)
     assert panel.powers_w == {"rapl": pytest.approx(3.0)}
+
+
+def test_a_counter_that_does_not_move_is_no_zero() -> None:
+    panel = panel_of(FakeMeter("rapl", Sample(energy_j=10.0), boundary="soc"))
+    for now_s in (0.0, 1.0):
+        panel.read(now_s)
+    assert panel.power_w("rapl").value is None
+    assert "has not moved" in panel.power_w("rapl").reason
 
 
 def test_over_a_gap_a_panel_tells_no_power() -> None:

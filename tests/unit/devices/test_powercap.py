@@ -5,32 +5,29 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.devices.meters import Sample
+from edge_rt.devices.meters import Boundary, Sample
 from edge_rt.devices.powercap import EnergyMeter
 from edge_rt.devices.sysfs import SysfsRoot
 from tests.device_trees import Plant, plant_files
+from tests.fakes import FakeClock
 from tests.faulty_root import FaultyRoot
 
 ZONE = "sys/class/powercap/intel-rapl:0"
 
 
 def one_package(energy_uj: int) -> dict[str, str]:
-    return {f"{ZONE}/name": "package-0", f"{ZONE}/energy_uj": str(energy_uj), f"{ZONE}/max_energy_range_uj": "10000000"}
+    return {
+        f"{ZONE}/name": "package-0",
+        f"{ZONE}/energy_uj": str(energy_uj),
+        f"{ZONE}/max_energy_range_uj": "262143328850",
+    }
 
 
-class Clock:
-    """Starts at 0 s, and goes on by a second each time it is asked."""
-
-    def __init__(self) -> None:
-        self.now_s = -1.0
-
-    def __call__(self) -> float:
-        self.now_s += 1.0
-        return self.now_s
-
-
-def meter_of(root: SysfsRoot) -> EnergyMeter:
-    return EnergyMeter(root, clock=Clock())
+def meter_of(root: SysfsRoot, boundary: Boundary = "soc") -> EnergyMeter:
+    """Make a meter that was read first at 0 s."""
+    meter = EnergyMeter(root, boundary=boundary)
+    meter.read(0.0)
+    return meter
 
 
 def energy_j(meter: EnergyMeter, now_s: float) -> float | None:
@@ -51,7 +48,7 @@ def test_packages_and_memory_are_summed_and_duplicates_are_not(plant: Plant, x86
 
 
 def test_psys_is_the_board_and_no_part_of_the_chip(plant: Plant, x86_laptop: SysfsRoot) -> None:
-    board, soc = EnergyMeter(x86_laptop, boundary="board", clock=Clock()), meter_of(x86_laptop)
+    board, soc = meter_of(x86_laptop, "board"), meter_of(x86_laptop)
     assert (board.name, board.boundary) == ("rapl psys", "board")
     assert (soc.name, soc.boundary) == ("rapl package-0", "soc")
     plant({"sys/class/powercap/intel-rapl:1/energy_uj": "12000000", f"{ZONE}/energy_uj": "6000000"})
@@ -67,7 +64,7 @@ def test_a_memory_mapped_package_counts_where_it_is_alone(plant: Plant) -> None:
 
 
 def test_a_wrap_is_recovered(plant: Plant) -> None:
-    root = plant(one_package(262_143_000_000) | {f"{ZONE}/max_energy_range_uj": "262143328850"})
+    root = plant(one_package(262_143_000_000))
     meter = meter_of(root)
     plant({f"{ZONE}/energy_uj": "1000000"})
     assert energy_j(meter, 1.0) == pytest.approx(1.32885)
@@ -97,9 +94,23 @@ def test_the_processors_own_limit_tells_a_reset_from_a_wrap(plant: Plant, x86_la
     assert "reset" in reading.reason
 
 
-def test_a_counter_that_stands_still_grows_old(x86_laptop: SysfsRoot) -> None:
+def test_a_counter_that_stands_still_grows_old_and_is_unknown_then(plant: Plant, x86_laptop: SysfsRoot) -> None:
     meter = meter_of(x86_laptop)
-    assert meter.read(5.0).value == Sample(energy_j=0.0, age_s=5.0)
+    assert meter.read(1.5).value == Sample(energy_j=0.0, age_s=1.5)
+    reading = meter.read(5.0)
+    assert reading.value is None
+    assert "has stood still for 5 s" in reading.reason
+    plant({f"{ZONE}/energy_uj": "7000000"})
+    assert meter.read(5.1).value == Sample(energy_j=pytest.approx(2.0))
+
+
+def test_joules_alone_are_since_the_first_reading(plant: Plant) -> None:
+    clock = FakeClock()
+    meter = EnergyMeter(plant(one_package(5_000_000)), clock=clock)
+    assert meter.read_j().value == 0.0
+    clock.advance(1.0)
+    plant({f"{ZONE}/energy_uj": "6500000"})
+    assert meter.read_j().value == pytest.approx(1.5)
 
 
 def test_no_counter_is_a_reason(container: SysfsRoot) -> None:
@@ -140,7 +151,6 @@ def test_one_unreadable_zone_makes_the_sum_unknown_and_loses_nothing(tmp_path: P
         f"{dram}/name": "dram",
         f"{dram}/energy_uj": "1000000",
         f"{dram}/max_energy_range_uj": "262143328850",
-        f"{ZONE}/max_energy_range_uj": "262143328850",
     }
     plant_files(tmp_path, files)
     root = FaultyRoot(tmp_path)
@@ -153,7 +163,7 @@ def test_one_unreadable_zone_makes_the_sum_unknown_and_loses_nothing(tmp_path: P
 
 @pytest.mark.parametrize("raw", ["-1", "nan", "", "18446744073709551615", "9" * 5000, "\x00"], ids=lambda r: r[:6])
 def test_hostile_counts_are_unknown(plant: Plant, raw: str) -> None:
-    meter = meter_of(plant(one_package(5) | {f"{ZONE}/max_energy_range_uj": "262143328850"}))
+    meter = meter_of(plant(one_package(5)))
     plant({f"{ZONE}/energy_uj": raw})
     reading = meter.read(1.0)
     assert reading.value is None

@@ -117,3 +117,23 @@ def test_a_link_is_named_by_what_it_leads_to(tmp_path: Path) -> None:
 def test_a_cpu_list_of_nonsense_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_cpu_list(text)
+
+
+@given(st.integers(-(2**63), 2**64 - 1), st.sampled_from([1e-6, 1e-3, 1.0, 1e3]))
+def test_every_number_a_kernel_can_write_is_converted(number: int, factor: float) -> None:
+    class Text(SysfsRoot):
+        def read_bytes(self, path: str) -> bytes:
+            return f"{number}\n".encode()
+
+    assert Text().scaled("x", factor).value == number * factor
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_number_or_a_reason(raw: bytes) -> None:
+    class Bytes(SysfsRoot):
+        def read_bytes(self, path: str) -> bytes:
+            return raw
+
+    root = Bytes()
+    for reading in (root.integer("x"), root.name("x"), root.scaled("x", 1e-6)):
+        assert (reading.value is None) == bool(reading.reason)

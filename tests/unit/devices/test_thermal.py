@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import errno
+from pathlib import Path
 
 import pytest
 
 from edge_rt.devices import thermal
 from edge_rt.devices.sysfs import SysfsRoot
-
-Plant = Callable[[Mapping[str, str]], SysfsRoot]
+from tests.device_trees import Plant, plant_files
+from tests.faulty_root import FaultyRoot
 
 
 def test_server_ignores_what_is_not_the_cpu(x86_server: SysfsRoot) -> None:
@@ -62,6 +63,24 @@ def test_container_has_reasons(container: SysfsRoot) -> None:
 def test_a_sensor_that_sleeps_is_left_out(plant: Plant, raw: str) -> None:
     root = plant({"sys/class/thermal/thermal_zone0/type": "cpu-thermal", "sys/class/thermal/thermal_zone0/temp": raw})
     assert thermal.temperatures(root) == ()
+
+
+@pytest.mark.parametrize("fault", [errno.EAGAIN, errno.ENODATA, errno.EIO, errno.ENODEV])
+def test_a_zone_that_does_not_answer_hides_no_other(tmp_path: Path, fault: int) -> None:
+    zone = "sys/class/thermal/thermal_zone"
+    files = {f"{zone}{i}/type": f"{name}-thermal" for i, name in enumerate(("pmic", "cpu"))}
+    plant_files(tmp_path, files | {f"{zone}0/temp": "50000", f"{zone}1/temp": "48000"})
+    root = FaultyRoot(tmp_path, {f"{zone}0/temp": fault})
+    assert [(t.name, t.value_c) for t in thermal.temperatures(root)] == [("cpu-thermal", pytest.approx(48.0))]
+
+
+@pytest.mark.parametrize(
+    ("bit", "words"),
+    [(0, "under-voltage"), (1, "frequency capped"), (2, "throttled"), (3, "soft temperature limit")],
+)
+def test_each_of_the_firmwares_bits_has_its_meaning_now_and_since_boot(bit: int, words: str) -> None:
+    assert thermal.pi_throttle(1 << bit) == thermal.Throttle(None, (words,), ())
+    assert thermal.pi_throttle(1 << (bit + 16)) == thermal.Throttle(None, (), (words,))
 
 
 def test_amd_takes_the_die_and_not_the_offset_control_value(plant: Plant) -> None:
