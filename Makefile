@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, a C++ compiler and, the first time, the network.
 .POSIX:
 .SUFFIXES:
-.PHONY: help venv demo test lint bench sanitize fuzz emulate-x86 test-kernel clean
+.PHONY: help venv demo test test-systemd lint bench sanitize fuzz emulate-x86 test-kernel clean
 
 BIN = .venv/bin
 export PYTHON
@@ -9,6 +9,7 @@ export PYTHON
 help:
 	@echo 'make demo    install, start the daemon, ask the model a question over its Unix socket'
 	@echo 'make test    install, check style and types, run all tests'
+	@echo 'make test-systemd  run the units under real systemd in a container (root; part of make test where it can run)'
 	@echo 'make lint    style, types and import order only'
 	@echo 'make bench   measure the default model on this machine'
 	@echo 'make sanitize  run the C engine on random data under AddressSanitizer, UBSan and ThreadSanitizer'
@@ -34,6 +35,10 @@ test: lint
 	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0 efficientnet-lite0 minilm-l6 \
 		pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
 	$(BIN)/python -m pytest
+
+test-systemd: venv
+	@command -v systemd-nspawn >/dev/null || apt-get install -y systemd-container
+	$(BIN)/python -m pytest tests/system/test_systemd.py
 
 bench: venv
 	$(BIN)/edge_rt bench

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import importlib
+import logging
+import os
+import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any, Final, cast
 import click
 
 from edge_rt.errors import ConfigError, EdgeRtError
+from edge_rt.journal import is_journal, priority
 
 # name → one line for the overview, so that --help imports no command
 _COMMANDS: Final = {
@@ -81,7 +85,7 @@ class LazyGroup(click.Group):
         except EdgeRtError as exc:
             if ctx.find_root().params.get("debug"):
                 traceback.print_exc()
-            click.echo(f"edge_rt: {exc}", err=True)
+            _say(str(exc))
             ctx.exit(EXIT_CONFIG if isinstance(exc, ConfigError) else EXIT_ERROR)
         except OSError as exc:
             if exc.errno == errno.EPIPE:  # `| head`: click ends quietly
@@ -89,11 +93,16 @@ class LazyGroup(click.Group):
             if ctx.find_root().params.get("debug"):
                 traceback.print_exc()
             where = f"{exc.filename}: " if exc.filename else ""
-            click.echo(f"edge_rt: {where}{exc.strerror or exc}", err=True)
+            _say(f"{where}{exc.strerror or exc}")
             ctx.exit(EXIT_ERROR)
         except KeyboardInterrupt:
             click.echo(err=True)
             ctx.exit(EXIT_INTERRUPTED)
+
+
+def _say(error: str) -> None:
+    prefix = f"<{priority(logging.ERROR)}>" if is_journal(sys.stderr, os.environ) else ""
+    click.echo(f"{prefix}edge_rt: {error}", err=True)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

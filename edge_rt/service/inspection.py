@@ -98,7 +98,13 @@ def last_errors(machine: Machine, name: str, *, n_lines: int = _N_LINES) -> tupl
     """Give a unit's last lines of priority error, newest last; () where the journal tells nothing to this user."""
     try:
         done = machine.run(
-            "journalctl", f"--unit={name}", "--priority=err", f"--lines={n_lines}", "--output=json", "--quiet", "--boot"
+            "journalctl",
+            f"_SYSTEMD_UNIT={name}",  # what it said itself; --unit= would add what systemd says of it
+            "--priority=err",
+            f"--lines={n_lines}",
+            "--output=json",
+            "--quiet",
+            "--boot",
         )
     except FileNotFoundError:
         return ()

@@ -26,10 +26,21 @@ class Obstacle:
 
 
 def needed_paths() -> tuple[Path, ...]:
-    """List what the interpreter needs to run edge_rt: itself, its library, and the directories of its packages."""
+    """List what the interpreter needs to run edge_rt: itself, its libraries, and the directories of its packages."""
     found = [Path(sys.executable), Path(sys.prefix), Path(sys.base_prefix), _PACKAGE]
     found += [Path(entry) for entry in sys.path if entry]
+    found += _own_library()
     return tuple(dict.fromkeys(path for path in found if os.path.lexists(path)))
+
+
+def _own_library() -> list[Path]:
+    """Find libpython, which a Python built with --enable-shared has somewhere else."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    mapped = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "/libpython" in line)
+    return [Path(path) for path in mapped]
 
 
 def hops(path: Path) -> Iterator[Path]:
