@@ -12,6 +12,7 @@ from edge_rt.catalog.chains import Cascade, Chain, Ocr
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.errors import UnsupportedFeatureError
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorTimings
+from edge_rt.types import Energy
 
 Look = Callable[[MediaRequest], Awaitable[MediaAnswer]]
 
@@ -52,7 +53,7 @@ async def _cascade(chain: Cascade, request: MediaRequest, look: Look) -> MediaAn
     if confidence(first, chain.confidence) >= chain.min_score:
         return replace(_cut(first, request), stage=chain.first)
     then = await look(replace(request, model=chain.then, deadline_s=_left_s(request, begun_s)))
-    return replace(then, stage=chain.then, timings=_sum(first.timings, then.timings))
+    return replace(then, stage=chain.then, timings=_sum(first.timings, then.timings), energy=_energy(first, then))
 
 
 def confidence(answer: MediaAnswer, rule: str) -> float:
@@ -84,7 +85,9 @@ async def _ocr(chain: Ocr, request: MediaRequest, look: Look) -> MediaAnswer:
         for box, text in zip(found.boxes, read.texts, strict=True)
         if text.label
     )
-    return replace(read, task="ocr", boxes=boxes, texts=(), timings=_sum(found.timings, read.timings))
+    return replace(
+        read, task="ocr", boxes=boxes, texts=(), timings=_sum(found.timings, read.timings), energy=_energy(found, read)
+    )
 
 
 def _left_s(request: MediaRequest, begun_s: float) -> float | None:
@@ -103,3 +106,8 @@ def _sum(a: TensorTimings | None, b: TensorTimings | None) -> TensorTimings | No
         batch_size=max(a.batch_size, b.batch_size),
         engine_s=a.engine_s + b.engine_s,
     )
+
+
+def _energy(a: MediaAnswer, b: MediaAnswer) -> Energy | None:
+    """Add up what both took; where one of them was not measured the whole is not."""
+    return None if a.energy is None or b.energy is None else a.energy.plus(b.energy)

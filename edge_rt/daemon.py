@@ -30,6 +30,8 @@ from edge_rt.devices import memory
 from edge_rt.errors import ConfigError
 from edge_rt.liveness import Reporter
 from edge_rt.power.client import HintSender
+from edge_rt.power.meter import open_meter
+from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.power.workload import Workload
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.profile import Profile, profile_path
@@ -86,6 +88,7 @@ def run(
                 HintSender(power.socket_path) if power.socket_path else None, ttft_slo_s=power.ttft_slo_s
             ),
             answer_by=lambda models: assemble(config, models, metrics, parts),
+            energy=_energy(loaded, metrics, started),
         )
         regions = None
         if config.server.shm_socket_path:
@@ -103,6 +106,23 @@ def run(
             sock.close()
         if listening.path is not None and listening.inode is not None:
             listen.remove(listening.path, listening.inode)
+
+
+def _energy(loaded: Loaded, metrics: telemetry.Telemetry, started: ExitStack) -> EnergyMonitor | None:
+    """Begin to read the meter that tells what answers take; None without one. Raises ConfigError."""
+    config = loaded.config
+    chosen = open_meter(config.power, origin=loaded.origins.get("power.meter", "default"))
+    monitor = chosen.monitor()
+    if monitor is None:
+        _log.info("answers do not tell what they took: %s", chosen.reason)
+        if config.router.max_energy_j_per_day > 0:
+            _log.warning("router.max_energy_j_per_day is never reached: nothing is measured")
+        return None
+    started.callback(monitor.close)
+    now = monitor.now()
+    _log.info("answers tell what they took, by %s (%s, %s)", now.source, now.boundary, now.quality)
+    metrics.watch_power(monitor.now)
+    return monitor
 
 
 def _allow_descriptors(loaded: Loaded) -> None:

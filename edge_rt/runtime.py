@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -41,8 +41,7 @@ from edge_rt.errors import (
 from edge_rt.guard.limits import check_media, check_request, check_tensors, check_text, check_token_ids
 from edge_rt.liveness import Activity
 from edge_rt.ports import MakeWorker, ModelStore, RuntimeEvents, make_worker
-from edge_rt.power.account import Open, Part
-from edge_rt.power.monitor import EnergyMonitor
+from edge_rt.power.monitor import EnergyMonitor, Measured, Unmeasured
 from edge_rt.power.workload import Workload
 from edge_rt.router.decide import Decision
 from edge_rt.scheduler.dispatcher import Dispatcher
@@ -55,8 +54,8 @@ from edge_rt.scheduler.rereading import reread
 from edge_rt.scheduler.residency import ModelWorker, Residency, Slot
 from edge_rt.scheduler.status import ModelStatus, activity, describe
 from edge_rt.scheduler.subjects import make_subject
-from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest, TensorTimings
-from edge_rt.types import Chunk, Energy, GenerateRequest
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
+from edge_rt.types import Chunk, GenerateRequest
 from edge_rt.worker.supervisor import WorkerEvents
 
 _log = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ class Runtime:
         probes: Probes | None = None,
         answer_by: Callable[[LocalModels], Answering] | None = None,
         tensor_results: TensorResults | None = None,
-        energy: EnergyMonitor | None = None,
+        energy: EnergyMonitor | Unmeasured | None = None,
         workload: Workload | None = None,
     ) -> None:
         self._config = loaded.config
@@ -108,7 +107,7 @@ class Runtime:
         self._probes.listen(self._dispatcher.replan)
         self._answering = answer_by(self) if answer_by is not None else Answering(self.generate_here, telemetry)
         self._tensor_results = tensor_results
-        self._energy = energy
+        self._energy = energy or Unmeasured()
         self._workload = workload or Workload(None, ttft_slo_s=self._config.power.ttft_slo_s)
         self._workload.n_threads = self._n_threads
         self._entries: dict[str, _Entry] = {}
@@ -169,13 +168,13 @@ class Runtime:
                 asked = replace(asked, stream=True)  # for powerd: an answer in one piece would be one long prefill
             if deadline_s is not None:
                 asked = replace(asked, deadline_s=max(deadline_s - waited_s, 0.001))
-            with self._computing(request.model) as computed:
+            with self._energy.computing(request.model) as measured:
                 try:
                     async with aclosing(worker.generate(asked)) as answer:
                         async for chunk in answer:
                             progress.came(max(1, len(chunk.token_ids)))
                             is_last = chunk.finish_reason is not None
-                            yield self._finished(request.model, chunk, waited_s, computed) if is_last else chunk
+                            yield self._finished(request.model, chunk, waited_s, measured) if is_last else chunk
                 except DeadlineError as exc:
                     # The engine knows what was left of it, the caller what it was.
                     raise DeadlineError(deadline_s=deadline_s or exc.deadline_s) from exc
@@ -197,10 +196,13 @@ class Runtime:
         limit_s = self._limit_s(request)
         due_at_s = asyncio.get_running_loop().time() + limit_s
         async with entry.queue.place(request.tenant, limit_s):
-            with self._computing(request.model) as computed:
+            with self._energy.computing(request.model) as measured:
                 answer = await self._dispatcher.infer(request, due_at_s)
-                energy = self._tensor_energy(request.model, answer.timings, computed)
-                return answer if energy is None else replace(answer, energy=energy)
+                energy = measured.energy(answer.timings)
+        if energy is None:
+            return answer
+        self._telemetry.energy_used(request.model, energy)
+        return replace(answer, energy=energy)
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         """Run a tensor model's pipeline, or a chain, on a file.
@@ -217,10 +219,12 @@ class Runtime:
     async def _look(self, request: MediaRequest) -> MediaAnswer:
         self._check_kind(request.model, "tensor")
         async with self._queued(request) as due_at_s:
-            with self._computing(request.model) as computed:
+            with self._energy.computing(request.model) as measured:
                 answer = await self._dispatcher.look(request, due_at_s)
-                if answer.timings is not None:
-                    self._tensor_energy(request.model, answer.timings, computed)
+                energy = None if answer.timings is None else measured.energy(answer.timings)
+        if energy is not None:
+            self._telemetry.energy_used(request.model, energy)
+            answer = replace(answer, energy=energy)
         if answer.stage:  # a model that may stop early
             self._telemetry.chain_answered(request.model, answer.stage)
         return answer
@@ -344,37 +348,15 @@ class Runtime:
                 raise DeadlineError(deadline_s=due_at_s - asked_at_s) from None
             yield worker
 
-    def _finished(self, model: str, chunk: Chunk, waited_s: float, computed: Open | None) -> Chunk:
+    def _finished(self, model: str, chunk: Chunk, waited_s: float, measured: Measured | Unmeasured) -> Chunk:
         if chunk.usage is None or chunk.timings is None:
             return chunk
         timings, usage = chunk.timings, chunk.usage
-        if self._energy is not None and computed is not None:
-            prefill = Part(timings.prefill_s, timings.prefill_engine_s, ends_before_s=timings.decode_s)
-            decode = Part(timings.decode_s, timings.decode_engine_s)
-            usage = replace(usage, energy=self._energy.end(computed, prefill=prefill, decode=decode))
+        if (energy := measured.energy(timings)) is not None:
+            usage = replace(usage, energy=energy)
         timings = replace(timings, queue_s=timings.queue_s + waited_s, ttft_s=timings.ttft_s + waited_s)
         self._telemetry.answer_finished(model, usage=usage, timings=timings)
         return replace(chunk, timings=timings, usage=usage)
-
-    @contextmanager
-    def _computing(self, model: str) -> Iterator[Open | None]:
-        """Keep account of a model's energy while it computes an answer; None where nothing is measured."""
-        if self._energy is None:
-            yield None
-            return
-        computed = self._energy.begin(model)
-        try:
-            yield computed
-        finally:
-            self._energy.abandon(computed)
-
-    def _tensor_energy(self, model: str, timings: TensorTimings, computed: Open | None) -> Energy | None:
-        if self._energy is None or computed is None:
-            return None
-        energy = self._energy.end(computed, prefill=Part(timings.compute_s, timings.engine_s))
-        if energy is not None:
-            self._telemetry.energy_used(model, energy)
-        return energy
 
     def _queue_changed(self, model: str, running: int, waiting: int) -> None:
         self._telemetry.queue_depth(model, running=running, waiting=waiting)

@@ -208,6 +208,7 @@ class MediaAnswer:
     width, height  of the picture; duration_s of the recording
     stage      which model of a cascade answered; early or full of a model with an early exit; "" of others
     variant    the model's form that answered
+    energy     that it took; None where nothing was measured
     """
 
     task: str
@@ -224,6 +225,7 @@ class MediaAnswer:
     timings: TensorTimings | None = None
     place: str = ""
     variant: str = ""
+    energy: Energy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

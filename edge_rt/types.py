@@ -163,6 +163,18 @@ class Energy:
     source: str = ""
     coverage: float = 1.0
 
+    def plus(self, other: Energy) -> Energy:
+        """Add what another model's part of the same answer took."""
+        known = self.above_idle_j is not None and other.above_idle_j is not None
+        return Energy(
+            total_j=self.total_j + other.total_j,
+            above_idle_j=(self.above_idle_j or 0.0) + (other.above_idle_j or 0.0) if known else None,
+            boundary=self.boundary,
+            quality=other.quality if other.quality != "measured" else self.quality,
+            source=self.source,
+            coverage=min(self.coverage, other.coverage),
+        )
+
     @property
     def saved_j(self) -> float:
         """What it saves not to compute the answer: idle power is drawn all the same, where that is known."""

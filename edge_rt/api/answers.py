@@ -16,7 +16,7 @@ from edge_rt.api import schemas
 from edge_rt.api.context import Api
 from edge_rt.api.sse import DONE, EventSender, StopOnHangUp, event
 from edge_rt.errors import BackendStepError
-from edge_rt.types import Chunk, Energy, FinishReason, GenerateRequest, Origin, Timings, TokenLogprob, Usage
+from edge_rt.types import Chunk, FinishReason, GenerateRequest, Origin, Timings, TokenLogprob, Usage
 
 
 class ChatShape:
@@ -236,25 +236,7 @@ def wire_usage(usage: Usage, timings: Timings) -> schemas.WireUsage:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
         prompt_tokens_details=schemas.PromptTokensDetails(cached_tokens=usage.cached_tokens),
-        energy=UNSET if usage.energy is None else _wire_energy(usage.energy, timings),
-    )
-
-
-def _wire_energy(energy: Energy, timings: Timings) -> schemas.WireEnergy:
-    def joules(value: float | None, n_tokens: int = 1) -> float | UnsetType:
-        return UNSET if value is None or n_tokens <= 0 else round(value / n_tokens, 6)
-
-    return schemas.WireEnergy(
-        total_j=round(energy.total_j, 6),
-        above_idle_j=joules(energy.above_idle_j),
-        prefill_j_per_token=joules(energy.prefill_j, timings.prefill_tokens),
-        prefill_above_idle_j_per_token=joules(energy.prefill_above_idle_j, timings.prefill_tokens),
-        decode_j_per_token=joules(energy.decode_j, timings.decode_tokens),
-        decode_above_idle_j_per_token=joules(energy.decode_above_idle_j, timings.decode_tokens),
-        boundary=energy.boundary,
-        quality=energy.quality,
-        source=energy.source,
-        coverage=round(energy.coverage, 4),
+        energy=schemas.wire_energy(usage.energy, timings.prefill_tokens, timings.decode_tokens),
     )
 
 

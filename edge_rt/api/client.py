@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 from urllib.parse import quote, urlencode
 
 import httpx2
@@ -21,7 +21,7 @@ from edge_rt.api.shm_client import SharedTensor
 from edge_rt.api.status import rebuild
 from edge_rt.errors import DaemonLostError, DaemonUnreachableError, InvalidRequestError
 from edge_rt.tensor_types import Box, Data, Label, MediaAnswer, MediaRequest, Span, Tensor, TensorTimings
-from edge_rt.types import FinishReason, Message, Usage
+from edge_rt.types import Energy, FinishReason, Message, Usage
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 _DATA: Final = "data: "
@@ -300,9 +300,11 @@ class _Found(msgspec.Struct):
     place: str = ""
     variant: str = ""
     timings: TensorTimings | None = None
+    energy: _Energy | None = None
 
     def answer(self, task: str) -> MediaAnswer:
         fields = msgspec.structs.asdict(self)
+        fields["energy"] = None if self.energy is None else self.energy.energy()
         lines: tuple[_Line, ...] = fields.pop("lines")
         texts = tuple(Label(index=line.index, label=line.text, score=line.score) for line in lines)
         return MediaAnswer(task=task, texts=texts, **fields)
@@ -312,16 +314,30 @@ class _Details(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class _Energy(msgspec.Struct):
+    total_j: float
+    boundary: Literal["soc", "board", "rail"]
+    quality: Literal["measured", "derived", "modelled"]
+    source: str
+    coverage: float
+    above_idle_j: float | None = None
+
+    def energy(self) -> Energy:
+        return Energy(**msgspec.structs.asdict(self))
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     prompt_tokens_details: _Details = msgspec.field(default_factory=_Details)
+    energy: _Energy | None = None
 
     def usage(self) -> Usage:
         return Usage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             cached_tokens=self.prompt_tokens_details.cached_tokens,
+            energy=None if self.energy is None else self.energy.energy(),
         )
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from edge_rt import tensor_types
+from edge_rt.api.schemas import WireEnergy, wire_energy
 from edge_rt.tensor_types import MediaAnswer
 
 
@@ -69,6 +70,7 @@ class _Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
     variant: str = ""
     stage: str = ""
     timings: Timings | UnsetType = UNSET
+    energy: WireEnergy | UnsetType = UNSET
 
 
 class Classification(_Answer, kw_only=True, tag_field="object", tag="vision.classification"):
@@ -161,6 +163,7 @@ def classification(model: str, answer: MediaAnswer) -> Classification:
         variant=answer.variant,
         stage=answer.stage,
         timings=_timings(answer),
+        energy=wire_energy(answer.energy),
     )
 
 
@@ -174,6 +177,7 @@ def detection(model: str, answer: MediaAnswer) -> Detection:
         variant=answer.variant,
         stage=answer.stage,
         timings=_timings(answer),
+        energy=wire_energy(answer.energy),
     )
 
 
@@ -191,6 +195,7 @@ def reading(model: str, answer: MediaAnswer) -> Reading:
         variant=answer.variant,
         stage=answer.stage,
         timings=_timings(answer),
+        energy=wire_energy(answer.energy),
     )
 
 
@@ -203,4 +208,5 @@ def speech(model: str, answer: MediaAnswer) -> Speech:
         variant=answer.variant,
         stage=answer.stage,
         timings=_timings(answer),
+        energy=wire_energy(answer.energy),
     )

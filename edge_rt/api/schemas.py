@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+from edge_rt.types import Energy
 
 T = TypeVar("T")
 _ABSENT: Final = Raw()
@@ -256,6 +257,28 @@ class WireEnergy(_Answer, kw_only=True):
     quality: Literal["measured", "derived", "modelled"]
     source: str
     coverage: float
+
+
+def wire_energy(energy: Energy | None, n_prefill: int = 0, n_decode: int = 0) -> WireEnergy | UnsetType:
+    """Write what an answer took; UNSET where that is not known. Phases are told by their tokens, if there are any."""
+    if energy is None:
+        return UNSET
+
+    def joules(value: float | None, n_tokens: int = 1) -> float | UnsetType:
+        return UNSET if value is None or n_tokens <= 0 else round(value / n_tokens, 6)
+
+    return WireEnergy(
+        total_j=round(energy.total_j, 6),
+        above_idle_j=joules(energy.above_idle_j),
+        prefill_j_per_token=joules(energy.prefill_j, n_prefill),
+        prefill_above_idle_j_per_token=joules(energy.prefill_above_idle_j, n_prefill),
+        decode_j_per_token=joules(energy.decode_j, n_decode),
+        decode_above_idle_j_per_token=joules(energy.decode_above_idle_j, n_decode),
+        boundary=energy.boundary,
+        quality=energy.quality,
+        source=energy.source,
+        coverage=round(energy.coverage, 4),
+    )
 
 
 class WireUsage(_Answer, kw_only=True):

@@ -255,5 +255,7 @@ def _account(eyes: Eyes, answer: MediaAnswer) -> str:
     if answer.timings is not None:
         parts.append(f"computed in {answer.timings.compute_s * 1e3:.1f} ms")
         parts.append(f"waited {answer.timings.queue_s * 1e3:.1f} ms")
+    if (energy := answer.energy) is not None:
+        parts.append(f"{energy.total_j:.3g} J of the {energy.boundary}, {energy.quality}")
     where = " on ".join(filter(None, (answer.variant, answer.place)))
     return " · ".join([*parts, f"on {eyes.place}" + (f": {where}" if where else "")])

@@ -15,6 +15,7 @@ from edge_rt.devices import cpu, raspberry_pi
 from edge_rt.devices.base import Reading
 from edge_rt.devices.meter_choice import find
 from edge_rt.devices.sysfs import SysfsRoot
+from edge_rt.power.meter import extra_meters, meter_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +61,16 @@ def take(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Status:
     """Read everything. Raises ConfigError for a board file that breaks the form."""
-    found = find(root)
+    settings, origin = loaded.config.power, loaded.origins.get("power.meter", "default")
+    found = find(root, extra=extra_meters(settings, origin=origin, root=root))
     on_pi = found.board is not None and any(name.startswith("raspberrypi,") for name in found.board.compatible)
     try:
         return Status(
             board=cpu.board(root),
             power=power_survey.power(
                 found,
-                loaded.config.power.meter,
-                origin=loaded.origins.get("power.meter", "default"),
+                meter_name(settings),
+                origin=origin,
                 interval_s=interval_s,
                 clock=clock,
                 sleep=sleep,

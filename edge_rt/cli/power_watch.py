@@ -19,6 +19,7 @@ from edge_rt.devices import cpufreq, devfreq, thermal
 from edge_rt.devices.base import Reading
 from edge_rt.devices.meter_choice import Found, Panel, choose, find
 from edge_rt.devices.sysfs import SysfsRoot
+from edge_rt.power.meter import extra_meters, meter_name
 
 _MAX_VIEWS = 1000  # as many as a wide terminal shows
 _HEIGHT, _MIN_WIDTH, _MARGIN = 8, 20, 14
@@ -60,14 +61,15 @@ def command(above: config.Loaded | None, interval_s: float, once: bool, as_json:
     """
     loaded = above or config.load()
     root = SysfsRoot()
-    found = find(root)
+    settings, origin = loaded.config.power, loaded.origins.get("power.meter", "default")
+    found = find(root, extra=extra_meters(settings, origin=origin, root=root))
     try:
         views = watch(
             root,
             found,
             interval_s,
-            setting=loaded.config.power.meter,
-            origin=loaded.origins.get("power.meter", "default"),
+            setting=meter_name(settings),
+            origin=origin,
         )
         if once:
             view = next(views)

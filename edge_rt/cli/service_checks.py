@@ -6,7 +6,8 @@ import stat
 from typing import Final
 
 from edge_rt.cli.checks import Check, Look, Patient, fail, ok, warn
-from edge_rt.devices.powercap import EnergyMeter
+from edge_rt.errors import ConfigError
+from edge_rt.power.meter import open_meter
 from edge_rt.service import inspection
 from edge_rt.service.inspection import Unit
 from edge_rt.service.units import ALL_UNITS, DAEMON, GROUP, SOCKET, SOCKET_PATH
@@ -67,17 +68,21 @@ def access(patient: Patient) -> Check | None:
 
 
 def energy(patient: Patient) -> Check:
-    """Say whether energy can be measured by the CPU's own counters."""
-    reading = EnergyMeter(patient.root).read_j()
-    if reading.value is not None:
-        return ok("energy", f"{reading.source} can be read")
-    if "only root" in reading.reason:
+    """Say which meter tells what answers take, or why none does."""
+    try:
+        chosen = open_meter(patient.config.power, root=patient.root)
+    except ConfigError as exc:
+        return fail("energy", str(exc), "docs/energy.md lists what power.meter may be")
+    if (meter := chosen.meter) is not None:
+        meter.close()
+        return ok("energy", f"answers tell what they took, by {meter.name} ({meter.boundary}, {meter.quality})")
+    if "only root" in chosen.reason:
         return warn(
             "energy",
-            f"{reading.source}: {reading.reason} (its steps tell of others' work)",
+            f"{chosen.reason} (its steps tell of others' work)",
             "the power helper reads it: `edge_rt install --powerd`; docs/systemd.md lets the daemon alone read it",
         )
-    return ok("energy", reading.reason)
+    return ok("energy", f"answers do not tell what they took: {chosen.reason}")
 
 
 SERVICE_CHECKS: tuple[Look, ...] = (units, access, energy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -43,13 +43,16 @@ class Account:
             f"{self.usage.completion_tokens} tokens",
             f"decode {self.decode_s:.2f} s{_rate(_tps(self.decode_tokens, self.decode_s))}",
         ]
+        if (energy := self.usage.energy) is not None:
+            parts.append(f"{energy.total_j:.3g} J of the {energy.boundary}, {energy.quality}")
         return " · ".join(parts)
 
     def record(self) -> dict[str, Any]:
         """Give it as JSON keys."""
         return {
             "finish_reason": self.finish_reason,
-            **{f.name: getattr(self.usage, f.name) for f in fields(self.usage)},
+            **{f.name: getattr(self.usage, f.name) for f in fields(self.usage) if f.name != "energy"},
+            **({} if self.usage.energy is None else {"energy": asdict(self.usage.energy)}),
             "prefill_s": self.prefill_s,
             "decode_s": self.decode_s,
             "prefill_tps": _tps(self.prefill_tokens, self.prefill_s),

@@ -105,16 +105,17 @@ class Window:
 class EnergyLog:
     """Takes a meter's readings in order and tells the energy of windows. Belongs to one thread, or behind a lock.
 
-    interval_s  the meter's
+    interval_s  the meter's; it may change
     """
 
     def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._energy, self._covered = Curve(), Curve()
         self._last: Sample | None = None
         self._last_s = -math.inf
         self._power_w: float | None = None
         self._gap_s = GAP_PERIODS * interval_s
+        self._is_broken = False
         self.reason = "nothing has been read yet"
 
     def take(self, reading: Reading[Sample], now_s: float, *, period_s: float = 0.0) -> None:
@@ -126,16 +127,15 @@ class EnergyLog:
         changes nothing. One that cannot be is as good as none.
         """
         sample = reading.value
-        if sample is None:
-            self.reason = f"{reading.source}: {reading.reason}"
-            return
-        if (problem := _problem(sample)) is not None:
+        problem = reading.reason if sample is None else _problem(sample)
+        if sample is None or problem is not None:
             self.reason = f"{reading.source}: {problem}"
+            self._is_broken = True  # a counter that was reset meanwhile goes on as if nothing had been
             return
         at_s = now_s - sample.age_s
         if at_s - self._last_s < _SAME_S:
             return
-        self._gap_s = GAP_PERIODS * max(self._interval_s, period_s)
+        self._gap_s = GAP_PERIODS * max(self.interval_s, period_s)
         dt_s = at_s - self._last_s
         energy_j = self._energy_j(sample, dt_s)
         if len(self._energy):
@@ -147,7 +147,7 @@ class EnergyLog:
         self._power_w = sample.power_w
         if self._power_w is None and energy_j is not None:
             self._power_w = energy_j / dt_s
-        self._last, self._last_s, self.reason = sample, at_s, ""
+        self._last, self._last_s, self.reason, self._is_broken = sample, at_s, "", False
 
     def window(self, from_s: float, to_s: float) -> Window:
         """Give what is known between two moments. After the last value power stays as it was, for a gap's length."""
@@ -167,7 +167,7 @@ class EnergyLog:
         last = self._last
         if last is None:
             return None
-        if sample.energy_j is not None and last.energy_j is not None:
+        if sample.energy_j is not None and last.energy_j is not None and not self._is_broken:
             used_j = sample.energy_j - last.energy_j
             is_possible = 0 <= used_j <= _MAX_W * dt_s and dt_s <= max(self._gap_s, _MAX_COUNTER_S)
             return used_j if is_possible else None

@@ -69,7 +69,7 @@ class Choice:
     """Which meters are used. None: nothing tells that boundary, or none is wanted.
 
     used  the one that energy is accounted and power is capped by: the one that was named, else the board's, else the
-          chip's
+          chip's; one that is modelled only where nothing else is known
     """
 
     board: Meter | None
@@ -138,7 +138,10 @@ def choose(
         fit = [m for m in meters if m.boundary == boundary and readings[m.name].value is not None]
         best[boundary] = min(fit, key=lambda m: (_QUALITIES.index(m.quality), m.interval_s), default=None)
     if setting == "auto":
-        return Choice(board=best["board"], soc=best["soc"], used=best["board"] or best["soc"])
+        wanted = [meter for meter in (best["board"], best["soc"]) if meter is not None]
+        # A chip that is measured tells more of its answers than a board that is modelled.
+        used = min(wanted, key=lambda m: m.quality == "modelled", default=None)
+        return Choice(board=best["board"], soc=best["soc"], used=used)
     named = next((m for m in meters if m.name == setting), None)
     if named is None:
         names = ", ".join(m.name for m in meters) or "none"

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 import re
+import time
+from collections.abc import Callable
 from typing import Final
 
 from edge_rt.devices.meters import Quality
@@ -43,6 +45,8 @@ _NOISE_W: Final = 0.05  # around nothing a shunt may read a little below
 _MISMATCH: Final = (0.1, 0.05)  # share, and watts: INA chips round their power register
 _MAX_BAD: Final = 20  # lines one after the other
 _CHUNK: Final = 4096
+_INTERVALS_S: Final = (0.05, 2.0)  # USB hands lines over in bursts
+_LEARNED: Final = 0.2  # of the difference, with each line
 
 
 def power_w(line: str) -> float | None:
@@ -91,13 +95,14 @@ class LineDialogue:
 
     quality: Quality = "measured"
 
-    def __init__(self) -> None:
-        self.interval_s = 1.0  # until it shows
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.interval_s = _INTERVALS_S[1]  # until it shows
+        self._clock = clock
+        self._heard_s: float | None = None
         self._buffer = bytearray()
         self._is_first = True
         self._is_skipping = False  # a line that is too long
         self._n_bad = 0
-        self._n_lines = 0
 
     def begin(self, port: Port) -> None:
         """It sends by itself."""
@@ -120,12 +125,22 @@ class LineDialogue:
                 continue
             if (value := self._value(line)) is not None:
                 watts.append(value)
+        if watts:
+            self._learn_interval(len(watts))
         if len(self._buffer) > MAX_LINE_BYTES:
             self._buffer.clear()
             if not self._is_skipping:
                 self._bad(f"a line has more than {MAX_LINE_BYTES} bytes")
             self._is_skipping = True
         return tuple(watts)
+
+    def _learn_interval(self, n_lines: int) -> None:
+        now_s = self._clock()
+        if self._heard_s is not None:
+            low, high = _INTERVALS_S
+            spacing_s = min(max((now_s - self._heard_s) / n_lines, low), high)
+            self.interval_s += _LEARNED * (spacing_s - self.interval_s)
+        self._heard_s = now_s
 
     def _value(self, line: bytes) -> float | None:
         try:

@@ -109,21 +109,26 @@ class EnergyAccount:
             return None
         found = self._part(answer, now_s, prefill)
         ends = (found,) if decode is None else (found, self._part(answer, now_s, decode))
-        span_s = sum(part.span_s for part in ends)
-        covered_s = sum(part.covered_s for part in ends)
+        span_s, covered_s = sum(part.span_s for part in ends), sum(part.covered_s for part in ends)
         if span_s <= 0 or covered_s < MIN_COVERAGE * span_s:
             return None
-        totals = [part.total_j for part in ends]
-        above = [part.above_idle_j for part in ends]
-        coverage = min(1.0, covered_s / span_s)
+        # A phase in which the meter was silent took as much power as the rest, for the total; by itself it is unknown.
+        mean_w = sum(part.energy_j for part in ends) / covered_s
+        idle_w, coverage = self.idle_w, min(1.0, covered_s / span_s)
+        totals = [part.share * part.span_s * (part.mean_w if part.is_known else mean_w) for part in ends]
+        above = [
+            part.share * part.span_s * max(0.0, (part.mean_w if part.is_known else mean_w) - (idle_w or 0.0))
+            for part in ends
+        ]
+        shown = [part.is_known and decode is not None for part in ends]
         quality = self.source.quality
         return Energy(
             total_j=sum(totals),
-            above_idle_j=None if self.idle_w is None else sum(above),
-            prefill_j=None if decode is None else totals[0],
-            prefill_above_idle_j=None if decode is None or self.idle_w is None else above[0],
-            decode_j=None if decode is None else totals[1],
-            decode_above_idle_j=None if decode is None or self.idle_w is None else above[1],
+            above_idle_j=None if idle_w is None else sum(above),
+            prefill_j=totals[0] if shown[0] else None,
+            prefill_above_idle_j=above[0] if shown[0] and idle_w is not None else None,
+            decode_j=totals[-1] if shown[-1] else None,
+            decode_above_idle_j=above[-1] if shown[-1] and idle_w is not None else None,
             boundary=self.source.boundary,
             quality="derived" if quality == "measured" and coverage < _WHOLE else quality,
             source=self.source.name,
@@ -146,26 +151,28 @@ class EnergyAccount:
             self._busy.add(now_s, len(self._n_open) * dt_s if self._n_open else 0.0)
             self._busy_s = now_s
 
-    def _part(self, answer: Open, now_s: float, part: Part) -> _Energy:
+    def _part(self, answer: Open, now_s: float, part: Part) -> _Share:
         to_s = max(answer.begun_s, now_s - max(0.0, part.ends_before_s))
         from_s = max(answer.begun_s, to_s - max(0.0, part.span_s))
         window = self.log.window(from_s, to_s)
-        if window.mean_w is None or part.engine_s <= 0:
-            return _Energy(window.span_s, window.covered_s if part.engine_s > 0 else window.span_s, 0.0, 0.0)
         # Nobody has computed for longer than all together, whatever the clocks of two processes make of it.
-        share = part.engine_s / max(self._busy.between(from_s, to_s), part.engine_s)
-        above_w = max(0.0, window.mean_w - (self.idle_w or 0.0))
-        return _Energy(
-            window.span_s,
-            window.covered_s,
-            share * window.mean_w * window.span_s,
-            share * above_w * window.span_s,
-        )
+        share = part.engine_s / max(self._busy.between(from_s, to_s), part.engine_s) if part.engine_s > 0 else 0.0
+        return _Share(window.span_s, window.covered_s, window.energy_j, share)
 
 
 @dataclass(frozen=True, slots=True)
-class _Energy:
+class _Share:
+    """A stretch of time, what all took in it, and one answer's share of that."""
+
     span_s: float
     covered_s: float
-    total_j: float
-    above_idle_j: float
+    energy_j: float
+    share: float
+
+    @property
+    def mean_w(self) -> float:
+        return self.energy_j / self.covered_s if self.covered_s > 0 else 0.0
+
+    @property
+    def is_known(self) -> bool:
+        return self.covered_s >= MIN_COVERAGE * self.span_s

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from edge_rt.devices.base import Reading, unknown
 from edge_rt.devices.energy import Window
 from edge_rt.devices.meters import Boundary, Meter, Quality, Sample
 from edge_rt.power.account import EnergyAccount, Open, Part, Source
-from edge_rt.types import Energy
+from edge_rt.tensor_types import TensorTimings
+from edge_rt.types import Energy, Timings
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ BUSY_S: Final = 0.05
 IDLE_S: Final = 1.0
 _LINGER_S: Final = 1.0  # between two requests that follow each other it does not go to sleep
 _RECENT_S: Final = 60.0
+_MARK_S: Final = 1.0  # that mark waits at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,41 @@ class PowerNow:
     reason: str = ""
 
 
+class Measured:
+    """An answer that a model computes, from here to the end of the with statement."""
+
+    __slots__ = ("_monitor", "_open")
+
+    def __init__(self, monitor: EnergyMonitor, model: str) -> None:
+        self._monitor, self._open = monitor, monitor.begin(model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._monitor.abandon(self._open)
+
+    def energy(self, timings: Timings | TensorTimings) -> Energy | None:
+        """Give what it took, once it has ended; see EnergyMonitor.end."""
+        return self._monitor.end(self._open, timings)
+
+
+class Unmeasured:
+    """Stands where there is no meter: every answer's energy is unknown."""
+
+    def computing(self, model: str) -> Self:
+        del model
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def energy(self, timings: Timings | TensorTimings) -> None:
+        del timings
+
+
 class EnergyMonitor:
     """Any thread may ask; only the monitor's own reads the meter, which it closes in the end.
 
@@ -56,11 +93,11 @@ class EnergyMonitor:
         self._account = EnergyAccount(
             Source(meter.name, meter.boundary, meter.quality), meter.interval_s, idle_w=idle_w
         )
-        self._busy_s = max(BUSY_S, meter.interval_s)
-        self._idle_s = max(IDLE_S, meter.interval_s)
         self._started_s = self._read_s = clock()
         self._used_s = float("-inf")  # when something was computed last
         self._lock = threading.Lock()
+        self._read = threading.Condition()
+        self._n_reads = 0
         self._wake = threading.Event()
         self._is_closing = False
         self._thread: threading.Thread | None = None
@@ -81,19 +118,29 @@ class EnergyMonitor:
 
     # -- what answers take -----------------------------------------------------------------------------------------
 
+    def computing(self, model: str) -> Measured:
+        """Keep account of an answer while it is computed."""
+        return Measured(self, model)
+
     def begin(self, model: str) -> Open:
         """Note that a model computes an answer; to be followed by abandon, with or without end before."""
         now_s = self._clock()
         with self._lock:
             self._used_s = now_s
-            is_late = now_s - self._read_s > self._busy_s
+            is_late = now_s - self._read_s > max(BUSY_S, self._meter.interval_s)
             answer = self._account.begin(model, now_s)
         if is_late:
             self._wake.set()
         return answer
 
-    def end(self, answer: Open, *, prefill: Part, decode: Part | None = None) -> Energy | None:
-        """Give what an answer that has just ended took; None where the meter told too little. See EnergyAccount.end."""
+    def end(self, answer: Open, timings: Timings | TensorTimings) -> Energy | None:
+        """Give what an answer that has just ended took, by its timings; None where the meter told too little."""
+        decode: Part | None = None
+        if isinstance(timings, Timings):
+            prefill = Part(timings.prefill_s, timings.prefill_engine_s, ends_before_s=timings.decode_s)
+            decode = Part(timings.decode_s, timings.decode_engine_s)
+        else:
+            prefill = Part(timings.compute_s, timings.engine_s)
         with self._lock:
             return self._account.end(answer, self._clock(), prefill=prefill, decode=decode)
 
@@ -120,6 +167,14 @@ class EnergyMonitor:
                 reason="" if power_w is not None else account.log.reason or "the last value is too old",
             )
 
+    def mark(self) -> float:
+        """Let the meter be read at once, wait for it, and give the time of that."""
+        with self._read:
+            n_reads = self._n_reads
+            self._wake.set()
+            self._read.wait_for(lambda: self._n_reads > n_reads or self._is_closing, _MARK_S)
+            return self._clock()
+
     def window(self, from_s: float, to_s: float) -> Window:
         """Give what is known of the energy between two moments of the monotonic clock."""
         with self._lock:
@@ -131,14 +186,18 @@ class EnergyMonitor:
         """Read once; give how long to wait until the next time."""
         with self._lock:
             is_busy = self._account.is_busy or self._clock() - self._used_s < _LINGER_S
-        period_s = self._busy_s if is_busy else self._idle_s
         reading = self._meter.read(self._clock())
-        now_s = self._clock()
+        now_s, interval_s = self._clock(), self._meter.interval_s
+        period_s, longest_s = max(BUSY_S if is_busy else IDLE_S, interval_s), max(IDLE_S, interval_s)
         with self._lock:
+            self._account.log.interval_s = interval_s  # some meters show it only after a while
             # A period that has just become shorter began as the longer one.
-            self._account.log.take(reading, now_s, period_s=max(period_s, min(now_s - self._read_s, self._idle_s)))
+            self._account.log.take(reading, now_s, period_s=max(period_s, min(now_s - self._read_s, longest_s)))
             self._account.learn_idle(now_s)
             self._read_s = now_s
+        with self._read:
+            self._n_reads += 1
+            self._read.notify_all()
         return period_s
 
     def _run(self) -> None:

@@ -70,6 +70,12 @@ def test_a_counter_that_falls_or_jumps_is_a_gap() -> None:
     assert jumped.window(0.0, 0.1).mean_w is None
 
 
+def test_a_counter_is_not_believed_over_a_failed_reading() -> None:
+    log = log_of((0.0, counter(0.0)), (0.1, power(None)), (0.2, counter(1.0)), (0.3, counter(2.0)))
+    window = log.window(0.0, 0.3)
+    assert (window.energy_j, window.covered_s) == (pytest.approx(1.0), pytest.approx(0.1))
+
+
 def test_power_is_held_for_three_periods_and_not_longer() -> None:
     log = log_of((0.0, power(2.0)), (0.1, power(2.0)))
     assert log.window(0.1, 0.3).energy_j == pytest.approx(0.4)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from edge_rt.devices.serial_lines import MAX_LINE_BYTES, LineDialogue, power_w
 from edge_rt.devices.serial_meter import MeterProtocolError
+from tests.fakes import FakeClock
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,16 @@ def test_a_line_without_end_takes_no_memory() -> None:
         assert dialogue.feed(b"9" * MAX_LINE_BYTES) == ()
     assert len(dialogue._buffer) <= 2 * MAX_LINE_BYTES
     assert dialogue.feed(b"9\nP=1\n") == (1.0,)
+
+
+def test_the_time_between_lines_shows() -> None:
+    clock = FakeClock()
+    dialogue = LineDialogue(clock=clock)
+    dialogue.feed(b"\n")
+    for _ in range(60):
+        clock.advance(0.2)
+        dialogue.feed(b"P=1\nP=1\n")
+    assert dialogue.interval_s == pytest.approx(0.1, abs=0.01)
 
 
 @given(st.lists(st.binary(max_size=200), max_size=30))

@@ -120,6 +120,18 @@ def test_an_answer_with_half_its_values_is_derived_and_with_fewer_unknown() -> N
     assert bench.account.end(answer, bench.now_s, prefill=Part(9.0, 9.0)) is None
 
 
+def test_a_phase_without_values_is_unknown_and_counts_in_the_total() -> None:
+    bench = Bench(idle_w=2.0)
+    answer = bench.account.begin("m", 0.0)
+    bench.run(1.0, None)
+    bench.run(4.0, 6.0)
+    energy = found(bench.account.end(answer, 5.0, prefill=Part(1.0, 1.0, 4.0), decode=Part(4.0, 4.0)))
+    assert (energy.prefill_j, energy.prefill_above_idle_j) == (None, None)
+    assert (energy.decode_j, energy.decode_above_idle_j) == (pytest.approx(24.0), pytest.approx(16.0))
+    assert (energy.total_j, energy.above_idle_j) == (pytest.approx(30.0), pytest.approx(20.0))
+    assert (energy.quality, energy.coverage) == ("derived", pytest.approx(0.8, abs=0.03))
+
+
 def test_no_meter_value_is_no_energy() -> None:
     bench = Bench(idle_w=2.0)
     answer = bench.account.begin("m", 0.0)

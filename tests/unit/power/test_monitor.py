@@ -6,9 +6,27 @@ import pytest
 
 from edge_rt.devices.base import Reading, known, unknown
 from edge_rt.devices.meters import Boundary, Quality, Sample
-from edge_rt.power.account import Part
-from edge_rt.power.monitor import EnergyMonitor
+from edge_rt.power.monitor import EnergyMonitor, Unmeasured
+from edge_rt.tensor_types import TensorTimings
+from edge_rt.types import Timings
 from tests.fakes import FakeClock
+
+
+def text(prefill_s: float, decode_s: float) -> Timings:
+    return Timings(
+        queue_s=0.0,
+        prefill_s=prefill_s,
+        prefill_tokens=1,
+        decode_s=decode_s,
+        decode_tokens=1,
+        ttft_s=prefill_s,
+        prefill_engine_s=prefill_s,
+        decode_engine_s=decode_s,
+    )
+
+
+def tensors(compute_s: float) -> TensorTimings:
+    return TensorTimings(queue_s=0.0, compute_s=compute_s, batch_size=1, engine_s=compute_s)
 
 
 class FakeMeter:
@@ -77,7 +95,7 @@ def test_an_answer_gets_its_energy() -> None:
     answer = monitor.begin("m")
     meter.watts = 6.0
     run(monitor, clock, 3.0)
-    energy = monitor.end(answer, prefill=Part(1.0, 1.0, 2.0), decode=Part(2.0, 2.0))
+    energy = monitor.end(answer, text(1.0, 2.0))
     monitor.abandon(answer)
     assert energy is not None
     assert energy.total_j == pytest.approx(18.0, rel=0.03)
@@ -93,7 +111,7 @@ def test_a_meter_that_is_pulled_out_is_unknown_with_its_reason_and_comes_back() 
     answer = monitor.begin("m")
     run(monitor, clock, 5.0)
     assert (monitor.now().power_w, monitor.now().reason) == (None, "fake: pulled out")
-    assert monitor.end(answer, prefill=Part(2.0, 2.0)) is None
+    assert monitor.end(answer, tensors(2.0)) is None
     meter.watts = 3.0
     run(monitor, clock, 1.0)
     assert (monitor.now().power_w, monitor.now().reason) == (3.0, "")
@@ -134,4 +152,32 @@ def test_a_meter_that_breaks_down_does_not_break_its_users(caplog: pytest.LogCap
     assert "a defect" in monitor.now().reason
     assert "is not read any more" in caplog.text
     answer = monitor.begin("m")
-    assert monitor.end(answer, prefill=Part(1.0, 1.0)) is None
+    assert monitor.end(answer, tensors(1.0)) is None
+
+
+def test_an_answer_is_open_for_as_long_as_it_is_computed() -> None:
+    monitor, meter, clock = make()
+    run(monitor, clock, 10.0)
+    meter.watts = 6.0
+    with monitor.computing("m") as measured:
+        assert monitor._account.is_busy
+        run(monitor, clock, 2.0)
+        energy = measured.energy(tensors(2.0))
+    assert energy is not None
+    assert (energy.prefill_j, energy.total_j) == (None, pytest.approx(12.0, rel=0.05))
+    assert not monitor._account.is_busy
+
+
+def test_without_a_meter_nothing_is_told() -> None:
+    with Unmeasured().computing("m") as measured:
+        assert measured.energy(text(1.0, 1.0)) is None
+
+
+def test_a_mark_is_a_moment_at_which_the_meter_was_read() -> None:
+    monitor, meter, _ = make()
+    monitor.start()
+    n_reads = meter.n_reads
+    monitor.mark()
+    assert meter.n_reads > n_reads
+    monitor.close()
+    monitor.mark()  # and waits for nobody who is gone
