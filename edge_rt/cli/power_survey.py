@@ -20,7 +20,11 @@ _NOT_PERMITTED = "only root may read it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterState:
-    """One meter and what it reads. used_for: "board", "soc" and "energy" (and the cap), as far as it is chosen."""
+    """One meter and what it reads.
+
+    used_for        "board", "soc" and "energy" (and the cap), as far as it is chosen
+    disagrees_with  meters of the same boundary that tell more than 20 % more or less: one of them is wrong
+    """
 
     name: str
     boundary: Boundary
@@ -30,6 +34,7 @@ class MeterState:
     energy_j: float | None
     age_s: float | None
     used_for: tuple[str, ...]
+    disagrees_with: tuple[str, ...]
     note: str
     remedy: str
 
@@ -124,7 +129,8 @@ def meter_lines(found: Power) -> Iterator[str]:
     for meter in found.meters:
         used = f", used for {' and '.join(meter.used_for)}" if meter.used_for else ""
         how_often = f"every {meter.interval_s:g} s"
-        yield f"{meter.name}: {_watts(meter)} ({meter.boundary}, {meter.quality}, {how_often}{used})"
+        doubt = f", disagrees with {' and '.join(meter.disagrees_with)}" if meter.disagrees_with else ""
+        yield f"{meter.name}: {_watts(meter)} ({meter.boundary}, {meter.quality}, {how_often}{used}{doubt})"
         if meter.remedy:
             yield f"    {meter.remedy}"
         if meter.note:
@@ -205,6 +211,13 @@ def _state(source: Source, panel: Panel, choice: Choice) -> MeterState:
         power_w=panel.power_w(meter.name),
         energy_j=sample.energy_j if sample is not None else None,
         age_s=sample.age_s if sample is not None else None,
+        disagrees_with=tuple(
+            name
+            for pair in panel.disagreements
+            if meter.name in pair.names
+            for name in pair.names
+            if name != meter.name
+        ),
         used_for=tuple(use for use, chosen in uses.items() if chosen is meter),
         note=source.note,
         remedy=source.remedy if _NOT_PERMITTED in reading.reason else "",

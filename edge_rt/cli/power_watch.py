@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import click
@@ -17,7 +17,8 @@ from edge_rt.cli.plot import plot
 from edge_rt.cli.screen import redraw
 from edge_rt.devices import cpufreq, devfreq, thermal
 from edge_rt.devices.base import Reading
-from edge_rt.devices.meter_choice import Found, Panel, choose, find
+from edge_rt.devices.meter_choice import Absent, Found, Panel, choose, find
+from edge_rt.devices.meters import Meter
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.power.meter import extra_meters, meter_name
 
@@ -78,7 +79,7 @@ def command(above: config.Loaded | None, interval_s: float, once: bool, as_json:
             for view in views:
                 click.echo(_json(view) if as_json else line(view))
         else:
-            redraw("edge_rt power", frames(views, interval_s))
+            redraw("edge_rt power", frames(views, interval_s, found.absent))
     finally:
         found.close()
 
@@ -94,21 +95,27 @@ def watch(
     wall: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[View]:
-    """Give a view after each interval, for ever. Raises ConfigError for a meter that is not here."""
+    """Give a view after each interval, for ever. A meter that was chosen stays so, though it may have gaps.
+
+    Raises ConfigError for a meter that is not here.
+    """
     panel = Panel(found)
     panel.read(clock())
+    board: Meter | None = None
+    soc: Meter | None = None
     while True:
         sleep(interval_s)
         panel.read(clock())
         choice = choose(panel.meters, panel.readings, setting, origin=origin)
+        board, soc = board or choice.board, soc or choice.soc
         throttle = thermal.throttle(root).value
         clocks: dict[str, float | None] = {p.name: p.cur_hz.value for p in cpufreq.policies(root)}
         clocks |= {d.name: d.cur_hz.value for d in devfreq.devices(root)}
         yield View(
             time_s=wall(),
             power_w={meter.name: panel.power_w(meter.name) for meter in panel.meters},
-            board=choice.board.name if choice.board is not None else None,
-            soc=choice.soc.name if choice.soc is not None else None,
+            board=board.name if board is not None else None,
+            soc=soc.name if soc is not None else None,
             peak_c=thermal.peak_c(root),
             throttled=throttle.active if throttle is not None else (),
             clock_hz=clocks,
@@ -118,6 +125,7 @@ def watch(
 def frames(
     views: Iterator[View],
     interval_s: float,
+    absent: Sequence[Absent] = (),
     n_columns: Callable[[], int] = lambda: shutil.get_terminal_size().columns,
 ) -> Iterator[str]:
     """Draw each view below those before it: a plot for the board, one for the chip, and what belongs to them."""
@@ -134,7 +142,9 @@ def frames(
                 lines = plot(values, width=width, height=_HEIGHT, unit="W")
                 parts.append("\n".join([f"{title}: {shown} by {name}, {interval_s:g} s a column", *lines]))
         if not parts:
-            parts.append("\n".join(["no meter tells the power of board or chip", *_reasons(view)]))
+            reasons = [f"{name}: {reading.reason}" for name, reading in view.power_w.items() if reading.reason]
+            reasons += [f"{kind.kind}: none, {kind.reason}" for kind in absent]
+            parts.append("\n".join(["no meter tells the power of board or chip", *reasons]))
         parts.append(_rest(view))
         yield "\n\n".join(parts)
 
@@ -156,10 +166,6 @@ def _rest(view: View) -> str:
     parts += ["clocks unknown"] if not known_hz else []
     parts += [f"throttled: {', '.join(view.throttled)}"] if view.throttled else []
     return "  ".join(parts)
-
-
-def _reasons(view: View) -> list[str]:
-    return [f"{name}: {reading.reason}" for name, reading in view.power_w.items() if reading.value is None]
 
 
 def _value(view: View, name: str) -> float | None:

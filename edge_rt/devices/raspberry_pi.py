@@ -5,8 +5,10 @@ A call takes some ms and starts a process, so nothing here belongs on an event l
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +27,7 @@ _LINE = re.compile(
 _MAX_RAIL_A, _MAX_RAIL_V = 20.0, 6.0
 # Fewer rails than half of the Pi 5's twelve would be a sum of something else.
 _MIN_RAILS = 6
+_STALE_INTERVALS = 3
 
 # (arguments) → what the program printed. Raises OSError and subprocess.SubprocessError.
 Run = Callable[[tuple[str, ...]], str]
@@ -73,32 +76,62 @@ class PmicMeter:
 
     The rails miss what hangs on 5 V: USB devices, HATs, an SSD. slope and offset_w are those of the board's file, which
     names who measured them.
+
+    The first reading waits for the program. Later ones start it on a thread of its own and give the answer before, with
+    its age, because whoever reads may have a loop to keep.
     """
 
     name = "pmic"
     boundary: Boundary = "board"
     quality: Quality = "derived"
-    interval_s = 0.5  # a process a reading
+    interval_s = 1.0  # a process each time
 
-    def __init__(self, slope: float, offset_w: float, call: Run = run) -> None:
+    def __init__(
+        self,
+        slope: float,
+        offset_w: float,
+        call: Run = run,
+        start: Callable[[Callable[[], None]], None] = lambda work: threading.Thread(target=work, daemon=True).start(),
+    ) -> None:
         self._slope = slope
         self._offset_w = offset_w
         self._call = call
+        self._start = start
+        self._answer: tuple[float, Reading[float]] | None = None  # as of when it was asked for
+        self._asked_s = -math.inf
+        self._is_asking = False
 
-    def read(self, now_s: float) -> Reading[Sample]:  # noqa: ARG002
-        source = "vcgencmd pmic_read_adc"
-        text = _ask(self._call, "pmic_read_adc")
-        if text.value is None:
-            return unknown(source, text.reason)
-        rails = rails_w(text.value)
-        if len(rails) < _MIN_RAILS:
-            return unknown(source, f"told of {len(rails)} rails, {_MIN_RAILS} at least are wanted")
-        power = watts(self._slope * sum(rails.values()) + self._offset_w, source)
+    def read(self, now_s: float) -> Reading[Sample]:
+        if self._answer is None:
+            self._asked_s = now_s
+            self._answer = (now_s, self._power())
+        elif now_s - self._asked_s >= self.interval_s and not self._is_asking:
+            self._asked_s, self._is_asking = now_s, True
+            self._start(self._ask_again)
+        at_s, power = self._answer
+        age_s = max(0.0, now_s - at_s)
         if power.value is None:
-            return unknown(source, power.reason)
-        return known(Sample(power_w=power.value), source)
+            return unknown(power.source, power.reason)
+        if age_s > _STALE_INTERVALS * self.interval_s:
+            return unknown(power.source, f"no answer for {age_s:.0f} s")
+        return known(Sample(power_w=power.value, age_s=age_s), power.source)
 
     def close(self) -> None: ...
+
+    def _ask_again(self) -> None:
+        try:
+            self._answer = (self._asked_s, self._power())
+        finally:
+            self._is_asking = False
+
+    def _power(self) -> Reading[float]:
+        text = _ask(self._call, "pmic_read_adc")
+        if text.value is None:
+            return unknown(text.source, text.reason)
+        rails = rails_w(text.value)
+        if len(rails) < _MIN_RAILS:
+            return unknown(text.source, f"told of {len(rails)} rails, {_MIN_RAILS} at least are wanted")
+        return watts(self._slope * sum(rails.values()) + self._offset_w, text.source)
 
 
 def _ask(call: Run, *arguments: str) -> Reading[str]:

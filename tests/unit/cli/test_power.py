@@ -14,7 +14,7 @@ from edge_rt import config
 from edge_rt.cli import main, power_status, power_watch
 from edge_rt.cli.plot import ceiling, plot
 from edge_rt.devices.base import Reading
-from edge_rt.devices.meter_choice import Found, Source, find
+from edge_rt.devices.meter_choice import Absent, Found, Source, find
 from edge_rt.devices.meters import Sample
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import ConfigError
@@ -75,9 +75,11 @@ def test_a_laptop_shows_alternatives_doubts_and_its_battery(plant: Plant, x86_la
         )
 
     shown = power_status.text(power_status.take(x86_laptop, loaded(), 2.0, clock=clock, sleep=sleep))
-    assert "rapl psys: 10.00 W (board, measured, every 0.05 s, used for board and energy)" in shown
+    assert (
+        "rapl psys: 10.00 W (board, measured, every 0.05 s, used for board and energy, disagrees with battery)" in shown
+    )
     assert "rapl package-0: 2.00 W (soc, measured, every 0.05 s, used for soc)" in shown
-    assert "battery: 7.35 W (board, measured, every 1 s)" in shown
+    assert "battery: 7.35 W (board, measured, every 1 s, disagrees with rapl psys)" in shown
     assert "doubt: rapl psys tells 10.00 W and battery tells 7.35 W for the same board: one of them is wrong" in shown
     assert "policy0 … policy3, cpu 0-3: now 3.90 GHz, 0.40–3.90 GHz, powersave" in shown
     assert "powersave, EPP balance_performance, boost on, intel_pstate" in shown
@@ -190,7 +192,7 @@ def test_watch_gives_the_mean_between_two_looks(raspberry_pi_5: SysfsRoot) -> No
     assert [view.power_w["plug"].value for view in seen] == [5.0, None, 8.0, 8.0]
     assert seen[1].power_w["plug"].reason == "unplugged"
     assert (seen[0].board, seen[0].soc) == ("plug", None)
-    assert seen[1].board is None  # what cannot be read is not used
+    assert seen[1].board == "plug"  # a gap of the meter that is shown
     assert seen[0].clock_hz == {"policy0": 2.4e9}
     assert seen[0].throttled == ("under-voltage", "throttled")
     assert power_watch.line(seen[0]).endswith(
@@ -201,7 +203,7 @@ def test_watch_gives_the_mean_between_two_looks(raspberry_pi_5: SysfsRoot) -> No
 def test_a_named_meter_is_plotted_through_its_gaps(raspberry_pi_5: SysfsRoot) -> None:
     found = Found(board=None, sources=(Source(meter=Plug(4.0, None, 8.0, 8.0)),), absent=())
     seen = views(raspberry_pi_5, found, setting="plug")
-    drawn = list(islice(power_watch.frames(seen, 1.0, lambda: 40), 3))
+    drawn = list(islice(power_watch.frames(seen, 1.0, (), lambda: 40), 3))
     assert drawn[0].startswith("board: unknown by plug, 1 s a column")
     assert drawn[2].startswith("board: 8.00 W by plug, 1 s a column")
     ground = drawn[2].splitlines()[8]
@@ -210,9 +212,10 @@ def test_a_named_meter_is_plotted_through_its_gaps(raspberry_pi_5: SysfsRoot) ->
 
 
 def test_without_a_meter_the_frame_says_so_and_shows_the_rest(amd_machine: SysfsRoot) -> None:
-    found = Found(board=None, sources=(Source(meter=Plug(None)),), absent=())
-    (drawn,) = islice(power_watch.frames(views(amd_machine, found), 1.0, lambda: 80), 1)
-    assert drawn.startswith("no meter tells the power of board or chip\nplug: unplugged")
+    absent = (Absent(kind="rapl", reason="no RAPL counter"),)
+    found = Found(board=None, sources=(Source(meter=Plug(None)),), absent=absent)
+    (drawn,) = islice(power_watch.frames(views(amd_machine, found), 1.0, absent, lambda: 80), 1)
+    assert drawn.startswith("no meter tells the power of board or chip\nplug: unplugged\nrapl: none, no RAPL counter\n")
     assert "policy0 +3 5.14 GHz" in drawn
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import queue
 import stat
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_rt.devices import raspberry_pi
+from edge_rt.devices.meters import Sample
 from edge_rt.devices.raspberry_pi import PmicMeter, Run, rails_w, throttle
 
 AMPERES = {"3V7_WL_SW": 0.09, "3V3_SYS": 0.08, "1V8_SYS": 0.15, "DDR_VDD2": 0.01, "1V1_SYS": 0.2, "VDD_CORE": 1.5}
@@ -65,6 +68,45 @@ def test_what_the_program_does_not_tell_is_unknown(answer: str | BaseException, 
     reading = PmicMeter(1.0, 0.0, answers(answer)).read(0.0)
     assert reading.value is None
     assert words in reading.reason
+
+
+def test_later_readings_do_not_wait_and_tell_their_age() -> None:
+    answer, started = [NEW], []
+    meter = PmicMeter(1.0, 0.0, lambda arguments: answer[0], started.append)
+    assert meter.read(10.0).value == Sample(power_w=pytest.approx(SUM_W))
+    assert meter.read(10.5).value == Sample(power_w=pytest.approx(SUM_W), age_s=0.5)
+    assert started == []
+    answer[0] = NEW.replace("VDD_CORE_A current(5)=1.50000000A", "VDD_CORE_A current(5)=2.50000000A")
+    assert meter.read(11.0).value == Sample(power_w=pytest.approx(SUM_W), age_s=1.0)
+    assert meter.read(11.5).value == Sample(power_w=pytest.approx(SUM_W), age_s=1.5)
+    (work,) = started  # one at a time, however long it takes
+    work()
+    assert meter.read(11.6).value == Sample(power_w=pytest.approx(SUM_W + 0.8), age_s=pytest.approx(0.6))
+    answer[0] = ""
+    meter.read(12.0)
+    started[1]()
+    assert "told of 0 rails" in meter.read(12.1).reason
+
+
+def test_a_program_that_never_ends_makes_the_last_answer_stale() -> None:
+    meter = PmicMeter(1.0, 0.0, answers(NEW), lambda work: None)
+    meter.read(0.0)
+    assert meter.read(3.0).value == Sample(power_w=pytest.approx(SUM_W), age_s=3.0)
+    assert meter.read(3.1).reason == "no answer for 3 s"
+
+
+def test_a_thread_of_its_own_asks_again() -> None:
+    asked: queue.Queue[str] = queue.Queue()
+
+    def call(arguments: tuple[str, ...]) -> str:
+        asked.put(threading.current_thread().name)
+        return NEW
+
+    meter = PmicMeter(1.0, 0.0, call)
+    meter.read(0.0)
+    meter.read(1.0)
+    assert asked.get(timeout=10) == threading.current_thread().name
+    assert asked.get(timeout=10) != threading.current_thread().name
 
 
 def test_a_rail_that_cannot_be_is_left_out() -> None:
