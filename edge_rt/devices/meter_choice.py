@@ -5,7 +5,6 @@ Meters of one boundary are alternatives, never added; those of two boundaries ar
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -20,8 +19,6 @@ from edge_rt.devices.powercap import PERMISSION, EnergyMeter
 from edge_rt.devices.raspberry_pi import PmicMeter, Run, run
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import ConfigError
-
-_log = logging.getLogger(__name__)
 
 _QUALITIES: tuple[Quality, ...] = ("measured", "derived", "modelled")
 
@@ -204,7 +201,9 @@ class Panel:
         pairs = frozenset(pair.names for pair in self.disagreements)
         for pair in self.disagreements:
             if pair.names not in self._told:
-                _log.warning("%s", pair)
+                import logging  # a megabyte, which powerd does without
+
+                logging.getLogger(__name__).warning("%s", pair)
         self._told = pairs
 
 

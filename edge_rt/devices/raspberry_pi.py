@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +34,8 @@ Run = Callable[[tuple[str, ...]], str]
 
 def run(arguments: tuple[str, ...]) -> str:
     """Run vcgencmd from where Raspberry Pi OS keeps it. Raises OSError and subprocess.SubprocessError."""
+    import subprocess  # half a megabyte, which powerd on other boards does without
+
     program = next((p for p in VCGENCMD[1:] if Path(p).exists()), VCGENCMD[0])
     done = subprocess.run(
         (program, *arguments), capture_output=True, timeout=_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
@@ -135,6 +136,8 @@ class PmicMeter:
 
 
 def _ask(call: Run, *arguments: str) -> Reading[str]:
+    import subprocess
+
     source = " ".join(("vcgencmd", *arguments))
     try:
         text = call(arguments)

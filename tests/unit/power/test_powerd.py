@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_rt.errors import ConfigError
+from edge_rt.power.client import HintSender, ask
+from edge_rt.power.powerd import Options, Powerd, parse
+from edge_rt.power.report import report
+from edge_rt.power.snapshot import Snapshot, Value
+from edge_rt.power.state import Hint
+from edge_rt.power.wire import MAX_BYTES, encode
+from tests.unit.power.fake_kernel import BOOT, CPUFREQ
+from tests.unit.power.tree import MAX, limits, machine
+
+_PATIENCE_S = 30.0
+
+
+class Process:
+    """A real powerd on a tree of plain files. Belongs to one test."""
+
+    def __init__(self, root: Path, *arguments: str, **power: Any) -> None:
+        self.root = root
+        self.config, self.snapshot, self.socket = root / "c.toml", root / "run/snapshot", str(root / "p")
+        self.set(**power)
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify.bind(str(root / "n"))
+        self._notify.settimeout(_PATIENCE_S)
+        self._sender = HintSender(self.socket)
+        self.log = (root / "log").open("wb")
+        command = [sys.executable, "-m", "edge_rt.power.powerd", "--root", str(root), "--snapshot", str(self.snapshot)]
+        self.process = subprocess.Popen(
+            [*command, "--config", str(self.config), *arguments],
+            env={**os.environ, "NOTIFY_SOCKET": str(root / "n"), "WATCHDOG_USEC": "200000"},
+            stderr=self.log,
+        )
+
+    def set(self, **power: Any) -> None:
+        values = {"socket_path": self.socket, "enabled": True} | power
+        lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        self.config.write_text("\n".join(["[power]", *lines, ""]))
+
+    def heard(self, word: str) -> str:
+        """Wait for a message to systemd that has the word in it."""
+        while word not in (message := self._notify.recv(4096).decode()):
+            pass
+        return message
+
+    def status(self) -> dict[str, Any]:
+        return dict(ask(self.socket, "status", timeout_s=_PATIENCE_S))
+
+    def work(self, work: str, khz: int) -> None:
+        """Say what is to be done until the clock is what it shall be."""
+        until_s = time.monotonic() + _PATIENCE_S
+        while limits(self.root)[MAX] != str(khz):
+            hint = Hint(work=work, n_running=1, tpot_s=0.01, sent_s=time.monotonic())  # type: ignore[arg-type]
+            self._sender.send(hint)
+            self.status()
+            assert time.monotonic() < until_s, (limits(self.root), self.status())
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(_PATIENCE_S)
+
+    def said(self) -> str:
+        return (self.root / "log").read_text()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._notify.close()
+        self._sender.close()
+        self.log.close()
+
+
+@contextmanager
+def started(root: Path, *arguments: str, **power: Any) -> Iterator[Process]:
+    process = Process(root, *arguments, **power)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def restore(process: Process) -> int:
+    command = [sys.executable, "-m", "edge_rt.power.restore", "--root", str(process.root)]
+    return subprocess.run([*command, "--snapshot", str(process.snapshot)], check=False).returncode
+
+
+@pytest.fixture
+def root(socket_dir: Path) -> Path:
+    machine(socket_dir, n_policies=2)
+    return socket_dir
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_life_from_ready_to_the_end(root: Path, number: int) -> None:
+    before = limits(root)
+    with started(root) as powerd:
+        powerd.heard("READY=1")
+        powerd.heard("WATCHDOG=1")
+        assert "acting" in powerd.heard("STATUS=")
+        powerd.work("decode", 1_000_000)
+        assert powerd.snapshot.exists()
+        found = powerd.status()
+        assert (found["state"], found["work"], found["temperature_c"]) == ("acting", "decode", 51.0)
+        assert powerd.end(number) == 0
+        powerd.heard("STOPPING=1")
+        assert limits(root) == before
+        assert not powerd.snapshot.exists()
+        assert not Path(powerd.socket).exists()
+
+
+def test_killed_it_leaves_what_restores(root: Path) -> None:
+    before = limits(root)
+    with started(root) as powerd:
+        powerd.heard("READY=1")
+        powerd.work("decode", 1_000_000)
+        assert powerd.end(signal.SIGKILL) == -signal.SIGKILL
+        assert limits(root) != before
+        assert restore(powerd) == 0
+        assert limits(root) == before
+        assert not powerd.snapshot.exists()
+        assert restore(powerd) == 0
+
+
+def test_killed_and_started_again_it_restores_first(root: Path) -> None:
+    before = limits(root)
+    with started(root) as powerd:
+        powerd.heard("READY=1")
+        powerd.work("decode", 1_000_000)
+        powerd.end(signal.SIGKILL)
+    (root / "n").unlink()
+    with started(root, enabled=False) as powerd:
+        powerd.heard("READY=1")
+        assert limits(root) == before
+        assert f"<4>/{MAX} = 2400000: is back" in powerd.said()
+        assert powerd.end() == 0
+
+
+def test_until_it_is_enabled_it_only_says_what_it_would_do(root: Path) -> None:
+    before = limits(root)
+    with started(root, enabled=False) as powerd:
+        powerd.heard("READY=1")
+        sender, wanted = HintSender(powerd.socket), 2.4e9
+        while wanted == 2.4e9:
+            sender.send(Hint(work="decode", n_running=1, tpot_s=0.01, sent_s=time.monotonic()))
+            found = powerd.status()
+            wanted = found["clocks"]["policy0"]["wanted_hz"] or wanted
+        assert found["state"] == "dry-run"
+        sender.close()
+        assert limits(root) == before
+        assert not powerd.snapshot.exists()
+        assert powerd.end() == 0
+
+
+def test_reload_takes_new_settings_and_keeps_old_ones_rather_than_bad_ones(root: Path) -> None:
+    before = limits(root)
+    with started(root) as powerd:
+        powerd.heard("READY=1")
+        powerd.work("decode", 1_000_000)
+        powerd.config.write_text("[power]\nmax_w = -1.0\n")
+        powerd.process.send_signal(signal.SIGHUP)
+        powerd.heard("RELOADING=1")
+        powerd.heard("READY=1")
+        assert "power.max_w: Expected `float` >= 0.0, got -1.0" in powerd.said()
+        assert powerd.status()["state"] == "acting"
+        powerd.set(enabled=False, max_w=12.0)
+        powerd.process.send_signal(signal.SIGHUP)
+        powerd.heard("RELOADING=1")
+        powerd.heard("READY=1")
+        found = powerd.status()
+        assert (found["state"], found["max_w"]) == ("dry-run", 12.0)
+        assert limits(root) == before
+        assert powerd.end() == 0
+
+
+def test_a_cap_is_set_by_root_and_the_lower_one_holds(root: Path) -> None:
+    with started(root, max_w=20.0, enabled=False) as powerd:
+        powerd.heard("READY=1")
+        caps = []
+        for max_w in (10.0, 30.0, 0.0):
+            ask(powerd.socket, "cap", max_w=max_w, timeout_s=_PATIENCE_S)
+            caps.append(powerd.status()["max_w"])
+        assert caps == [10.0, 20.0, 20.0]
+
+
+def test_another_power_manager_is_not_fought(root: Path) -> None:
+    before = limits(root)
+    (root / "proc/7").mkdir()
+    (root / "proc/7/comm").write_text("tuned\n")
+    with started(root) as powerd:
+        powerd.heard("READY=1")
+        assert "tuned" in powerd.heard("STATUS=stopped")
+        found = powerd.status()
+        assert (found["state"], found["rivals"]) == ("stopped", ["tuned"])
+        assert "systemctl disable --now tuned" in found["stopped_by"]
+        assert limits(root) == before
+        powerd.set(force=True)
+        powerd.process.send_signal(signal.SIGHUP)
+        powerd.heard("RELOADING=1")
+        powerd.heard("READY=1")
+        powerd.work("decode", 1_000_000)
+        assert powerd.end() == 0
+        assert limits(root) == before
+
+
+def test_a_broken_snapshot_keeps_it_from_acting(root: Path) -> None:
+    (root / "run").mkdir()
+    (root / "run/snapshot").write_text("edge_rt power snap")
+    with started(root) as powerd:
+        powerd.heard("READY=1")
+        found = powerd.status()
+        assert found["state"] == "stopped"
+        assert "is no snapshot of this version" in found["stopped_by"]
+        assert powerd.end() == 0
+
+
+def test_once_prints_and_gives_back(root: Path) -> None:
+    before = limits(root)
+    (root / "c.toml").write_text("[power]\nenabled = true\n")
+    command = [sys.executable, "-m", "edge_rt.power.powerd", "--root", str(root), "--snapshot", str(root / "s")]
+    done = subprocess.run(
+        [*command, "--config", str(root / "c.toml"), "--once"], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    assert (found["state"], found["n_clocks"]) == ("acting", 2)
+    assert limits(root) == before
+    done = subprocess.run([*command, "--once", "--dry-run"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["state"] == "dry-run"
+
+
+@pytest.mark.parametrize("text", ["[power]\nmax_w = -1.0\n", "[power"])
+def test_settings_that_are_wrong_end_it_at_once(root: Path, text: str) -> None:
+    (root / "c.toml").write_text(text)
+    command = [sys.executable, "-m", "edge_rt.power.powerd", "--root", str(root), "--config", str(root / "c.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 78
+    assert done.stderr.startswith("<3>")
+
+
+def test_nothing_but_the_standard_library_is_loaded_and_little_memory_used(root: Path) -> None:
+    code = "import sys, edge_rt.power.powerd; print('\\n'.join(sys.modules))"
+    lists = [
+        subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout.split()
+        for text in (code, "import sys; print('\\n'.join(sys.modules))")
+    ]
+    brought = {name.partition(".")[0] for name in set(lists[0]) - set(lists[1])}
+    assert brought - sys.stdlib_module_names == {"edge_rt"}
+    assert not brought & {"asyncio", "argparse", "ctypes", "logging", "multiprocessing", "subprocess", "ssl", "sqlite3"}
+    with started(root) as powerd:
+        powerd.heard("READY=1")
+        powerd.work("decode", 1_000_000)
+        status = Path(f"/proc/{powerd.process.pid}/status").read_text().splitlines()
+        rss_kb = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+        assert rss_kb * 1024 <= 20_000_000
+
+
+# In this process.
+
+
+def options(root: Path) -> Options:
+    (root / "c.toml").write_text(f'[power]\nenabled = true\nsocket_path = "{root / "p"}"\n')
+    return Options(config=str(root / "c.toml"), root=str(root), snapshot=str(root / "s"))
+
+
+def test_a_rival_that_ends_gives_the_field_back(root: Path) -> None:
+    powerd = Powerd(options(root), {})
+    comm = root / "proc/7/comm"
+    comm.parent.mkdir()
+    comm.write_text("tuned\n")
+    powerd._check_rivals()
+    assert powerd.governor.state == "stopped"
+    comm.unlink()
+    powerd._check_rivals()
+    assert powerd.governor.state == "acting"
+
+
+def test_a_rival_that_was_caught_writing_is_not_forgotten(root: Path) -> None:
+    powerd = Powerd(options(root), {})
+    powerd.governor.stop("another program keeps writing")
+    powerd._check_rivals()
+    assert powerd.governor.state == "stopped"
+
+
+def test_clocks_that_come_later_are_taken_up(root: Path) -> None:
+    folder = root / CPUFREQ / "policy2"
+    folder.rename(root / "away")
+    powerd = Powerd(options(root), {})
+    powerd.governor.step(0.0, [], powerd.limits)
+    assert set(powerd.governor.actuators.max_hz()) == {"policy0"}
+    (root / "away").rename(folder)
+    powerd._look_again()
+    powerd.governor.step(1.0, [], powerd.limits)
+    assert set(powerd.governor.actuators.max_hz()) == {"policy0", "policy2"}
+    assert set(powerd.governor.sensing.groups) == {"policy0", "policy2"}
+    assert powerd.governor.restore()
+
+
+def test_the_longest_status_fits_into_a_message(tmp_path: Path) -> None:
+    machine(tmp_path, n_policies=64)
+    (tmp_path / "s").write_text("x")
+    powerd = Powerd(options(tmp_path), {})
+    powerd.rivals = ("power-profiles-daemon",) * 50
+    powerd.governor.stopped_by = "x" * 5000
+    powerd.governor.step(0.0, [], powerd.limits)
+    for path in (tmp_path / CPUFREQ).glob("policy*/scaling_max_freq"):
+        path.unlink()
+    powerd._files.close()
+    powerd.governor.step(1.0, [], powerd.limits)
+    found = report(powerd.governor, powerd.limits, 1e4 / 3, powerd.rivals, powerd.settings, 1e6 / 3)
+    assert found["n_faults"] == 64
+    assert len(encode("status", **found)) <= MAX_BYTES
+    (tmp_path / "u").mkdir()
+    machine(tmp_path / "u", n_policies=64)
+    other = Powerd(options(tmp_path / "u"), {})
+    other.governor.step(0.0, [], other.limits)
+    assert other.status()["n_clocks"] == 64
+    assert len(encode("status", **other.status())) <= MAX_BYTES
+
+
+def test_the_command_line() -> None:
+    assert parse([]) == Options()
+    assert parse(["--config", "/a", "--root=/b", "--once", "--dry-run"]) == Options(
+        config="/a", root="/b", once=True, is_dry=True
+    )
+    for words in (["--config"], ["--nonsense"], ["--once=1"], ["config", "x"], ["--is_dry", "x"]):
+        with pytest.raises(ConfigError):
+            parse(words)
+
+
+def test_values_of_a_snapshot_are_what_was_before(root: Path) -> None:
+    """What an earlier process left behind is older than what this one reads."""
+    left = Snapshot(str(root / "s"), BOOT)
+    left.add([Value(MAX, "2000000", "cpufreq-dt")])
+    powerd = Powerd(options(root), {})
+    assert limits(root)[MAX] == "2000000"
+    assert not Path(left.file).exists()
+    assert powerd.governor.restore()
