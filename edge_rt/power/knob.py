@@ -86,6 +86,10 @@ class Knob:
         self.in_force = found
         if self._answer is None or found == self._answer:
             return "same"
+        if found == self._sent:
+            # cpufreq takes a limit and brings it into force a moment later: what was read back was still the old one.
+            self._answer = found
+            return "same"
         if _between(self._answer, found, self._sent):
             self._answer = found  # what held it down is letting go
             return "same"

@@ -272,7 +272,10 @@ def _put_back(files: Files, value: Value) -> Restored:
     try:
         if _witness(files, value.path) != value.witness:
             return Restored(value, "replaced", "another driver serves it, with its own limits")
-        if files.read(value.path) == value.text:
+        was = files.read(value.path)
+        # cpufreq brings a limit into force a moment after it took it. So one that reads as it should may have another
+        # one on its way, and is written all the same: what is asked for last holds.
+        if was == value.text and not value.path.endswith("_freq"):
             return Restored(value, "as_it_was")
         problem = ""
         try:
@@ -283,7 +286,7 @@ def _put_back(files: Files, value: Value) -> Restored:
             problem = f"cannot be written: {exc.strerror or exc}"
         found = files.read(value.path)
         if found == value.text:
-            return Restored(value, "put_back")
+            return Restored(value, "as_it_was" if was == found else "put_back")
         if not problem and _is_limited(files, value, found):
             return Restored(value, "limited", f"the kernel holds it at {found} for now; the limit asked for is back")
         if _is_overruled(files, value):

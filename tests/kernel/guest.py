@@ -15,7 +15,14 @@ sys.path.insert(0, "/srv")
 sys.dont_write_bytecode = True
 
 POLICY = Path("/sys/devices/system/cpu/cpufreq/policy0")
-METER = Path("/sys/bus/acpi/drivers/power_meter")
+# kHz, W and °C of board.asl
+BOARD = (
+    (600_000, 0.486, 47.0),
+    (1_000_000, 1.1, 55.0),
+    (1_500_000, 2.1, 65.0),
+    (2_000_000, 3.9, 75.0),
+    (2_400_000, 5.929, 83.0),
+)
 _FINIT_MODULE = 313  # x86-64
 _POWER_OFF = 0x4321FEDC
 _SETTLE_S = 0.5  # the meter's own interval is 0.1 s
@@ -80,6 +87,17 @@ def write(name: str, text: str) -> str:
     return ""
 
 
+def patience(n: int = 100) -> Callable[[], bool]:
+    """Wait 10 ms at each call, n times."""
+    left = iter(range(n))
+
+    def wait() -> bool:
+        time.sleep(0.01)
+        return next(left, None) is not None
+
+    return wait
+
+
 def facts() -> None:
     from tests.plants.facts import FACTS, POINTS_KHZ, broken
 
@@ -87,7 +105,7 @@ def facts() -> None:
     check("the driver is acpi-cpufreq", differs("it", read("scaling_driver"), "acpi-cpufreq"))
     check("the points are the table's", differs("they", tuple(points), POINTS_KHZ))
     for name, steps in FACTS.items():
-        tried(name, lambda steps=steps: broken(steps, read, write))
+        tried(name, lambda steps=steps: broken(steps, read, write, patience()))
     for text in ("1000000 kHz", "0x16e360", " 1000000", "1.5e6"):
         # Not checked: kernels that read with sscanf take these, kernels that read with kstrtoul do not.
         told = write("scaling_max_freq", text)
@@ -95,11 +113,51 @@ def facts() -> None:
     write("scaling_max_freq", "2400000")
 
 
+def sensors() -> None:
+    from edge_rt.devices import cpufreq
+    from edge_rt.devices.battery import BatteryMeter
+    from edge_rt.devices.meter_choice import Panel, choose, find
+    from edge_rt.devices.sysfs import SysfsRoot
+    from edge_rt.devices.thermal import temperatures
+    from tests.plants.facts import POINTS_KHZ
+
+    root = SysfsRoot(Path("/"))
+    (policy,) = cpufreq.policies(root)
+    check("both CPUs are in one policy", differs("they", policy.cpus, (0, 1)))
+    check("its points are read in Hz", differs("they", policy.points_hz, tuple(khz * 1e3 for khz in POINTS_KHZ)))
+    panel = Panel(find(root))
+    battery = BatteryMeter(root)
+    write("scaling_governor", "performance")
+    for khz, power_w, heat_c in BOARD:
+        write("scaling_max_freq", str(khz))
+        time.sleep(_SETTLE_S)
+        panel.read(time.monotonic())
+        time.sleep(_SETTLE_S)
+        panel.read(time.monotonic())
+        meter = choose(panel.meters, panel.readings).board
+        check(
+            f"{khz} kHz: the board's power",
+            near("it", panel.powers_w.get(meter.name) if meter else None, power_w)
+            or differs("its meter", meter and meter.name.split()[0], "power_meter"),
+        )
+        sample = battery.read(time.monotonic()).value
+        check(f"{khz} kHz: the battery's power", near("it", sample.power_w if sample else None, power_w))
+        heat = root.scaled("sys/class/thermal/thermal_zone0/temp", 1e-3)
+        check(f"{khz} kHz: the temperature", near("it", heat.value, heat_c))
+    check("ACPI's zone is not taken for the chip's temperature", differs("they", temperatures(root), ()))
+    write("scaling_max_freq", str(POINTS_KHZ[-1]))
+
+
+def near(what: str, found: float | None, wanted: float) -> list[str]:
+    return [] if found is not None and abs(found - wanted) <= 0.02 * wanted else [f"{what} is {found}, not {wanted}"]
+
+
 def main() -> None:
     start()
     print(f"note: Linux {os.uname().release}, Python {sys.version.split()[0]}", flush=True)
     tried("the policy is there", lambda: [] if POLICY.is_dir() else [str(sorted(Path(POLICY).parent.parent.iterdir()))])
     tried("all facts were tried", lambda: facts() or [])
+    tried("all sensors were read", lambda: sensors() or [])
     print(f"verdict: {len(failed)} checks, {sum(failed)} failed", flush=True)
 
 

@@ -44,6 +44,7 @@ class Fault:
     text        what is read instead
     delay_s     the answer comes late
     is_frozen   the text read first is read again for ever
+    late_s      a write succeeds and comes into force so much later, as cpufreq's limits do
     is_ignored  writes succeed and change nothing, as under a firmware's lock
     max_bytes   a write takes only so many
     revert_to   some other program writes this, revert_s after each write
@@ -55,6 +56,7 @@ class Fault:
     text: str | None = None
     delay_s: float = 0.0
     is_frozen: bool = False
+    late_s: float = 0.0
     is_ignored: bool = False
     max_bytes: int = 0
     revert_to: str | None = None
@@ -114,7 +116,7 @@ class Tree:
         self.writes: list[tuple[float, str, str, str]] = []  # when, path, text, errno's name or ""
         self._tick = tick
         self._unplugged: dict[str, dict[str, Node]] = {}
-        self._reverts: list[tuple[float, str, str]] = []
+        self._later: list[tuple[float, str, str]] = []
 
     def add(self, nodes: dict[str, Node]) -> None:
         self.nodes.update(nodes)
@@ -206,7 +208,10 @@ class Tree:
                 fail("EACCES")
             faults = self._meet(path, "write")
             n_bytes = min([len(text), *(fault.max_bytes for fault in faults if fault.max_bytes)])
-            if not any(fault.is_ignored for fault in faults):
+            late_s = max((fault.late_s for fault in faults), default=0.0)
+            if late_s:
+                self._later.append((now_s + late_s, path, text[:n_bytes]))
+            elif not any(fault.is_ignored for fault in faults):
                 node.store(text[:n_bytes])
         except OSError as error:
             self.writes.append((now_s, path, text, errno.errorcode[error.errno or 0]))
@@ -214,13 +219,13 @@ class Tree:
         self.writes.append((now_s, path, text, ""))
         for fault in faults:
             if fault.revert_to is not None:
-                self._reverts.append((now_s + fault.revert_s, path, fault.revert_to))
+                self._later.append((now_s + fault.revert_s, path, fault.revert_to))
         return n_bytes
 
     def _advance(self) -> float:
         now_s = self._tick()
-        due = [revert for revert in self._reverts if revert[0] <= now_s]
-        self._reverts = [revert for revert in self._reverts if revert[0] > now_s]
+        due = [each for each in self._later if each[0] <= now_s]
+        self._later = [each for each in self._later if each[0] > now_s]
         for _, path, text in due:
             node = self.nodes.get(path)
             if isinstance(node, Attribute) and node.store is not None:

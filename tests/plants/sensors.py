@@ -125,7 +125,7 @@ def thermal(profile: Profile, physics: Physics) -> dict[str, Node]:
         f"{zone}/trip_point_1_type": text("passive"),
         f"{zone}/trip_point_1_temp": text(round(profile.passive_c * 1e3)),
         f"{cooling}/type": text("cpufreq-cpu0" if profile.has_table else "Processor"),
-        f"{cooling}/cur_state": Attribute(lambda: f"{physics.cooling}\n"),
+        f"{cooling}/cur_state": Attribute(lambda: f"{int(physics.cooling)}\n"),
         f"{cooling}/max_state": text(physics.max_cooling),
     }
 

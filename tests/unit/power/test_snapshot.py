@@ -242,8 +242,9 @@ def test_limits_are_put_back_and_read_back() -> None:
     ]
     assert kernel.limits() == {"policy0": ("2400000", "600000", "balance_performance")}
     kernel.writes.clear()
-    assert outcomes(kernel, value()) == ["as_it_was"]
-    assert kernel.writes == []
+    assert outcomes(kernel, value(), value(EPP, "balance_performance")) == ["as_it_was", "as_it_was"]
+    # A clock's limit may have another one on its way, which is in force a moment later: it is asked for again.
+    assert kernel.writes == [(MAX, "2400000")]
 
 
 def test_the_lower_limit_that_ours_pulled_down_is_back_too() -> None:
