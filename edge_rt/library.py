@@ -37,6 +37,7 @@ from edge_rt.errors import (
 from edge_rt.guard.limits import check_request
 from edge_rt.library_engine import Running
 from edge_rt.library_models import find_chain, find_model
+from edge_rt.power.monitor import Measured, Unmeasured
 from edge_rt.scheduler.forms import load_message
 from edge_rt.tensor_library import TensorModel, start_model
 from edge_rt.types import (
@@ -87,7 +88,7 @@ def load(
             _load_message(part, **options)  # what is missing is missed now
         return ChainModel(chain, lambda part: load_tensors(part, **options))
     message, loaded = _load_message(model, **options)
-    return _start(message, loaded) if message.tensor is None else start_model(message, loaded.limits)
+    return _start(message, loaded) if message.tensor is None else start_model(message, loaded)
 
 
 def load_text(model: str | Path = "", **options: Any) -> Model:
@@ -105,7 +106,7 @@ def load_tensors(model: str | Path, **options: Any) -> TensorModel:
     message, loaded = _load_message(model, **options)
     if message.tensor is None:
         raise UnsupportedFeatureError(feature=f"tensors for {message.model}", remedy="it is a language model")
-    return start_model(message, loaded.limits)
+    return start_model(message, loaded)
 
 
 def _refuse_chain(model: str | Path, feature: str, options: Mapping[str, Any]) -> None:
@@ -145,7 +146,7 @@ class Model(Running):
         self, info: ModelInfo, engine: TokenEngine, settings: config.Config, close_session: Callable[[], None]
     ) -> None:
         self.info = info
-        super().__init__(info.model, engine.stop, close_session)
+        super().__init__(info.model, engine.stop, close_session, settings.power)
         self._engine = engine
         self._limits = settings.limits
         self._ids = count(1)
@@ -192,10 +193,11 @@ class Model(Running):
     def stream(self, request: GenerateRequest) -> ChunkStream:
         """Submit a request as it is and give its chunks. Its id must be unique among the model's open requests."""
         check_request(request, self._limits)
-        answer = _Answer()
+        answer = _Answer(self._energy.computing(self.info.model))
 
         def let_go(is_over: bool) -> None:
             self._open.discard(answer)
+            answer.end()
             if not is_over:
                 self._engine.cancel(request.id)
 
@@ -203,6 +205,7 @@ class Model(Running):
             self._open.add(answer)
             if self._failure is not None:
                 self._open.discard(answer)
+                answer.end()
                 raise self._failure
             self._engine.submit(request, answer)
         return ChunkStream(answer, let_go)
@@ -291,16 +294,27 @@ class Generation(Iterator[str]):
 
 
 class _Answer:
-    """Carries one request's answer from the engine's thread to its reader."""
+    """Carries one request's answer from the engine's thread to its reader; its last chunk says what it took."""
 
-    def __init__(self) -> None:
+    def __init__(self, measured: Measured | Unmeasured) -> None:
         self.items: SimpleQueue[Chunk | EdgeRtError | None] = SimpleQueue()  # None: its reader gave it up
+        self._measured: Measured | Unmeasured | None = measured
 
     def chunk(self, chunk: Chunk) -> None:
+        if chunk.usage is not None and chunk.timings is not None and (measured := self._measured) is not None:
+            chunk = replace(chunk, usage=replace(chunk.usage, energy=measured.energy(chunk.timings)))
+            self.end()
         self.items.put(chunk)
 
     def failed(self, error: EdgeRtError) -> None:
+        self.end()
         self.items.put(error)
+
+    def end(self) -> None:
+        """Count no energy for it any more."""
+        measured, self._measured = self._measured, None
+        if measured is not None:
+            measured.end()
 
 
 def _messages(prompt: Conversation) -> tuple[Message, ...]:

@@ -11,17 +11,24 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from edge_rt.config import Power
 from edge_rt.errors import ShuttingDownError, UnsupportedFeatureError
+from edge_rt.power.shared import MONITORS
 
 
 class Running(ABC):
     """A loaded model. Close it, or use it in a with statement.
 
     Any thread may use and close it. A process made by fork cannot use its parent's: no thread survives a fork.
+    What answers take is told by the meter of the settings power; raises ConfigError for one that is none.
     Subclasses say in _run what the thread does, and begin when they are whole.
     """
 
-    def __init__(self, name: str, stop_engine: Callable[[float], None], close_session: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, stop_engine: Callable[[float], None], close_session: Callable[[], None], power: Power
+    ) -> None:
+        self._power = power
+        self._energy = MONITORS.take(power)
         self._stop_engine = stop_engine
         self._close_session = close_session
         self._pid = os.getpid()
@@ -52,6 +59,7 @@ class Running(ABC):
             if not self._is_closed:
                 self._is_closed = True
                 self._close_session()
+                MONITORS.give_back(self._power)
         atexit.unregister(self.close)
 
     def __enter__(self) -> Self:

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from edge_rt.backends.base import DTYPES
 from edge_rt.catalog.regular import open_regular
-from edge_rt.config import Limits
+from edge_rt.config import Config
 from edge_rt.engine.arrays import datatype_of
 from edge_rt.engine.infer import Inferred
 from edge_rt.engine.pipeline import Pipeline
@@ -43,14 +43,14 @@ _log = logging.getLogger(__name__)
 _OBJECT = np.dtype(np.object_)
 
 
-def start_model(message: Load, limits: Limits) -> TensorModel:
-    """Load a tensor model and start its engine. Raises ModelError and BackendError."""
+def start_model(message: Load, settings: Config) -> TensorModel:
+    """Load a tensor model and start its engine. Raises ModelError, BackendError and ConfigError."""
     tensor = message.tensor or TensorLoad()
     session = load_tensor_session(message)
     try:
         engine, pipeline = start_tensors(tensor, session)
         engine.warm_up()
-        return TensorModel(session.info, engine, pipeline, limits, session.close, max_streams=tensor.max_streams)
+        return TensorModel(session.info, engine, pipeline, settings, session.close, max_streams=tensor.max_streams)
     except BaseException:
         session.close()
         raise
@@ -64,16 +64,15 @@ class TensorModel(Running):
         info: TensorModelInfo,
         engine: TensorEngine,
         pipeline: Pipeline | None,
-        limits: Limits,
+        settings: Config,
         close_session: Callable[[], None],
         *,
         max_streams: int,
     ) -> None:
         self.info = info
-        super().__init__(info.model, engine.stop, close_session)
+        super().__init__(info.model, engine.stop, close_session, settings.power)
         self._engine = engine
         self._pipeline = pipeline
-        self._limits = limits
         self._max_streams = max_streams
         self._specs = {spec.name: spec for spec in info.inputs}
         self._ids = count(1)
@@ -99,7 +98,10 @@ class TensorModel(Running):
         arrays = {name: _array(value, self._specs.get(name)) for name, value in feeds.items()}
         with self._using():
             call = Call(id=self._id(), feeds=arrays, outputs=tuple(outputs), stream=stream, is_last=is_last)
-            return infer_once(self._engine, call)[0]
+            with self._energy.computing(self.info.model) as measured:
+                found = infer_once(self._engine, call)[0]
+                energy = measured.energy(found.timings)
+            return found if energy is None else replace(found, energy=energy)
 
     def look(self, file: str | Path | bytes, *, reference: str | Path | bytes = b"", **options: Any) -> MediaAnswer:
         """Run the model's pipeline on a picture, a recording or a text.
@@ -121,12 +123,15 @@ class TensorModel(Running):
         check_media(request)
         with self._using():
             infer = WaitingInfer(self._engine, request_id=request.id, max_streams=self._max_streams)
-            try:
-                answer = self._pipeline.run(request, infer)
-            finally:
-                infer.abandon()  # an interrupt may leave a call behind
-                infer.close()
-        return replace(answer, place=f"{self.info.backend}:{self.info.device}", variant=self.info.variant)
+            with self._energy.computing(self.info.model) as measured:
+                try:
+                    answer = self._pipeline.run(request, infer)
+                finally:
+                    infer.abandon()  # an interrupt may leave a call behind
+                    infer.close()
+                energy = None if answer.timings is None else measured.energy(answer.timings)
+        place = f"{self.info.backend}:{self.info.device}"
+        return replace(answer, place=place, variant=self.info.variant, energy=energy)
 
     def stats(self) -> EngineStats:
         return self._engine.stats()

@@ -9,12 +9,16 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from edge_rt.tensor_types import TensorTimings
+from edge_rt.types import Energy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inferred:
+    """energy: that it took; None where nothing was measured."""
+
     outputs: Mapping[str, NDArray[Any]]
     timings: TensorTimings
+    energy: Energy | None = None
 
 
 class Infer(Protocol):

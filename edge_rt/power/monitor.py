@@ -48,16 +48,22 @@ class PowerNow:
 class Measured:
     """An answer that a model computes, from here to the end of the with statement."""
 
-    __slots__ = ("_monitor", "_open")
+    __slots__ = ("_is_over", "_monitor", "_open")
 
     def __init__(self, monitor: EnergyMonitor, model: str) -> None:
-        self._monitor, self._open = monitor, monitor.begin(model)
+        self._monitor, self._open, self._is_over = monitor, monitor.begin(model), False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._monitor.abandon(self._open)
+        self.end()
+
+    def end(self) -> None:
+        """Say that nothing more is computed for it; the first time counts."""
+        if not self._is_over:
+            self._is_over = True
+            self._monitor.abandon(self._open)
 
     def energy(self, timings: Timings | TensorTimings) -> Energy | None:
         """Give what it took, once it has ended; see EnergyMonitor.end."""
@@ -75,6 +81,8 @@ class Unmeasured:
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+    def end(self) -> None: ...
 
     def energy(self, timings: Timings | TensorTimings) -> None:
         del timings

@@ -15,6 +15,7 @@ import pytest
 import edge_rt
 from edge_rt import config
 from edge_rt.errors import (
+    ConfigError,
     ContextLengthError,
     InvalidRequestError,
     ModelFormatError,
@@ -24,7 +25,11 @@ from edge_rt.errors import (
     ShuttingDownError,
 )
 from edge_rt.library import ChunkStream, Model, _Answer
+from edge_rt.power.calibration import write
+from edge_rt.power.monitor import EnergyMonitor, Unmeasured
+from edge_rt.power.shared import MONITORS
 from edge_rt.types import Chunk
+from tests.unit.power.test_calibration import FOUND
 
 
 def settings(**flags: object) -> config.Loaded:
@@ -198,7 +203,7 @@ class WatchedQueue(SimpleQueue[Any]):
 
 
 def test_closing_an_answer_from_another_thread_ends_its_reader() -> None:
-    answer = _Answer()
+    answer = _Answer(Unmeasured())
     answer.items = watched = WatchedQueue()
     stream = ChunkStream(answer, lambda _: None)
     ends: list[list[Chunk]] = []
@@ -264,3 +269,54 @@ def test_the_real_model_answers_greedily_the_same_twice(model_store: object) -> 
         assert len(first.split()) > 8
     with edge_rt.load(str(model_store)) as by_path:
         assert by_path.generate("Why is the sky blue?", max_tokens=24, temperature=0).text() == first
+
+
+def metered(tmp_path: Path, **flags: object) -> config.Loaded:
+    """Settings whose meter is a table of a board, which is everywhere."""
+    table = tmp_path / "power.json"
+    write(table, FOUND)
+    return settings(**{"power.meter": "model", "power.model_file": str(table), **flags})
+
+
+def test_an_answer_says_what_it_took_and_by_what(tmp_path: Path) -> None:
+    slow = {"models.null.variant": "step_s=0.03", "engine.max_draft": 0}
+    with edge_rt.load("null", settings=metered(tmp_path, **slow)) as model:
+        assert isinstance(model, edge_rt.Model)
+        model.generate("the meter sees a load from its second look on").text()
+        answer = model.generate("how much does this take?" * 2)
+        answer.text()
+    assert answer.usage is not None
+    energy = answer.usage.energy
+    assert energy is not None
+    assert (energy.quality, energy.boundary, energy.source) == ("modelled", "board", "model of Board 5")
+    assert energy.total_j > 0
+
+
+def test_models_share_one_monitor_and_the_last_closes_it(tmp_path: Path) -> None:
+    loaded = metered(tmp_path)
+    first, second = edge_rt.load("null", settings=loaded), edge_rt.load("null", settings=loaded)
+    assert first._energy is second._energy
+    assert isinstance(first._energy, EnergyMonitor)
+    first.close()
+    assert [t.name for t in threading.enumerate()].count("edge_rt-meter") == 1
+    second.close()
+    second.close()
+    assert "edge_rt-meter" not in [t.name for t in threading.enumerate()]
+    assert not MONITORS._open
+
+
+def test_an_answer_that_is_given_up_is_not_open_any_more(tmp_path: Path) -> None:
+    slow = {"models.null.variant": "step_s=0.01"}
+    with edge_rt.load("null", settings=metered(tmp_path, **slow)) as model:
+        assert isinstance(model, edge_rt.Model)
+        answer = model.generate("a" * 100)
+        next(answer)
+        answer.close()
+        assert isinstance(model._energy, EnergyMonitor)
+        assert not model._energy._account.is_busy
+
+
+def test_a_meter_that_is_none_stops_the_load(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"power\.meter"):
+        edge_rt.load("null", settings=settings(**{"power.meter": "serial:nothing"}))
+    assert not MONITORS._open

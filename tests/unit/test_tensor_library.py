@@ -21,10 +21,12 @@ from edge_rt.errors import (
     ShuttingDownError,
     UnsupportedFeatureError,
 )
+from edge_rt.power.calibration import write
 from edge_rt.tensor_library import TensorModel
 from edge_rt.tensor_types import MediaAnswer, MediaRequest
 from tests.system.test_tensor_workers import BATCHING, MANIFEST, STATE
 from tests.unit.engine.tensor_sessions import STATEFUL, alone, rows
+from tests.unit.power.test_calibration import FOUND
 
 TIMEOUT_S = 20.0
 
@@ -172,3 +174,14 @@ def test_an_onnx_file_is_loaded_by_its_path(tmp_path: Path) -> None:
     path.write_bytes(b"no model")
     with pytest.raises(ModelFormatError):
         edge_rt.load(str(path), settings=config.load(environ={}))
+
+
+def test_inferences_and_findings_say_what_they_took(load: Callable[..., TensorModel], tmp_path: Path) -> None:
+    table = tmp_path / "power.json"
+    write(table, FOUND)
+    model = load(variant="run_s=0.3", **{"power.meter": "model", "power.model_file": str(table)})
+    model.run({"x": rows(1)})
+    energy = model.infer({"x": rows(1)}).energy
+    assert energy is not None
+    assert (energy.quality, energy.prefill_j) == ("modelled", None)
+    assert energy.total_j > 0
