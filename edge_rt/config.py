@@ -196,7 +196,7 @@ class CloudEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    meter: str = "auto"  # auto: the best that is here; none; or one of `edge_rt power status`, serial:PORT:KIND
+    meter: str = "auto"  # auto: the best that is here; none; model; one of `edge_rt power status`; serial:PORT:KIND
     ttft_slo_s: PositiveSeconds = 1.0  # first token, wanted of 95 of 100 answers
     tpot_slo_s: PositiveSeconds = 0.1  # each further token
     socket_path: str = "/run/edge_rt/power.sock"  # powerd's; "": tell it nothing

@@ -43,14 +43,15 @@ class Pair(click.ParamType[tuple[int, int]]):
 class Progress:
     """One line on stderr: rewritten in place on a terminal, else a line per step."""
 
-    def __init__(self, wanted: bool | None) -> None:
+    def __init__(self, wanted: bool | None, name: str = "edge_rt bench") -> None:
+        self._name = name
         self._terminal = sys.stderr.isatty()
         self._on = self._terminal if wanted is None else wanted
 
     def show(self, line: str) -> None:
         if self._on:
             click.echo(
-                f"\r\x1b[K{line}" if self._terminal else f"edge_rt bench: {line}", err=True, nl=not self._terminal
+                f"\r\x1b[K{line}" if self._terminal else f"{self._name}: {line}", err=True, nl=not self._terminal
             )
 
     def clear(self) -> None:

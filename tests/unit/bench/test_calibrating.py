@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows
+from edge_rt.backends.null import NullSession
+from edge_rt.bench.calibrating import Calibrator, Domain, MeterWatts, Plan, TypedWatts, thinned
+from edge_rt.devices.base import Reading, known, unknown
+from edge_rt.devices.sysfs import SysfsRoot
+from edge_rt.errors import PowerUnknownError
+from edge_rt.power.monitor import EnergyMonitor
+from tests.fakes import FakeClock
+from tests.unit.power.test_monitor import FakeMeter
+
+FILE = ModelFile(model="null", variant="", path=Path("null"), quant="none")
+
+
+class Board:
+    """A machine with one clock: prefill is as fast as it, decode waits for memory half of the time."""
+
+    def __init__(self, root: Path) -> None:
+        self.clock, self.hz, self.set_hz, self.root = FakeClock(), 2e9, list[float](), root
+        self.running = "idle"
+        self.busy_s = 0.0
+        (root / "proc").mkdir()
+        self.account()
+
+    def account(self) -> None:
+        """Two CPUs, one of which computes."""
+        all_ticks = 200 * (self.clock() - 1000.0)
+        text = f"cpu {round(100 * self.busy_s)} 0 0 {round(all_ticks - 100 * self.busy_s)} 0 0 0 0 0 0\n"
+        (self.root / "proc/stat").write_text(text)
+
+    def set(self, domain: str, max_hz: float) -> None:
+        assert domain == "policy0"
+        self.hz = max_hz
+        self.set_hz.append(max_hz)
+
+    def spend(self, seconds: float, *, busy: bool) -> None:
+        self.clock.advance(seconds)
+        self.busy_s += seconds if busy else 0.0
+        self.account()
+
+
+class Session(NullSession):
+    board: Board
+
+    def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
+        n_rows = sum(len(rows.token_ids) for rows in batch)
+        self.board.running = "prefill" if n_rows > 1 else "decode"
+        work_s = n_rows * 1e6 / self.board.hz
+        self.board.spend(work_s if n_rows > 1 else 0.02 + work_s * 10, busy=True)
+        return super().decode(batch)
+
+
+class Watts:
+    """Tells power by what ran last."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.silent_while = ""
+
+    def mark(self) -> float:
+        return self.board.clock()
+
+    def since(self, mark: float, what: str) -> Reading[float]:
+        if what == self.silent_while:
+            return unknown("meter", "gone")
+        ghz = self.board.hz / 1e9
+        return known({"idle": 2.0, "prefill": 2 + 2 * ghz, "decode": 2 + ghz}[what], "meter")
+
+
+def calibrator(board: Board, watts: Watts | None = None) -> Calibrator:
+    session = Session(FILE, LoadOptions(n_ctx=128, n_seq_max=1, n_batch=64))
+    session.board = board
+    return Calibrator(
+        session,
+        watts or Watts(board),
+        Plan(seconds=1.0, idle_seconds=2.0, n_prompt=100),
+        clock=board,
+        root=SysfsRoot(board.root),
+        now=board.clock,
+        sleep=lambda seconds: board.spend(seconds, busy=False),
+    )
+
+
+def test_each_clock_is_measured_from_the_highest_on(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    measuring = calibrator(board)
+    assert measuring.idle_w() == 2.0
+    found = measuring.domain(Domain("policy0", (5e8, 1e9, 2e9)))
+    assert board.set_hz == [2e9, 1e9, 5e8]
+    assert [point.max_hz for point in found.points] == [5e8, 1e9, 2e9]
+    slow, _, fast = found.points
+    assert slow.prefill_s_per_token == pytest.approx(4 * fast.prefill_s_per_token)
+    assert slow.decode_s_per_token < 2 * fast.decode_s_per_token
+    assert (slow.prefill_w, slow.decode_w, fast.prefill_w) == (3.0, 2.5, 6.0)
+    assert measuring.utilisation == pytest.approx(0.5, abs=0.01)
+
+
+def test_one_clock_alone_is_not_set(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    (point,) = calibrator(board).domain(Domain("policy0", (2e9,))).points
+    assert (board.set_hz, point.max_hz) == ([], 2e9)
+
+
+@pytest.mark.parametrize("what", ["idle", "prefill", "decode"])
+def test_a_power_that_is_not_known_ends_it(tmp_path: Path, what: str) -> None:
+    board = Board(tmp_path)
+    watts = Watts(board)
+    watts.silent_while = what
+    measuring = calibrator(board, watts)
+    with pytest.raises(PowerUnknownError, match="meter: gone"):
+        _ = measuring.idle_w(), measuring.domain(Domain("policy0", (2e9,)))
+
+
+def test_watts_that_are_typed_in_are_told_again() -> None:
+    watts = TypedWatts(idle_w=2.0, active_w=6.0)
+    assert watts.since(watts.mark(), "idle").value == 2.0
+    assert watts.since(watts.mark(), "decode").value == 6.0
+
+
+def test_watts_of_a_meter_are_means_and_unknown_over_a_gap() -> None:
+    clock = FakeClock()
+    meter = FakeMeter(clock)
+    monitor = EnergyMonitor(meter, clock=clock)
+    with MeterWatts(monitor) as watts:
+        mark = clock()
+        for _ in range(40):
+            clock.advance(monitor.tick())
+        assert watts.since(mark, "idle").value == pytest.approx(2.0)
+        meter.watts = None
+        for _ in range(40):
+            clock.advance(monitor.tick())
+        assert watts.since(mark, "idle").reason == "fake: pulled out"
+    assert not monitor._account.is_busy
+
+
+@pytest.mark.parametrize(
+    ("n", "most", "left"), [(3, 8, (0, 1, 2)), (5, 3, (0, 2, 4)), (10, 2, (0, 9)), (10, 1, (9,)), (1, 4, (0,))]
+)
+def test_points_are_thinned_evenly(n: int, most: int, left: tuple[int, ...]) -> None:
+    assert thinned(tuple(map(float, range(n))), most) == tuple(map(float, left))
