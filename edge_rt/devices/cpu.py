@@ -154,8 +154,8 @@ def model(root: SysfsRoot | None = None) -> Reading[str]:
 def board(root: SysfsRoot | None = None) -> Reading[str]:
     """Name the board: the device tree's model on Arm, DMI's product on a PC."""
     root = root or SysfsRoot()
-    tree = root.text("proc/device-tree/model")
-    return tree if tree.value else root.text("sys/class/dmi/id/product_name")
+    tree = root.name("proc/device-tree/model")
+    return tree if tree.value else root.name("sys/class/dmi/id/product_name")
 
 
 def topology(root: SysfsRoot | None = None) -> Topology:
@@ -230,7 +230,7 @@ def quota_cores(root: SysfsRoot | None = None) -> Reading[float]:
 def governor(root: SysfsRoot | None = None) -> Reading[str]:
     """Name the cpufreq governors in use, joined by '/' where policies differ."""
     root = root or SysfsRoot()
-    names = [root.text(path) for path in root.paths("sys/devices/system/cpu/cpufreq/policy*/scaling_governor")]
+    names = [root.name(path) for path in root.paths("sys/devices/system/cpu/cpufreq/policy[0-9]*/scaling_governor")]
     values = dict.fromkeys(name.value for name in names if name.value)
     if not values:
         return unknown(

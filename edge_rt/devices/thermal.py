@@ -96,7 +96,7 @@ def throttled_between(before: Reading[Throttle], after: Reading[Throttle]) -> Re
 def _zones(root: SysfsRoot) -> list[Temperature]:
     found: list[Temperature] = []
     for zone in root.paths("sys/class/thermal/thermal_zone*"):
-        name = root.text(f"{zone}/type").value or zone.rpartition("/")[2]
+        name = root.name(f"{zone}/type").value or zone.rpartition("/")[2]
         reading = root.scaled(f"{zone}/temp", 1e-3)
         if reading.value is None or not _MIN_C <= reading.value <= _MAX_C or name.lower().startswith(_FOREIGN_ZONES):
             continue
@@ -121,7 +121,7 @@ def _hwmon(root: SysfsRoot) -> list[Temperature]:
             continue
         for path in root.paths(f"{chip}/temp*_input"):
             reading = root.scaled(path, 1e-3)
-            label = root.text(path.replace("_input", "_label")).value
+            label = root.name(path.replace("_input", "_label")).value
             if reading.value is None or not _MIN_C <= reading.value <= _MAX_C:
                 continue
             limit = root.scaled(path.replace("_input", "_max"), 1e-3).value
@@ -151,7 +151,7 @@ def _events(root: SysfsRoot, sources: list[str]) -> int | None:
 def _cooling(root: SysfsRoot, sources: list[str]) -> tuple[str, ...]:
     active: list[str] = []
     for device in root.paths("sys/class/thermal/cooling_device*"):
-        kind = root.text(f"{device}/type").value or ""
+        kind = root.name(f"{device}/type").value or ""
         state = root.integer(f"{device}/cur_state").value
         # Fans are cooling devices too, and a turning fan is no throttling.
         if state is None or not ("cpufreq" in kind or kind == "Processor"):

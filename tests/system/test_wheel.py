@@ -63,5 +63,9 @@ def test_wheel_holds_every_manifest_and_the_native_engine(tmp_path: Path) -> Non
         for folder in (Path(place).parent / "systemd", ROOT / "systemd")
     )
     assert units == shipped_units
+    boards = Path("devices", "boards")
+    assert {p.name for p in (Path(place).parent / boards).iterdir()} == {
+        p.name for p in (ROOT / "edge_rt" / boards).iterdir()
+    }
     assert ids.split() == sorted(path.stem for path in (ROOT / "models").glob("*.toml"))
     assert chains.split() == sorted(path.stem for path in (ROOT / "models" / "chains").glob("*.toml"))

@@ -238,3 +238,17 @@ def test_a_plot_shows_the_last_values_and_unknown_is_no_zero() -> None:
 
 def test_a_plot_of_nothing_is_empty_axes() -> None:
     assert plot([], width=10, height=1, unit="W") == ["1 W ┤", "0 W └"]
+
+
+@pytest.mark.parametrize("tree", ["orin_nano", "x86_laptop", "rk3588", "amd_machine"])
+@pytest.mark.parametrize("fault", [5, b"", b"\x1b[2J\xff", b"9" * 5000], ids=["EIO", "empty", "escape", "huge"])
+def test_whatever_the_files_hold_a_status_is_shown_and_moves_no_cursor(
+    request: pytest.FixtureRequest, tmp_path: Path, tree: str, fault: int | bytes
+) -> None:
+    request.getfixturevalue(tree)
+    paths = [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()]
+    for faults in (dict.fromkeys(paths, fault), dict.fromkeys(paths[::2], fault), dict.fromkeys(paths[::3], fault)):
+        shown = status(FaultyRoot(tmp_path, faults))
+        assert all(line.isprintable() for line in shown.splitlines())
+        assert " 0.00 W (board" not in shown
+        assert " 0.00 W (soc" not in shown

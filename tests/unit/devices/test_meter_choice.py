@@ -330,3 +330,26 @@ def test_extra_meters_come_first_and_all_are_closed(bare_vm: SysfsRoot) -> None:
     assert [s.meter.name for s in found.sources] == ["tc66"]
     found.close()
     assert meter.closed
+
+
+ERRNOS = (errno.ENODEV, errno.ENOENT, errno.ENODATA, errno.EACCES)
+JUNK = (b"", b"nan", b"-", b"\xff\xfe\x00", b"9" * 5000, b"1 2", b"\x1b[2J")
+
+
+@pytest.mark.parametrize("tree", ["orin_nano", "x86_laptop", "raspberry_pi_5"])
+def test_whatever_one_file_does_no_watt_is_wrong(request: pytest.FixtureRequest, tmp_path: Path, tree: str) -> None:
+    request.getfixturevalue(tree)
+    rails = "".join(f"R{i}_A current({i})=0.5A\nR{i}_V volt({i})=1.0V\n" for i in range(12))
+    root = FaultyRoot(tmp_path)
+    told = set(powers(find(root, call=lambda arguments: rails)).values())
+    assert told
+    for path in sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()):
+        for fault in (*ERRNOS, *JUNK):
+            root.faults = {path: fault}
+            found = find(root, call=lambda arguments: rails)
+            panel = Panel(found)
+            panel.read(0.0)
+            assert set(panel.powers_w.values()) <= told, (path, fault)
+            for name, reading in panel.readings.items():
+                assert (reading.value is None) == bool(reading.reason), (path, fault, name)
+            choose(panel.meters, panel.readings)
