@@ -11,6 +11,7 @@ from edge_rt.cli import LazyGroup
 _COMMANDS: Final = {
     "status": "Show every meter, clock and temperature now.",
     "watch": "Plot the power as it changes.",
+    "plan": "Show what powerd would set, and why.",
     "calibrate": "Measure what this board takes at each clock.",
 }
 

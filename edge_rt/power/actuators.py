@@ -88,6 +88,7 @@ class Actuators:
 
     snapshot  None: the files are dry and nothing has to be put back
     also      "epp", "rapl": what is set besides clocks
+    own       the user's own limits as far as they are known already; None: those of the snapshot
     """
 
     def __init__(
@@ -97,10 +98,11 @@ class Actuators:
         snapshot: Snapshot | None,
         *,
         also: Sequence[str] = (),
+        own: Mapping[str, Value] | None = None,
     ) -> None:
         self._files, self._snapshot, self._also = files, snapshot, also
         # The user's own. What an earlier process left and could not put back is older than anything read now.
-        self._values: dict[str, Value] = dict(snapshot.values) if snapshot is not None else {}
+        self._values: dict[str, Value] = dict(own if own is not None else snapshot.values if snapshot else {})
         self._clocks = {domain.name: Clock(files, domain) for domain in domains if domain.points_hz}
         self._choices: dict[str, list[str]] = {}  # of preferences, by domain
         self._preferences = self._probe_preferences() if "epp" in also else {}

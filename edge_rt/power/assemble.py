@@ -9,6 +9,7 @@ from edge_rt.devices import cpufreq, meter_choice
 from edge_rt.devices.meters import Meter
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import ConfigError
+from edge_rt.power.domains import domains
 from edge_rt.power.governor import safe
 from edge_rt.power.settings import Settings
 from edge_rt.power.state import Decision, Domain, Limits, Observation
@@ -19,6 +20,11 @@ Say = Callable[[int, str, str], None]
 def groups(root: SysfsRoot) -> dict[str, tuple[int, ...]]:
     """Give the CPUs that run of each cpufreq policy."""
     return {found.name: found.online_cpus for found in cpufreq.policies(root) if found.online_cpus}
+
+
+def settable(root: SysfsRoot, actuators: Sequence[str]) -> tuple[Domain, ...]:
+    """List the clocks that power.actuators lets powerd set."""
+    return tuple(one for one in domains(root) if ("cpufreq" if one.kind == "cpu" else "devfreq") in actuators)
 
 
 def make_meter(settings: Settings, root: SysfsRoot, say: Say) -> Meter | None:
@@ -68,6 +74,6 @@ class Table:
         return Decision(max_hz={one.name: one.points_hz[at] for one in self._domains}, reason=work)
 
 
-def make_policy() -> Table:
+def make_policy(settings: Settings, say: Say) -> Table:  # noqa: ARG001
     """Begin with a table."""
     return Table()

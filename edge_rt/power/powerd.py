@@ -33,9 +33,8 @@ from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import ConfigError
 from edge_rt.power import server, settings
 from edge_rt.power.actuators import Actuators
-from edge_rt.power.assemble import groups, make_meter, make_policy
+from edge_rt.power.assemble import groups, make_meter, make_policy, settable
 from edge_rt.power.conflicts import rivals
-from edge_rt.power.domains import domains
 from edge_rt.power.governor import Governor
 from edge_rt.power.log import Log
 from edge_rt.power.report import report
@@ -43,7 +42,7 @@ from edge_rt.power.restore import restore, told
 from edge_rt.power.sensing import PowerReader, Sensing
 from edge_rt.power.settings import Settings
 from edge_rt.power.snapshot import DEFAULT_FILE, BadSnapshotError, Snapshot, boot_id
-from edge_rt.power.state import Domain, Limits
+from edge_rt.power.state import Limits
 from edge_rt.sd_notify import notify, watchdog_interval_s
 
 _EXIT_CONFIG: Final = 78
@@ -245,24 +244,20 @@ class Powerd:
     def _governor(self, now: Settings) -> Governor:
         is_dry = self.options.is_dry or not now.enabled
         files = DryFiles(self._files) if is_dry else self._files
-        found = self._domains(now)
+        found = settable(self._root, now.actuators)
         if not found:
             self.log.say(4, "clocks", f"no clock can be set here (power.actuators: {', '.join(now.actuators)})")
         meter = make_meter(now, self._root, self.log.say)
         sensing = Sensing(self._root, self._files, meter, groups(self._root))
         actuators = Actuators(files, found, None if is_dry else self._snapshot, also=now.actuators)
-        governor = Governor(sensing, actuators, make_policy(), is_dry=is_dry, say=self.log.say)
+        governor = Governor(sensing, actuators, make_policy(now, self.log.say), is_dry=is_dry, say=self.log.say)
         if self._snapshot_problem and not is_dry:
             governor.stopped_by = self._snapshot_problem
         return governor
 
-    def _domains(self, now: Settings) -> tuple[Domain, ...]:
-        wanted = {"cpu": "cpufreq"}
-        return tuple(one for one in domains(self._root) if wanted.get(one.kind, "devfreq") in now.actuators)
-
     def _look_again(self) -> None:
         """Take up clocks that were plugged in, or were not ready when this process began."""
-        self.governor.actuators.update(self._domains(self.settings))
+        self.governor.actuators.update(settable(self._root, self.settings.actuators))
         self.governor.sensing.groups = groups(self._root)
 
     def _look_for_a_meter(self) -> None:

@@ -94,17 +94,18 @@ class Snapshot:
         self.values: dict[str, Value] = {}
         self._boot = boot
 
-    def load(self) -> bool:
+    def load(self, *, keep: bool = False) -> bool:
         """Read what an earlier process has left; False for nothing, or for what another boot left.
 
-        Raises BadSnapshotError.
+        The latter is removed, unless keep only looks. Raises BadSnapshotError.
         """
         text = _read(self.file)
         if text is None:
             return False
         boot, values = parse(text)
         if boot != self._boot:
-            self.remove()
+            if not keep:
+                self.remove()
             return False
         self.values = {value.path: value for value in values}
         return True
