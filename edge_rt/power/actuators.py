@@ -54,6 +54,7 @@ class Clock:
         self.knob = Knob(files, f"{folder}/{'scaling_max_freq' if is_cpu else 'max_freq'}")
         self.kept = (self.knob.path, f"{folder}/{'scaling_min_freq' if is_cpu else 'min_freq'}")
         self._hz = 1000.0 if is_cpu else 1.0  # of the kernel's unit
+        self._left: tuple[tuple[object, ...], Domain] | None = None  # what within gave last, and for what
 
     def max_hz(self) -> float | None:
         text = self.knob.in_force
@@ -64,12 +65,16 @@ class Clock:
         highest, lowest = self._own_hz(values, self.kept[0]), self._own_hz(values, self.kept[1])
         if highest is None:
             highest = self.max_hz()  # nothing is written yet
+        if self._left is not None and self._left[0] == (self.domain, highest, lowest):
+            return self._left[1]
         points = self.domain.points_hz
         left = tuple(p for p in points if (highest is None or p <= highest) and (lowest is None or p >= lowest))
         if not left:
             middle = highest if highest is not None else points[-1]
             left = (min(points, key=lambda point: abs(point - middle)),)
-        return replace(self.domain, points_hz=left)
+        found = replace(self.domain, points_hz=left)
+        self._left = (self.domain, highest, lowest), found
+        return found
 
     def text(self, hz: float, values: Mapping[str, Value]) -> str:
         """Give what to write for a clock: the user's own limit for the highest point that it leaves."""
@@ -85,6 +90,8 @@ class Clock:
 
 class Actuators:
     """All that is written, behind one snapshot. Belongs to one thread.
+
+    knobs     every file that is set
 
     snapshot  None: the files are dry and nothing has to be put back
     also      "epp", "rapl": what is set besides clocks
@@ -107,6 +114,7 @@ class Actuators:
         self._choices: dict[str, list[str]] = {}  # of preferences, by domain
         self._preferences = self._probe_preferences() if "epp" in also else {}
         self._limits = self._probe_limits() if "rapl" in also else ()
+        self.knobs = self._all_knobs()
         self._held_s: tuple[float, bool] = (-1.0, False)
         self._is_postponed = False
 
@@ -115,8 +123,7 @@ class Actuators:
         """What can be set now: domains that answer, with the points that the user's own limits leave."""
         return tuple(clock.within(self._values) for clock in self._clocks.values() if clock.knob.in_force is not None)
 
-    @property
-    def knobs(self) -> tuple[Knob, ...]:
+    def _all_knobs(self) -> tuple[Knob, ...]:
         return (*(clock.knob for clock in self._clocks.values()), *self._preferences.values(), *self._limits)
 
     def max_hz(self) -> dict[str, float]:
@@ -150,6 +157,7 @@ class Actuators:
             if name not in known and clock.knob.in_force is None and clock.knob.path not in self._values:
                 del self._clocks[name]
                 self._preferences.pop(name, None)
+        self.knobs = self._all_knobs()
 
     def apply(self, decision: Decision, now_s: float, *, max_w: float = 0.0) -> Applied:
         """Bring a decision into force, as far as it goes; look comes first. A fault stays with its file.

@@ -69,6 +69,8 @@ class Knob:
 
     def is_contested(self, now_s: float) -> bool:
         """Tell whether another program has written there too often to be chance."""
+        if not self._conflicts_s:
+            return False
         recent = [at_s for at_s in self._conflicts_s if now_s - at_s <= _CONFLICT_S]
         return len(recent) >= _MAX_CONFLICTS
 

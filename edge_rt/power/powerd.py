@@ -15,6 +15,7 @@ be given back, 78 for settings that are wrong.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -51,7 +52,8 @@ _VALUES: Final = ("config", "root", "snapshot")
 _IDLE_S: Final = 1.0  # between two looks without work
 _EVENT_S: Final = 0.02  # from a look to the next one that a hint asks for
 _RIVALS_S: Final = 60.0
-_REFIND_S: Final = 10.0
+_REFIND_S: Final = 2.0  # from one look for new clocks to the next …
+_REFIND_ALL_S: Final = 60.0  # … and for old ones that have other steps now
 _STATUS_S: Final = 1.0  # between two STATUS= lines
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -93,6 +95,7 @@ class Powerd:
         self._check_rivals()
         self._is_ending = self._wants_reload = self._is_asked = False
         self._said_status = ""
+        self._known, self._found_s = self._there(), clock()
 
     @property
     def limits(self) -> Limits:
@@ -257,8 +260,22 @@ class Powerd:
 
     def _look_again(self) -> None:
         """Take up clocks that were plugged in, or were not ready when this process began."""
+        now_s, there = self.clock(), self._there()
+        if there == self._known and now_s - self._found_s < _REFIND_ALL_S:
+            return
+        self._known, self._found_s = there, now_s
         self.governor.actuators.update(settable(self._root, self.settings.actuators))
         self.governor.sensing.groups = groups(self._root)
+
+    def _there(self) -> list[str]:
+        """List the names of all clocks, and the CPUs that run: when they change it is worth to look closer."""
+        found = []
+        for folder in ("sys/devices/system/cpu/cpufreq", "sys/class/devfreq"):
+            with contextlib.suppress(OSError):
+                found += self._files.names(folder)
+        with contextlib.suppress(OSError):
+            found.append(self._files.read("sys/devices/system/cpu/online"))
+        return found
 
     def _look_for_a_meter(self) -> None:
         if self.governor.sensing.power is None:
