@@ -17,6 +17,11 @@ from edge_rt.errors import ConfigError
 # What an unreadable kernel file says (sysfs.py): only then is the remedy for permissions one.
 _NOT_PERMITTED = "only root may read it"
 
+_NO_METER = (
+    "nothing tells a power here: put a USB meter between plug and board (power.meter = serial:PORT:KIND), or let "
+    "`edge_rt power calibrate` make a table of what the board takes"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterState:
@@ -139,6 +144,8 @@ def meter_lines(found: Power) -> Iterator[str]:
     yield from (f"doubt: {words}" for words in found.disagreements)
     if found.problem:
         yield f"problem: {found.problem}"
+    elif not any(meter.power_w.value is not None or meter.energy_j is not None for meter in found.meters):
+        yield _NO_METER
 
 
 def clock_lines(found: Clocks) -> Iterator[str]:

@@ -52,6 +52,7 @@ def test_an_orin_shows_its_total_its_chip_and_its_clocks(orin_nano: SysfsRoot) -
     assert "clocks    policy0, policy4, cpu 0-5: now 1.51 GHz, 0.12–1.51 GHz, 3 steps, schedutil, tegra194" in shown
     assert "17000000.gpu (gpu): now 0.31 GHz, 0.31–0.62 GHz, nvhost_podgov" in shown
     assert "cpu-thermal 48.5 °C" in shown
+    assert "nothing tells a power" not in shown
 
 
 def test_the_example_in_the_docs_is_what_is_shown(orin_nano: SysfsRoot) -> None:
@@ -93,6 +94,7 @@ def test_what_is_unknown_is_shown_with_its_reason(bare_vm: SysfsRoot) -> None:
     assert "hwmon: none, no chip below /sys/class/hwmon measures power" in shown
     assert "clocks    cpu: unknown, no cpufreq policy: the platform or hypervisor sets the clock" in shown
     assert "battery   unknown: no battery tells its charge" in shown
+    assert "nothing tells a power here: put a USB meter between plug and board" in shown
     assert " 0.00 W" not in shown
 
 
