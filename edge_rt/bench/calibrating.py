@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
 from edge_rt.backends.base import SeqRows, TokenSession
+from edge_rt.bench.metering import Metering
 from edge_rt.bench.workload import token_ids
 from edge_rt.devices.base import Reading
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import PowerUnknownError
 from edge_rt.power.calibration import CalibratedDomain, Point
-from edge_rt.power.monitor import EnergyMonitor
 
 _SEED: Final = 42
 _SEQ: Final = 0
-_MIN_COVERAGE: Final = 0.9
 _SETTLE_S: Final = 1.0  # after a change of clock
 _TICKS: Final = slice(1, 9)  # of /proc/stat's first line (proc_stat(5)); guest time is in user's already
 
@@ -158,29 +157,17 @@ class Calibrator:
 
 
 class MeterWatts:
-    """Mean power by a meter that is read all the time, as long as the with statement goes on."""
+    """Mean power by a meter."""
 
-    def __init__(self, monitor: EnergyMonitor) -> None:
-        self._monitor = monitor
-        self._busy = monitor.computing("measurement")  # the meter is read as often as it has values
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._busy.end()
+    def __init__(self, metering: Metering) -> None:
+        self._metering = metering
 
     def mark(self) -> float:
-        return self._monitor.mark()
+        return self._metering.mark()
 
     def since(self, mark: float, what: str) -> Reading[float]:
-        """Give the mean power since mark; unknown if the meter had values for less than nine tenths of it."""
         del what
-        window, now = self._monitor.window(mark, self._monitor.mark()), self._monitor.now()
-        if window.mean_w is None or window.coverage < _MIN_COVERAGE:
-            reason = now.reason or f"had values for {window.coverage:.0%} of the time"
-            return Reading(value=None, source=now.source, reason=reason)
-        return Reading(value=window.mean_w, source=now.source)
+        return self._metering.watts_since(mark)
 
 
 class TypedWatts:

@@ -105,7 +105,9 @@ def record(result: Result, machine: Machine) -> dict[str, Any]:
         "throttled": result.throttled.value,
         **_reason("throttled", result.throttled),
         **_energy(result),
-        "power_source": result.power_source,
+        "power_source": result.power.name,
+        "power_boundary": result.power.boundary,
+        "power_quality": result.power.quality,
         "model_id": result.target.file.model,
         "variant": result.target.file.variant,
         "device": info.device,
@@ -136,7 +138,7 @@ def _reason(name: str, reading: Reading[Any]) -> dict[str, str]:
 
 
 def _energy(result: Result) -> dict[str, Any]:
-    """Energy over the timed passes only: everything the CPU packages used then, neighbours and idle power included."""
+    """Energy over the timed passes only: everything within the meter's boundary, neighbours and idle power included."""
     energies = [r.energy_j for r in result.repetitions]
     missing = next((e for e in energies if e.value is None), None)
     total_j = sum(e.value or 0.0 for e in energies)
@@ -255,6 +257,10 @@ class _Markdown:
             if last[name] is None:
                 reasons.setdefault(last[f"{name}_reason"], []).append(name)
         notes = "".join(f"{', '.join(names)}: {reason}\n" for reason, names in reasons.items())
+        if last["power_boundary"] is not None:
+            notes += (
+                f"watts, J/token: of the {last['power_boundary']}, {last['power_quality']} ({last['power_source']})\n"
+            )
         builds = dict.fromkeys(f"build: {v['build_commit']}, {v['backend_detail']}\n" for _, v in self._records)
         return f"\n{table}\n{notes}cpu: {self._machine.cpu_info}\n{''.join(builds)}"
 

@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from edge_rt.backends.base import Backend, LoadOptions, ModelFile, SeqRows, TokenSession
+from edge_rt.bench.metering import Metering
 from edge_rt.bench.workload import Case, token_ids
 from edge_rt.devices import memory, thermal
 from edge_rt.devices.base import Reading
-from edge_rt.devices.powercap import EnergyMeter
 from edge_rt.devices.sysfs import SysfsRoot
+from edge_rt.power.meter import Chosen
 from edge_rt.types import ModelInfo
 
 _N = TypeVar("_N", int, float)
@@ -41,6 +42,15 @@ class Repetition:
     energy_j: Reading[float]
 
 
+@dataclass(frozen=True, slots=True)
+class PowerSource:
+    """What measured energy: as in devices.meters.Meter; None without a meter."""
+
+    name: str
+    boundary: str | None = None
+    quality: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """A measured case, with the hottest, largest and throttled state seen around its repetitions."""
@@ -54,22 +64,27 @@ class Result:
     peak_temp_c: Reading[float]
     throttled: Reading[bool]
     rss_bytes: Reading[int]
-    power_source: str
+    power: PowerSource
 
 
 class Sensors:
     """What is read around each repetition, never inside it."""
 
-    def __init__(self, root: SysfsRoot | None = None) -> None:
+    def __init__(self, root: SysfsRoot | None = None, metering: Metering | None = None) -> None:
         self._root = root or SysfsRoot()
-        self._meter = EnergyMeter(self._root)
+        self._metering = metering or Metering(Chosen(None, "none is wanted"))
 
     @property
-    def power_source(self) -> str:
-        return self._meter.source
+    def power(self) -> PowerSource:
+        return PowerSource(self._metering.source, self._metering.boundary, self._metering.quality)
 
-    def energy_j(self) -> Reading[float]:
-        return self._meter.read_j()
+    def energy_mark(self) -> float:
+        """Begin a stretch whose energy is wanted."""
+        return self._metering.mark()
+
+    def energy_j(self, mark: float) -> Reading[float]:
+        """Give the energy since a mark."""
+        return self._metering.joules_since(mark)
 
     def temp_c(self) -> Reading[float]:
         return thermal.peak_c(self._root)
@@ -159,9 +174,9 @@ class Runner:
         for number in range(self._plan.repetitions):
             self._announce(f"{title}: run {number + 1}/{self._plan.repetitions}")
             pass_.prepare()
-            before = self._sensors.energy_j()
+            mark = self._sensors.energy_mark()
             elapsed_ns, prompt_ns, token_ns = pass_.timed()
-            energy = _difference(before, self._sensors.energy_j())
+            energy = self._sensors.energy_j(mark)
             repetitions.append(
                 Repetition(elapsed_ns=elapsed_ns, prompt_ns=prompt_ns, token_ns=token_ns, energy_j=energy)
             )
@@ -177,7 +192,7 @@ class Runner:
             peak_temp_c=_largest(temps),
             throttled=thermal.throttled_between(throttle_before, self._sensors.throttle()),
             rss_bytes=_largest(sizes),
-            power_source=self._sensors.power_source,
+            power=self._sensors.power,
         )
 
 
@@ -242,12 +257,6 @@ class _Pass:
             spent.append(now - before)
             before = now
         return tuple(spent)
-
-
-def _difference(before: Reading[float], after: Reading[float]) -> Reading[float]:
-    if before.value is None or after.value is None:
-        return before if before.value is None else after
-    return Reading(value=after.value - before.value, source=after.source)
 
 
 def _largest(readings: Sequence[Reading[_N]]) -> Reading[_N]:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import httpx2
 
@@ -97,20 +97,28 @@ class ServeResult:
         }
 
 
+class Energy(Protocol):
+    """Tells the energy of a stretch of time; metering.Metering is one."""
+
+    def mark(self) -> float: ...
+
+    def joules_since(self, mark: float) -> Reading[float]: ...
+
+
 class Driver:
-    """Sends the load over one HTTP client. read_energy_j gives the machine's running joules."""
+    """Sends the load over one HTTP client."""
 
     def __init__(
         self,
         client: httpx2.AsyncClient,
         *,
-        read_energy_j: Callable[[], Reading[float]],
+        metering: Energy,
         announce: Callable[[str], None] = lambda _line: None,
         clock: Callable[[], float] = time.monotonic,
         seed: int = 42,
     ) -> None:
         self._client = client
-        self._read_energy_j = read_energy_j
+        self._metering = metering
         self._announce = announce
         self._clock = clock
         self._random = random.Random(seed)  # noqa: S311 - reproducible on purpose
@@ -133,7 +141,7 @@ class Driver:
         pending = iter(tuple(enumerate(arrivals)))
         prompts = [self._prompt(case.n_prompt) for _ in arrivals]
         outcomes: list[Outcome] = []
-        energy_before = self._read_energy_j()
+        mark = self._metering.mark()
         start = self._clock()
 
         async def stream() -> None:
@@ -145,7 +153,7 @@ class Driver:
 
         await asyncio.gather(*(stream() for _ in range(case.n_streams)))
         elapsed_s = max(self._clock() - start, 1e-9)
-        energy = _spent(energy_before, self._read_energy_j())
+        energy = self._metering.joules_since(mark)
         return ServeResult(case=case, elapsed_s=elapsed_s, outcomes=tuple(outcomes), energy_j=energy)
 
     def _arrivals(self, case: ServeCase) -> list[float]:
@@ -244,9 +252,3 @@ def _triple(record: dict[str, Any], name: str, factor: float) -> str:
 def _percentiles(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
     known = [v for v in values if v is not None]
     return {f"{name}_p{p}_s": round(quantile(known, p / 100), 6) if known else None for p in (50, 90, 99)}
-
-
-def _spent(before: Reading[float], after: Reading[float]) -> Reading[float]:
-    if before.value is None or after.value is None:
-        return after if after.value is None else before
-    return Reading(value=after.value - before.value, source=after.source)

@@ -16,11 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import DTYPES, TensorSession
+from edge_rt.bench.metering import Metering
 from edge_rt.bench.runner import Sensors
 from edge_rt.bench.samples import quantile
 from edge_rt.catalog.pipelines import Classify, Detect, DetectText, Embed, FindSpeech, ReadText
+from edge_rt.config import Power
 from edge_rt.engine.start import prefer_big_cores
 from edge_rt.errors import BackendLoadError, EdgeRtError, from_wire
+from edge_rt.power.meter import open_meter
 from edge_rt.tensor_types import TensorSpec
 from edge_rt.worker.channel import Load, TensorLoad
 
@@ -35,6 +38,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     load: Load
     batch_sizes: tuple[int, ...]
     n_runs: int
+    power: Power = Power(meter="none")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,15 +78,13 @@ def measure(
     for _ in range(_WARM_UP):
         session.run(feeds)
     times: list[float] = []
-    before = sensors.energy_j()
+    mark = sensors.energy_mark()
     for _ in range(n_runs):
         begun_ns = clock_ns()
         session.run(feeds)
         times.append((clock_ns() - begun_ns) / 1e9)
-    after = sensors.energy_j()
-    energy_j = None
-    if before.value is not None and after.value is not None and after.value > before.value:
-        energy_j = (after.value - before.value) / (n_runs * batch_size)
+    energy = sensors.energy_j(mark)
+    energy_j = energy.value / (n_runs * batch_size) if energy.value else None
     info = session.info
     return Row(
         variant=info.variant,
@@ -97,7 +99,7 @@ def measure(
         per_s=batch_size * n_runs / max(sum(times), 1e-9),
         rss_bytes=sensors.rss_bytes().value,
         energy_j=energy_j,
-        energy_reason="" if energy_j is not None else after.reason or before.reason or "the counter did not move",
+        energy_reason="" if energy_j is not None else energy.reason or "the counter did not move",
     )
 
 
@@ -154,8 +156,9 @@ def run_job(job: Job, sensors: Sensors | None = None) -> tuple[Row, ...]:
     session = load_tensor_session(job.load)
     try:
         sizes = job.batch_sizes if takes_batches(session.inputs, load) else (1,)
-        sensors = sensors or Sensors()
-        return tuple(measure(session, load, batch_size=n, n_runs=job.n_runs, sensors=sensors) for n in sizes)
+        with Metering(open_meter(job.power)) as metering:
+            sensors = sensors or Sensors(metering=metering)
+            return tuple(measure(session, load, batch_size=n, n_runs=job.n_runs, sensors=sensors) for n in sizes)
     finally:
         session.close()
 

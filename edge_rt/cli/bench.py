@@ -17,8 +17,9 @@ import msgspec
 from edge_rt import config
 from edge_rt.backends.base import Absent, LoadOptions, ModelFile
 from edge_rt.backends.dispatch import dispatch
+from edge_rt.bench.metering import Metering
 from edge_rt.bench.report import FORMATS, Format, Machine, Writer, writer
-from edge_rt.bench.runner import Plan, Runner, Target
+from edge_rt.bench.runner import Plan, Runner, Sensors, Target
 from edge_rt.bench.workload import cases
 from edge_rt.catalog.store import Store, is_file_name
 from edge_rt.cli.bench_options import Counts, Pair, Progress, counts_option, flat
@@ -29,6 +30,7 @@ from edge_rt.devices import cpu
 from edge_rt.devices import memory as machine_memory
 from edge_rt.engine.start import prefer_big_cores
 from edge_rt.errors import ModelNotPulledError
+from edge_rt.power.meter import open_meter
 from edge_rt.scheduler.forms import place
 from edge_rt.worker import memory
 
@@ -155,9 +157,11 @@ def command(
     if not tests:
         raise click.UsageError("nothing to measure: -p and -n are 0 and there is no -pg")
     targets = [_target(name, backend, settings) for name in models or (settings.catalog.default_model,)]
+    ctx.with_resource(metering := Metering(open_meter(settings.power, origin=_meter_origin(loaded))))
     runner = Runner(
         Plan(repetitions=repetitions, warmup=not no_warmup, delay_s=delay, kv_type=settings.engine.kv_type),
         admit=lambda target, options: None if force else _admit(target, options, settings),
+        sensors=Sensors(metering=metering),
         announce=line.show,
     )
     machine = _machine()
@@ -174,6 +178,10 @@ def command(
     finally:
         line.clear()
         _write(outputs, lambda w: w.footer())
+
+
+def _meter_origin(loaded: config.Loaded) -> str:
+    return loaded.origins.get("power.meter", "default")
 
 
 def _is_given(ctx: click.Context, option: str) -> bool:

@@ -13,9 +13,10 @@ import httpx2
 from edge_rt import config
 from edge_rt.api.client import unreachable
 from edge_rt.api.listen import socket_path
+from edge_rt.bench.metering import Metering
 from edge_rt.bench.serving import Driver, ServeCase, ServeResult, table
 from edge_rt.cli.bench_options import Progress, counts_option, flat
-from edge_rt.devices.powercap import EnergyMeter
+from edge_rt.power.meter import open_meter
 
 _CONNECT_TIMEOUT_S = 5.0
 
@@ -81,7 +82,7 @@ def command(
     """Send streaming requests to a running daemon and report what its clients see.
 
     Every prompt is new, so no cache answers; every answer has exactly its length. ttft counts from a request's arrival,
-    waiting included. Energy is the whole machine's. The exit code is 1 if any request failed.
+    waiting included. Energy is all that the meter sees (power.meter). The exit code is 1 if any request failed.
     """
     path = socket or socket_path(loaded.config.server, os.environ)
     cases = [
@@ -99,7 +100,8 @@ def command(
     ]
     line = Progress(progress)
     try:
-        results = asyncio.run(_run(path, cases, timeout_s=timeout_s, warmup=not no_warmup, line=line))
+        with Metering(open_meter(loaded.config.power, origin=loaded.origins.get("power.meter", "default"))) as metering:
+            results = asyncio.run(_run(path, cases, metering, timeout_s=timeout_s, warmup=not no_warmup, line=line))
     finally:
         line.clear()
     if output == "md":
@@ -114,12 +116,12 @@ def command(
 
 
 async def _run(
-    path: Path, cases: list[ServeCase], *, timeout_s: float, warmup: bool, line: Progress
+    path: Path, cases: list[ServeCase], metering: Metering, *, timeout_s: float, warmup: bool, line: Progress
 ) -> list[ServeResult]:
     transport = httpx2.AsyncHTTPTransport(uds=str(path), limits=httpx2.Limits(max_connections=None))
     timeout = httpx2.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None)
     async with httpx2.AsyncClient(transport=transport, base_url="http://edge_rt", timeout=timeout) as client:
-        driver = Driver(client, read_energy_j=EnergyMeter().read_j, announce=line.show)
+        driver = Driver(client, metering=metering, announce=line.show)
         line.show(f"tokenizing on {path}")
         try:
             await driver.prepare(cases[0].model)

@@ -71,7 +71,7 @@ def run(
             load = subject.load(candidate, force=force)
             sizes = batch_sizes or tuple(sorted({1, load.tensor.max_batch if load.tensor is not None else 1}))
             try:
-                measured = measure_apart(Job(load=load, batch_sizes=sizes, n_runs=n_runs))
+                measured = measure_apart(Job(load=load, batch_sizes=sizes, n_runs=n_runs, power=settings.power))
             except (BackendError, InvalidRequestError) as exc:
                 line.clear()
                 click.echo(f"edge_rt bench: {model_id} {candidate} cannot be measured: {exc}", err=True)

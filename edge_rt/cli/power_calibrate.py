@@ -15,6 +15,7 @@ from tabulate import tabulate
 
 from edge_rt import config
 from edge_rt.bench.calibrating import Calibrator, Domain, MeterWatts, Plan, TypedWatts, Watts, thinned
+from edge_rt.bench.metering import Metering
 from edge_rt.cli.bench_options import Progress
 from edge_rt.devices import cpu, cpufreq
 from edge_rt.devices.meters import Boundary, Quality
@@ -144,13 +145,12 @@ def _typed(idle_w: float | None, active_w: float | None, boundary: Boundary) -> 
 def _metered(loaded: config.Loaded, opened: ExitStack) -> _Means:
     """Open the configured meter. Raises PowerUnknownError without one."""
     chosen = open_meter(loaded.config.power, origin=loaded.origins.get("power.meter", "default"))
-    meter, monitor = chosen.meter, None if chosen.meter is None else chosen.monitor()
-    if meter is None or monitor is None:
+    if chosen.meter is None:
         raise PowerUnknownError(source="no meter", reason=chosen.reason)
-    opened.callback(monitor.close)
+    metering, meter = opened.enter_context(Metering(chosen)), chosen.meter
     if meter.quality == "modelled":
         raise PowerUnknownError(source=meter.name, reason="is a table itself, and no sensor is here")
-    return _Means(opened.enter_context(MeterWatts(monitor)), meter.name, meter.boundary, meter.quality)
+    return _Means(MeterWatts(metering), meter.name, meter.boundary, meter.quality)
 
 
 def table(found: Calibration) -> str:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,20 @@ from edge_rt.cli.screen import redraw
 _STATES = ("closed", "half open", "open", "wrong")
 _PLACE_COLUMNS = ("MODEL", "PLACE", "BREAKER", "RUN", "WAIT", "REQ/S", "JOINED", "P50", "P95", "FAILED", "RSS")
 _COLUMNS = ("MODEL", "STATE", "RUN", "WAIT", "DECODE T/S", "PREFILL T/S", "TTFT P50", "THREADS", "KV CELLS", "RSS")
+_ENERGY_COLUMN = "J/TOKEN"  # where there is a meter
 
 
 Buckets = tuple[tuple[float, float], ...]  # upper bound, cumulative count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerLoad:
+    """What the daemon's meter tells now."""
+
+    power_w: float
+    source: str
+    boundary: str
+    quality: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +46,7 @@ class Scrape:
 
     values  (name, model) → value; places: (name, model, place) → value
     ttft    the histogram's buckets by model; durations: by model and place
+    energies  joules by model and phase
     """
 
     time_s: float
@@ -42,6 +54,8 @@ class Scrape:
     ttft: Mapping[str, Buckets]
     places: Mapping[tuple[str, str, str], float]
     durations: Mapping[tuple[str, str], Buckets]
+    energies: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    power: PowerLoad | None = None
 
     @classmethod
     def of(cls, text: str, time_s: float) -> Scrape:
@@ -50,6 +64,8 @@ class Scrape:
         ttft: dict[str, list[tuple[float, float]]] = {}
         places: dict[tuple[str, str, str], float] = {}
         durations: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        energies: dict[tuple[str, str], float] = {}
+        power: PowerLoad | None = None
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 model = sample.labels.get("model", "")
@@ -58,6 +74,10 @@ class Scrape:
                 elif sample.name == "edge_rt_place_duration_seconds_bucket":
                     key = model, sample.labels["place"]
                     durations.setdefault(key, []).append((float(sample.labels["le"]), sample.value))
+                elif sample.name == "edge_rt_energy_joules_total":
+                    energies[model, sample.labels["phase"]] = sample.value
+                elif sample.name == "edge_rt_power_watts":
+                    power = PowerLoad(power_w=sample.value, **sample.labels)
                 elif set(sample.labels) == {"model", "place"}:
                     places[sample.name, model, sample.labels["place"]] = sample.value
                 elif set(sample.labels) <= {"model"}:
@@ -68,6 +88,8 @@ class Scrape:
             {model: tuple(buckets) for model, buckets in ttft.items()},
             places,
             {key: tuple(buckets) for key, buckets in durations.items()},
+            energies,
+            power,
         )
 
     def models(self) -> list[str]:
@@ -96,7 +118,7 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
-    """One model's line. None where the model is not loaded, or has answered nothing yet."""
+    """One model's line. None where the model is not loaded, has answered nothing yet, or nothing is measured."""
 
     model: str
     loaded: bool
@@ -110,6 +132,7 @@ class ModelLoad:
     kv_cells_used: int | None
     rss_bytes: int | None
     restarts: int
+    decode_j_per_token: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +160,13 @@ class PlaceLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The whole view. rss_bytes is the front process' own."""
+    """The whole view. rss_bytes is the front process' own; power None: no meter is here, or it tells nothing."""
 
     time_s: float
     rss_bytes: int | None
     models: tuple[ModelLoad, ...]
     places: tuple[PlaceLoad, ...] = ()
+    power: PowerLoad | None = None
 
     @classmethod
     def between(cls, before: Scrape, now: Scrape) -> Load:
@@ -152,6 +176,7 @@ class Load:
             rss_bytes=now.count("process_resident_memory_bytes"),
             models=tuple(_model(model, before, now) for model in now.models()),
             places=_places(before, now),
+            power=now.power,
         )
 
 
@@ -173,7 +198,12 @@ def _model(model: str, before: Scrape, now: Scrape) -> ModelLoad:
         kv_cells_used=now.count("kv_cells_used", model),
         rss_bytes=now.count("worker_resident_memory_bytes", model),
         restarts=now.count("worker_restarts_total", model) or 0,
+        decode_j_per_token=_ratio(now.energies.get((model, "decode")), now.count("completion_tokens_total", model)),
     )
+
+
+def _ratio(amount: float | None, n: int | None) -> float | None:
+    return amount / n if amount and n else None
 
 
 def _places(before: Scrape, now: Scrape) -> tuple[PlaceLoad, ...]:
@@ -248,7 +278,8 @@ def command(above: config.Loaded | None, socket: Path | None, interval_s: float,
     """Watch what a running daemon does, until Ctrl-C.
 
     Tokens per second are those of the last interval, prefill without what came from the prefix cache. TTFT P50 is the
-    median of all answers since the daemon started, interpolated in the histogram's buckets. KV CELLS are those in use
+    median of all answers since the daemon started, interpolated in the histogram's buckets. J/TOKEN is what a token of
+    an answer has taken since then, idle power included, where a meter is (docs/energy.md). KV CELLS are those in use
     and all of the model's pool; one holds one token of a conversation that is being answered.
 
     A tensor model has a line for each of its places. JOINED is how many requests a run answered, P50 and P95 are from
@@ -294,6 +325,8 @@ def _json(view: Load) -> str:
 def table(view: Load) -> str:
     """Draw the view for people."""
     front = f"daemon {_mib(view.rss_bytes)}"
+    if (power := view.power) is not None:
+        front += f" · {power.power_w:.2f} W of the {power.boundary}, {power.quality} ({power.source})"
     parts = [front]
     if view.models:
         parts.append(_models_table(view.models))
@@ -324,6 +357,7 @@ def _places_table(places: Sequence[PlaceLoad]) -> str:
 
 
 def _models_table(models: Sequence[ModelLoad]) -> str:
+    has_energy = any(m.decode_j_per_token is not None for m in models)
     rows = [
         (
             m.model,
@@ -336,11 +370,13 @@ def _models_table(models: Sequence[ModelLoad]) -> str:
             _or_dash(m.threads),
             "-" if m.kv_cells is None else f"{m.kv_cells_used} / {m.kv_cells}",
             _mib(m.rss_bytes),
+            *(["-" if m.decode_j_per_token is None else f"{m.decode_j_per_token:.3g}"] if has_energy else []),
         )
         for m in models
     ]
-    align = ("left", "left", *["right"] * (len(_COLUMNS) - 2))
-    return tabulate(rows, _COLUMNS, "plain", disable_numparse=True, colalign=align)
+    columns = (*_COLUMNS, _ENERGY_COLUMN) if has_energy else _COLUMNS
+    align = ("left", "left", *["right"] * (len(columns) - 2))
+    return tabulate(rows, columns, "plain", disable_numparse=True, colalign=align)
 
 
 def _or_dash(value: Any) -> str:

@@ -194,8 +194,9 @@ class EnergyMonitor:
         """Read once; give how long to wait until the next time."""
         with self._lock:
             is_busy = self._account.is_busy or self._clock() - self._used_s < _LINGER_S
-        reading = self._meter.read(self._clock())
-        now_s, interval_s = self._clock(), self._meter.interval_s
+        asked_s = self._clock()
+        reading = self._meter.read(asked_s)
+        now_s, interval_s = (asked_s + self._clock()) / 2, self._meter.interval_s  # it was read in between
         period_s, longest_s = max(BUSY_S if is_busy else IDLE_S, interval_s), max(IDLE_S, interval_s)
         with self._lock:
             self._account.log.interval_s = interval_s  # some meters show it only after a while

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows
 from edge_rt.backends.null import NullSession
 from edge_rt.bench.calibrating import Calibrator, Domain, MeterWatts, Plan, TypedWatts, thinned
+from edge_rt.bench.metering import Metering
 from edge_rt.devices.base import Reading, known, unknown
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import PowerUnknownError
-from edge_rt.power.monitor import EnergyMonitor
+from edge_rt.power.meter import Chosen
 from tests.fakes import FakeClock
 from tests.unit.power.test_monitor import FakeMeter
 
@@ -125,20 +126,11 @@ def test_watts_that_are_typed_in_are_told_again() -> None:
     assert watts.since(watts.mark(), "decode").value == 6.0
 
 
-def test_watts_of_a_meter_are_means_and_unknown_over_a_gap() -> None:
-    clock = FakeClock()
-    meter = FakeMeter(clock)
-    monitor = EnergyMonitor(meter, clock=clock)
-    with MeterWatts(monitor) as watts:
-        mark = clock()
-        for _ in range(40):
-            clock.advance(monitor.tick())
-        assert watts.since(mark, "idle").value == pytest.approx(2.0)
-        meter.watts = None
-        for _ in range(40):
-            clock.advance(monitor.tick())
-        assert watts.since(mark, "idle").reason == "fake: pulled out"
-    assert not monitor._account.is_busy
+def test_watts_of_a_meter_are_its_means() -> None:
+    meter = FakeMeter(FakeClock())
+    with Metering(Chosen(meter)) as metering:
+        watts = MeterWatts(metering)
+        assert watts.since(watts.mark(), "idle").value == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from edge_rt.backends.base import ModelFile
 from edge_rt.backends.null import NullBackend
 from edge_rt.bench.report import FORMATS, Machine, record, writer
-from edge_rt.bench.runner import Repetition, Result, Target
+from edge_rt.bench.runner import PowerSource, Repetition, Result, Target
 from edge_rt.bench.workload import Case
 from edge_rt.devices.base import Reading, known, unknown
 from edge_rt.types import Capabilities, ModelInfo
@@ -79,7 +79,7 @@ def _result(
         peak_temp_c=known(61.75, "zone0"),
         throttled=unknown("/sys", "no flags"),
         rss_bytes=known(200 * 2**20, "/proc/self/status VmRSS"),
-        power_source="/sys/class/powercap",
+        power=PowerSource("rapl package-0", "soc", "measured") if energy_j else PowerSource("no meter"),
     )
 
 
@@ -132,6 +132,13 @@ def test_energy_per_token_and_watts() -> None:
     assert values["avg_watts"] == pytest.approx(5.0)
     assert values["joules_per_token"] == pytest.approx(0.1)
     assert values["joules_per_token_reason"] == ""
+    assert [values[f"power_{key}"] for key in ("source", "boundary", "quality")] == [
+        "rapl package-0",
+        "soc",
+        "measured",
+    ]
+    text = _write("md", _result(100, 0, 1.0, energy_j=known(10.0, "rapl")))
+    assert "watts, J/token: of the soc, measured (rapl package-0)\n" in text
 
 
 def test_the_table_is_llama_benchs_with_a_second_one_below() -> None:

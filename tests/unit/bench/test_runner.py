@@ -72,11 +72,14 @@ class FakeSensors(Sensors):
         super().__init__(root)
         self._joules, self._celsius, self._energy = 0.0, 40.0, energy
 
-    def energy_j(self) -> Reading[float]:
+    def energy_mark(self) -> float:
+        return self._joules
+
+    def energy_j(self, mark: float) -> Reading[float]:
         if not self._energy:
             return unknown("/sys/class/powercap", "no counter")
         self._joules += 2.0
-        return known(self._joules, "rapl")
+        return known(self._joules - mark, "rapl")
 
     def temp_c(self) -> Reading[float]:
         self._celsius += 1.0

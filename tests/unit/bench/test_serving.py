@@ -73,15 +73,27 @@ class FakeDaemon:
         return StreamingResponse(iter([text]), media_type="text/event-stream")
 
 
+class FakeMetering:
+    def __init__(self, spent_j: Reading[float] | None) -> None:
+        self._spent_j = spent_j or unknown("/sys/class/powercap", "no counter")
+
+    def mark(self) -> float:
+        return 7.0
+
+    def joules_since(self, mark: float) -> Reading[float]:
+        assert mark == 7.0
+        return self._spent_j
+
+
 def _drive(
     daemon: FakeDaemon,
     case: ServeCase,
-    energy: Callable[[], Reading[float]] = lambda: unknown("/sys/class/powercap", "no counter"),
+    energy: Reading[float] | None = None,
 ) -> ServeResult:
     async def run() -> ServeResult:
         transport = httpx2.ASGITransport(app=daemon.app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://edge_rt") as client:
-            driver = Driver(client, read_energy_j=energy, clock=daemon.clock)
+            driver = Driver(client, metering=FakeMetering(energy), clock=daemon.clock)
             await driver.prepare(case.model)
             return await driver.run(case)
 
@@ -165,7 +177,7 @@ def test_a_connection_that_breaks_is_an_error(clock: FakeClock) -> None:
 
     async def run() -> ServeResult:
         async with httpx2.AsyncClient(transport=Broken(), base_url="http://edge_rt") as client:
-            driver = Driver(client, read_energy_j=lambda: unknown("", "none"), clock=clock)
+            driver = Driver(client, metering=FakeMetering(None), clock=clock)
             await driver.prepare("m")
             return await driver.run(_case(n_requests=2))
 
@@ -178,8 +190,7 @@ def test_an_unknown_model_is_the_daemons_own_error(clock: FakeClock) -> None:
 
 
 def test_energy_is_what_was_spent_in_between(clock: FakeClock) -> None:
-    readings = iter([known(100.0, "rapl"), known(112.0, "rapl")])
-    record = _drive(FakeDaemon(clock), _case(), lambda: next(readings)).record()
+    record = _drive(FakeDaemon(clock), _case(), known(12.0, "rapl")).record()
     assert record["energy_j"] == 12.0
     assert record["avg_watts"] == 6.0
     assert record["joules_per_token"] == 1.0

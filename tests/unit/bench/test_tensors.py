@@ -23,9 +23,12 @@ class FakeSensors(Sensors):
     def __init__(self, *, has_energy: bool) -> None:
         self._has_energy, self._total_j = has_energy, 0.0
 
-    def energy_j(self) -> Reading[float]:
+    def energy_mark(self) -> float:
+        return self._total_j
+
+    def energy_j(self, mark: float) -> Reading[float]:
         self._total_j += 0.5
-        return known(self._total_j, "fake") if self._has_energy else unknown("fake", "there is no counter")
+        return known(self._total_j - mark, "fake") if self._has_energy else unknown("fake", "there is no counter")
 
     def rss_bytes(self) -> Reading[int]:
         return known(1000, "fake")

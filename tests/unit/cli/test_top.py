@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edge_rt.cli.top import Load, Scrape, median, table, watch
+from edge_rt.power.monitor import PowerNow
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import EngineStats, Timings, Usage
+from edge_rt.types import Energy, EngineStats, Timings, Usage
 
 INF = float("inf")
 
@@ -67,6 +70,25 @@ def test_a_view_shows_the_gauges_and_the_rates_between_two_looks() -> None:
     header, line = table(view).splitlines()[-2:]
     assert header.split()[:4] == ["MODEL", "STATE", "RUN", "WAIT"]
     assert " ".join(line.split()) == "m loaded, 1 restarts 2 3 20.0 20.0 150 ms 2 77 / 4096 300 MiB"
+
+
+def test_power_and_joules_show_where_there_is_a_meter() -> None:
+    metrics = telemetry(completion_tokens_total=10)
+    before = Scrape.of(text(metrics), 0.0)
+    assert "J/TOKEN" not in table(Load.between(before, before))
+    metrics.energy_used("m", Energy(total_j=6.0, prefill_j=1.0, decode_j=5.0))
+    now = PowerNow(
+        power_w=6.25, idle_w=2.0, coverage=1.0, source="tc66 /dev/ttyACM0", boundary="board", quality="measured"
+    )
+    metrics.watch_power(lambda: now)
+    view = Load.between(before, Scrape.of(text(metrics), 1.0))
+    assert view.models[0].decode_j_per_token == 0.5
+    shown = table(view).splitlines()
+    assert shown[0].endswith(" · 6.25 W of the board, measured (tc66 /dev/ttyACM0)")
+    assert shown[-2].split()[-1] == "J/TOKEN"
+    assert shown[-1].split()[-1] == "0.5"
+    metrics.watch_power(lambda: replace(now, power_w=None))
+    assert Load.between(before, Scrape.of(text(metrics), 2.0)).power is None
 
 
 def test_an_unloaded_model_keeps_its_line_and_has_no_gauges() -> None:
