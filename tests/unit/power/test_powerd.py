@@ -1,16 +1,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,76 +17,8 @@ from edge_rt.power.snapshot import Snapshot, Value
 from edge_rt.power.state import Hint
 from edge_rt.power.wire import MAX_BYTES, encode
 from tests.unit.power.fake_kernel import BOOT, CPUFREQ
+from tests.unit.power.process import PATIENCE_S, Process, started
 from tests.unit.power.tree import MAX, limits, machine
-
-_PATIENCE_S = 30.0
-
-
-class Process:
-    """A real powerd on a tree of plain files. Belongs to one test."""
-
-    def __init__(self, root: Path, *arguments: str, **power: Any) -> None:
-        self.root = root
-        self.config, self.snapshot, self.socket = root / "c.toml", root / "run/snapshot", str(root / "p")
-        self.set(**power)
-        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._notify.bind(str(root / "n"))
-        self._notify.settimeout(_PATIENCE_S)
-        self._sender = HintSender(self.socket)
-        self.log = (root / "log").open("wb")
-        command = [sys.executable, "-m", "edge_rt.power.powerd", "--root", str(root), "--snapshot", str(self.snapshot)]
-        self.process = subprocess.Popen(
-            [*command, "--config", str(self.config), *arguments],
-            env={**os.environ, "NOTIFY_SOCKET": str(root / "n"), "WATCHDOG_USEC": "200000"},
-            stderr=self.log,
-        )
-
-    def set(self, **power: Any) -> None:
-        values = {"socket_path": self.socket, "enabled": True} | power
-        lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
-        self.config.write_text("\n".join(["[power]", *lines, ""]))
-
-    def heard(self, word: str) -> str:
-        """Wait for a message to systemd that has the word in it."""
-        while word not in (message := self._notify.recv(4096).decode()):
-            pass
-        return message
-
-    def status(self) -> dict[str, Any]:
-        return dict(ask(self.socket, "status", timeout_s=_PATIENCE_S))
-
-    def work(self, work: str, khz: int) -> None:
-        """Say what is to be done until the clock is what it shall be."""
-        until_s = time.monotonic() + _PATIENCE_S
-        while limits(self.root)[MAX] != str(khz):
-            hint = Hint(work=work, n_running=1, tpot_s=0.01, sent_s=time.monotonic())  # type: ignore[arg-type]
-            self._sender.send(hint)
-            self.status()
-            assert time.monotonic() < until_s, (limits(self.root), self.status())
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(_PATIENCE_S)
-
-    def said(self) -> str:
-        return (self.root / "log").read_text()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._notify.close()
-        self._sender.close()
-        self.log.close()
-
-
-@contextmanager
-def started(root: Path, *arguments: str, **power: Any) -> Iterator[Process]:
-    process = Process(root, *arguments, **power)
-    try:
-        yield process
-    finally:
-        process.close()
 
 
 def restore(process: Process) -> int:
@@ -192,7 +119,7 @@ def test_a_cap_is_set_by_root_and_the_lower_one_holds(root: Path) -> None:
         powerd.heard("READY=1")
         caps = []
         for max_w in (10.0, 30.0, 0.0):
-            ask(powerd.socket, "cap", max_w=max_w, timeout_s=_PATIENCE_S)
+            ask(powerd.socket, "cap", max_w=max_w, timeout_s=PATIENCE_S)
             caps.append(powerd.status()["max_w"])
         assert caps == [10.0, 20.0, 20.0]
 
