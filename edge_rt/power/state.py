@@ -23,7 +23,7 @@ class Hint:
     work             what the next steps are made of; prefill if both
     n_waiting        requests that have not begun, anywhere in the daemon
     n_running        requests that are being computed
-    n_prompt_tokens  still to be computed before the next first token
+    n_prompt_tokens  of the prompt whose first token is due next; estimated, and the same until that token has come
     ttft_left_s      until the first token that is due next; negative when it is late; None: none is due
     tpot_s           of the slowest running answer's last tokens; None without one
     n_threads        that compute
