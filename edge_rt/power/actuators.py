@@ -77,11 +77,14 @@ class Clock:
         return found
 
     def text(self, hz: float, values: Mapping[str, Value]) -> str:
-        """Give what to write for a clock: the user's own limit for the highest point that it leaves."""
-        own = values.get(self.knob.path)
-        if own is not None and own.text.isdecimal() and hz >= self.within(values).points_hz[-1]:
+        """Give what to write for a clock: the user's own limit for the highest point that it leaves, or above.
+
+        And never less than the user's lower limit, which the kernel would lower too.
+        """
+        own, points = values.get(self.knob.path), self.within(values).points_hz
+        if own is not None and own.text.isdecimal() and hz >= points[-1]:
             return own.text
-        return str(round(hz / self._hz))
+        return str(round(max(hz, points[0]) / self._hz))
 
     def _own_hz(self, values: Mapping[str, Value], path: str) -> float | None:
         value = values.get(path)

@@ -251,7 +251,7 @@ class Powerd:
         if not found:
             self.log.say(4, "clocks", f"no clock can be set here (power.actuators: {', '.join(now.actuators)})")
         meter = make_meter(now, self._root, self.log.say)
-        sensing = Sensing(self._root, self._files, meter, groups(self._root))
+        sensing = Sensing(self._root, self._files, meter, groups(self._root), self.clock)
         actuators = Actuators(files, found, None if is_dry else self._snapshot, also=now.actuators)
         governor = Governor(sensing, actuators, make_policy(now, self.log.say), is_dry=is_dry, say=self.log.say)
         if self._snapshot_problem and not is_dry:
@@ -280,7 +280,7 @@ class Powerd:
     def _look_for_a_meter(self) -> None:
         if self.governor.sensing.power is None:
             meter = make_meter(self.settings, self._root, self.log.say)
-            self.governor.sensing.power = PowerReader(meter) if meter is not None else None
+            self.governor.sensing.power = PowerReader(meter, self.clock) if meter is not None else None
 
     def _give_back_leftovers(self) -> str:
         """Put back what an earlier process has left; give why acting is not safe, "" if it is."""

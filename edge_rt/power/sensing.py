@@ -6,7 +6,7 @@ A value that is older than three of its intervals is unknown. The policy knows w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +23,7 @@ _LOAD_S: Final = 0.25
 _THROTTLE_S: Final = 2.0
 _BATTERY_S: Final = 5.0
 _SPAN_S: Final = 0.1  # over which a counter's joules are made watts: RAPL steps each ms
+_MAX_DOUBT: Final = 0.05  # of a power, by not knowing exactly when its joules were counted
 
 
 @dataclass(slots=True)
@@ -40,14 +41,17 @@ class _Kept:
 
 
 class PowerReader:
-    """Watts from a meter that tells watts or joules. Belongs to one thread."""
+    """Watts from a meter that tells watts or joules. Belongs to one thread.
 
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
+    clock  by which it sees how long a reading took; None: no time at all
+    """
+
+    def __init__(self, meter: Meter, clock: Callable[[], float] | None = None) -> None:
+        self.meter, self._clock = meter, clock
         self.reason = "not read yet"
         self._power: Power | None = None
         self._at_s = self._due_s = -math.inf
-        self._last: tuple[float, float] | None = None  # s, J
+        self._last: tuple[float, float, float] | None = None  # s, J, s that the moment is uncertain by
 
     def read(self, now_s: float) -> Power:
         """Give the power as of now_s; its age counts from when the meter had it."""
@@ -61,7 +65,9 @@ class PowerReader:
         return Power(power_w=self._power.power_w, boundary=self.meter.boundary, quality=self.meter.quality, age_s=age_s)
 
     def _take(self, now_s: float) -> None:
-        reading = self.meter.read(now_s)
+        begun_s = self._clock() if self._clock is not None else now_s
+        reading = self.meter.read(begun_s)
+        ended_s = self._clock() if self._clock is not None else now_s
         sample = reading.value
         if sample is None:
             self.reason, self._last = f"{reading.source}: {reading.reason}", None
@@ -69,12 +75,19 @@ class PowerReader:
         if sample.power_w is not None:
             self._set(sample.power_w, sample.age_s, now_s)
         elif sample.energy_j is not None:
-            at_s = now_s - sample.age_s
-            if self._last is None or sample.energy_j < self._last[1] or at_s - self._last[0] > 10.0:
-                self._last = (at_s, sample.energy_j)
-            elif at_s - self._last[0] >= _SPAN_S:
-                self._set((sample.energy_j - self._last[1]) / (at_s - self._last[0]), sample.age_s, now_s)
-                self._last = (at_s, sample.energy_j)
+            # A slow bus, or a process that had to wait for its turn: when within that time the counter stood so?
+            doubt_s = (ended_s - begun_s) / 2
+            self._take_energy((begun_s + ended_s) / 2 - sample.age_s, sample.energy_j, doubt_s, sample.age_s, now_s)
+
+    def _take_energy(self, at_s: float, energy_j: float, doubt_s: float, age_s: float, now_s: float) -> None:
+        last = self._last
+        if last is None or energy_j < last[1] or at_s - last[0] > 10.0:
+            self._last = (at_s, energy_j, doubt_s)
+        elif at_s - last[0] >= max(_SPAN_S, (doubt_s + last[2]) / _MAX_DOUBT):
+            self._set((energy_j - last[1]) / (at_s - last[0]), age_s, now_s)
+            self._last = (at_s, energy_j, doubt_s)
+        elif doubt_s < last[2]:
+            self._last = (at_s, energy_j, doubt_s)  # a better one to begin with
 
     def _set(self, power_w: float, age_s: float, now_s: float) -> None:
         if not math.isfinite(power_w) or power_w < 0:
@@ -98,9 +111,10 @@ class Sensing:
         files: KernelFiles | DryFiles,
         meter: Meter | None,
         groups: Mapping[str, Sequence[int]],
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.groups = groups
-        self.power = PowerReader(meter) if meter is not None else None
+        self.power = PowerReader(meter, clock) if meter is not None else None
         self._root = root
         self._heat, self._load = HeatWatch(root, files), LoadWatch(files)
         self._temperature, self._utilisation = _Kept(), _Kept()

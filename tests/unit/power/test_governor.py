@@ -245,6 +245,15 @@ def test_joules_become_watts() -> None:
     assert reader.read(0.2).power_w == pytest.approx(7.0)
 
 
+def test_joules_that_were_read_late_make_no_wrong_watts() -> None:
+    # 7 W all the time; the second reading waits for its turn for 80 ms, and stands for no moment in particular.
+    moments = iter([0.0, 0.0, 0.1, 0.18, 0.2, 0.2, 0.3, 0.3])
+    joules = [100.0, 100.0 + 7.0 * 0.18, 100.0 + 7.0 * 0.2, 100.0 + 7.0 * 0.3]
+    reader = PowerReader(FakeMeter([known(Sample(energy_j=value), "m") for value in joules]), lambda: next(moments))
+    found = [reader.read(now_s).power_w for now_s in (0.0, 0.1, 0.2, 0.3)]
+    assert found == [None, None, pytest.approx(7.0), pytest.approx(7.0)]
+
+
 def test_a_meter_is_read_no_more_often_than_it_has_news() -> None:
     meter = FakeMeter([known(Sample(power_w=5.0), "m")], interval_s=1.0)
     reader = PowerReader(meter)

@@ -1,0 +1,128 @@
+"""powerd as a process of its own on a mounted board, and the hints that a daemon would send it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from edge_rt.errors import DaemonLostError, DaemonUnreachableError
+from edge_rt.power.client import HintSender, ask
+from edge_rt.power.state import Hint, Work
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_TIMEOUT_S = 20.0
+_HINT_S = 0.05
+
+
+class Powerd:
+    """`python -m edge_rt.power.powerd` with a root and settings of its own; use it in a `with`, which ends it.
+
+    directory  for socket, snapshot and settings; its name must be short
+    settings   of [power], besides those that a test needs
+    """
+
+    def __init__(self, root: Path, directory: Path, **settings: Any) -> None:
+        self.root, self.snapshot, self.socket = root, directory / "snapshot", directory / "p"
+        config = directory / "powerd.toml"
+        values = {"enabled": True, "socket_path": str(self.socket), "socket_group": "", **settings}
+        lines = [f"{name} = {_toml(value)}\n" for name, value in values.items()]
+        config.write_text("[power]\n" + "".join(lines), encoding="utf-8")
+        self._log = directory / "powerd.log"
+        self._command = [sys.executable, "-m", "edge_rt.power.powerd", "--config", str(config), *self._where()]
+        self._work: Work | None = None
+        self._is_over = threading.Event()
+        self._hints = threading.Thread(target=self._send_hints, daemon=True)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def _where(self) -> list[str]:
+        return ["--root", str(self.root), "--snapshot", str(self.snapshot)]
+
+    def __enter__(self) -> Self:
+        self.start()
+        self._hints.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        self._hints.join()
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def start(self) -> None:
+        """Start it, for the first time or again, and wait until it answers."""
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stderr=log, cwd=_ROOT)
+        self.until(lambda status: status["n_steps"] > 0)
+
+    def work(self, work: Work | None) -> None:
+        """Say from now on what a daemon computes; None: say nothing."""
+        self._work = work
+
+    def status(self) -> Mapping[str, Any]:
+        return ask(str(self.socket), "status", timeout_s=_TIMEOUT_S)
+
+    def until(self, holds: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any]:
+        """Ask for the status until something holds of it."""
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        status: Mapping[str, Any] = {}
+        while time.monotonic() < deadline_s:
+            assert self.process is not None
+            assert self.process.poll() is None, f"powerd ended with {self.process.returncode}:\n{self.log}"
+            try:
+                status = self.status()
+                if holds(status):
+                    return status
+            except (DaemonLostError, DaemonUnreachableError):
+                pass  # it has not begun to listen
+            time.sleep(0.02)
+        raise AssertionError(f"it did not come to that: {dict(status)}\n{self.log}")
+
+    def steps(self, n: int = 10) -> Mapping[str, Any]:
+        """Let it look and decide n more times."""
+        first = self.status()["n_steps"]
+        return self.until(lambda status: status["n_steps"] >= first + n)
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal and wait for the end; gives the exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(_TIMEOUT_S)
+
+    def restore(self) -> int:
+        """Do what systemd does once powerd has ended; gives the exit status."""
+        command = [sys.executable, "-m", "edge_rt.power.restore", *self._where()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_ROOT, timeout=_TIMEOUT_S)
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(done.stderr)
+        return done.returncode
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def _send_hints(self) -> None:
+        sender = HintSender(str(self.socket))
+        while not self._is_over.wait(_HINT_S):
+            work = self._work
+            if work is not None:
+                tpot_s = 0.05 if work == "decode" else None
+                sender.send(Hint(work=work, n_running=int(work != "idle"), tpot_s=tpot_s, sent_s=time.monotonic()))
+        sender.close()
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    return f"[{', '.join(_toml(one) for one in value)}]" if isinstance(value, list | tuple) else str(value)
