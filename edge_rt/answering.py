@@ -169,6 +169,10 @@ class Answering:
         self._is_closing = self._is_cut = False
         self._hold_back_tokens = min(hold_back_tokens, _MAX_SIGNALS)
 
+    def configure(self, *, hedging: Hedging | None, hold_back_tokens: int) -> None:
+        """Answer otherwise from the next request on."""
+        self._hedging, self._hold_back_tokens = hedging, min(hold_back_tokens, _MAX_SIGNALS)
+
     def explain(self, request: GenerateRequest) -> Decision:
         """Tell where a request would be answered, and why."""
         if self._router is not None:

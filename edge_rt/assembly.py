@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -227,19 +227,18 @@ def open_parts(config: Config, events: Events, store_dir: Path) -> Parts:
     meanings = None
     if tier is not None and settings.semantic != "off":
         meanings = _meanings(settings, tier, store_path(settings, store_dir).with_suffix(".semantic.json"))
-    scorer = teacher = None
-    if config.cloud and config.router.scorer:
-        scorer, teacher = _scorer(store_dir / "router.labels")
-    return Parts(
-        scorer=scorer,
-        teacher=teacher,
-        store=store,
-        tensor_results=tensor_results,
-        cloud=CloudModels(config.cloud, events) if config.cloud else None,
-        ledger=store_dir / "router.json",
-        tier=tier,
-        meanings=meanings,
+    parts = Parts(
+        store=store, tensor_results=tensor_results, ledger=store_dir / "router.json", tier=tier, meanings=meanings
     )
+    return with_cloud(parts, config, events) if config.cloud else parts
+
+
+def with_cloud(parts: Parts, config: Config, events: Events) -> Parts:
+    """Add what asking endpoints takes. Raises ConfigError, and BackendUnavailableError without edge_rt[vectors]."""
+    scorer = teacher = None
+    if config.router.scorer and parts.ledger is not None:
+        scorer, teacher = _scorer(parts.ledger.with_name("router.labels"))
+    return replace(parts, cloud=CloudModels(config.cloud, events), scorer=scorer, teacher=teacher)
 
 
 def _meanings(settings: Cache, tier: ExactTier, path: Path) -> Meanings:
@@ -268,16 +267,29 @@ def _scorer(labels: Path) -> tuple[Scorer, Learner]:
     return scorer, Learner(scorer, labels)
 
 
-def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) -> Answering:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """Answering, and those of its parts that a changed configuration changes.
+
+    endpoints  whose stored answers may be given; changed in place
+    """
+
+    answering: Answering
+    endpoints: dict[str, CloudEndpoint]
+    chooser: Chooser | None = None
+    surroundings: Surroundings | None = None
+
+
+def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) -> Assembled:
     """Build what answers.
 
     Raises ConfigError for a rule that cannot be, and BackendUnavailableError where an extra is missing that the
     configuration asks for.
     """
-    cache = None
+    cache, endpoints = None, dict(config.cloud)
     if parts.tier is not None:
-        cache = Answers(parts.tier, partial(identities, models, config.cloud), meanings=parts.meanings)
-    chooser = hedging = None
+        cache = Answers(parts.tier, partial(identities, models, endpoints), meanings=parts.meanings)
+    chooser = hedging = surroundings = None
     hold_back = config.router.hold_back_tokens
     if parts.cloud is not None:
         surroundings = Surroundings(models, parts.cloud, max_device_c=config.placement.max_device_c)
@@ -291,7 +303,7 @@ def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) 
             budget=_budget(config.router, parts.ledger),
             spent=None if parts.ledger is None else partial(_save, parts.ledger),
         )
-    return Answering(
+    answering = Answering(
         models.generate_here,
         events,
         cache=cache,
@@ -300,6 +312,7 @@ def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) 
         hedging=hedging,
         hold_back_tokens=hold_back,
     )
+    return Assembled(answering=answering, endpoints=endpoints, chooser=chooser, surroundings=surroundings)
 
 
 def _budget(settings: Router, ledger: Path | None) -> Budget:

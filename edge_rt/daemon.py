@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from edge_rt import telemetry
+from edge_rt.answering import Answering
 from edge_rt.api import listen
 from edge_rt.api.app import build_app
 from edge_rt.api.callers import ApiKeys
@@ -23,7 +24,7 @@ from edge_rt.api.context import Api
 from edge_rt.api.regions import Regions, RegionServer
 from edge_rt.api.server import Server
 from edge_rt.api.short_way import ShortWay
-from edge_rt.assembly import Parts, assemble, open_parts
+from edge_rt.assembly import Assembled, LocalModels, Parts, assemble, open_parts
 from edge_rt.catalog.store import Store
 from edge_rt.config import Loaded
 from edge_rt.devices import memory
@@ -33,6 +34,7 @@ from edge_rt.power.client import HintSender
 from edge_rt.power.meter import open_meter
 from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.power.workload import Workload
+from edge_rt.reload import Reloader, Running
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.profile import Profile, profile_path
 from edge_rt.sd_notify import notify, watchdog_interval_s
@@ -43,7 +45,6 @@ _LAST_WORDS_S: Final = 0.5  # after drain_s, for refusals to reach their clients
 _STOPPING_S: Final = 10.0  # beyond both, for workers to end and files to be written
 _KEPT_BYTES: Final = 8 * 2**20  # of freed memory; a picture's tensor goes through three buffers of its size
 _OTHER_DESCRIPTORS: Final = 128  # listeners, workers' channels and outputs, files
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,17 @@ class Listening:
 
 
 def run(
-    loaded: Loaded, *, environ: Mapping[str, str] | None = None, ready: Callable[[Listening], None] = lambda _: None
+    loaded: Loaded,
+    *,
+    environ: Mapping[str, str] | None = None,
+    ready: Callable[[Listening], None] = lambda _: None,
+    read: Callable[[], Loaded] | None = None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP. ready is called when requests are taken.
+    """Serve until SIGTERM or SIGINT. ready is called when requests are taken.
 
-    A second signal ends without waiting for running answers. Raises ConfigError before anything has been started.
+    A second signal ends without waiting for running answers. SIGHUP lets the configuration be read again, by read;
+    where that is None, and from a terminal that hangs up, it ends the daemon too. Raises ConfigError before anything
+    has been started.
     """
     environ = os.environ if environ is None else environ
     config = loaded.config
@@ -78,6 +85,12 @@ def run(
         parts = open_parts(config, metrics, store.root)
         started.callback(parts.close_store)
         power = config.power
+        assembled: list[Assembled] = []
+
+        def answer_by(models: LocalModels) -> Answering:
+            assembled.append(assemble(config, models, metrics, parts))
+            return assembled[0].answering
+
         runtime = Runtime(
             loaded,
             store,
@@ -87,8 +100,8 @@ def run(
             workload=Workload(
                 HintSender(power.socket_path) if power.socket_path else None, ttft_slo_s=power.ttft_slo_s
             ),
-            answer_by=lambda models: assemble(config, models, metrics, parts),
             energy=_energy(loaded, metrics, started),
+            answer_by=answer_by,
         )
         regions = None
         if config.server.shm_socket_path:
@@ -99,7 +112,16 @@ def run(
             max_connections=config.server.max_connections,
             short_way=ShortWay(api, access_log=config.server.access_log),
         )
-        asyncio.run(_serve(loaded, api, runtime, parts, server, listening, environ, ready))
+        running = Running(
+            config=config,
+            runtime=runtime,
+            parts=parts,
+            assembled=assembled[0],
+            api=api,
+            server=server,
+            metrics=metrics,
+        )
+        asyncio.run(_serve(loaded, running, listening, environ, ready, read))
     finally:
         started.close()
         for sock in listening.sockets:
@@ -208,18 +230,16 @@ def _side_servers(loaded: Loaded, api: Api) -> list[SideServer]:
 
 async def _serve(
     loaded: Loaded,
-    api: Api,
-    runtime: Runtime,
-    parts: Parts,
-    server: Server,
+    running: Running,
     listening: Listening,
     environ: Mapping[str, str],
     ready: Callable[[Listening], None],
+    read: Callable[[], Loaded] | None,
 ) -> None:
-    drain_s = loaded.config.server.drain_s
     loop = asyncio.get_running_loop()
+    runtime, server = running.runtime, running.server
     stop, hurry = asyncio.Event(), asyncio.Event()
-    sides = _side_servers(loaded, api)
+    sides = _side_servers(loaded, running.api)
     async with AsyncExitStack() as started:
         for side in sides:
             await side.start()
@@ -230,27 +250,38 @@ async def _serve(
         _log.info("%s: %s", number.name, "ending at once" if stop.is_set() else "finishing running answers")
         (hurry if stop.is_set() else stop).set()
 
-    for number in _SIGNALS:
+    hung_up = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+    if read is None or _is_of_a_terminal(environ):
+        loop.add_signal_handler(signal.SIGHUP, on_signal, signal.SIGHUP)
+    else:
+        loop.add_signal_handler(signal.SIGHUP, hung_up.set)
     # The API is up while models load, so that probes see a live daemon that is not ready yet.
     serving = loop.create_task(server.serve(sockets=list(listening.sockets)))
     reporter = Reporter(runtime, lambda message: _tell(message, environ), watchdog_s=watchdog_interval_s(environ))
-    starting = loop.create_task(_start(runtime, parts, listening, reporter, ready))
-    reporting = loop.create_task(reporter.run()) if environ.get("NOTIFY_SOCKET") else None
+    starting = loop.create_task(_start(runtime, running.parts, listening, reporter, ready))
+    others: list[asyncio.Task[None]] = []
+    if environ.get("NOTIFY_SOCKET"):
+        others.append(loop.create_task(reporter.run()))
+    if read is not None:
+        reloader = Reloader(running, reporter, read=read, api_keys=_api_keys)
+        others.append(loop.create_task(_reload(reloader, starting, hung_up)))
     stopping = loop.create_task(stop.wait())
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
+        drain_s = running.config.server.drain_s
         reporter.stopping(drain_s + _LAST_WORDS_S + _STOPPING_S)
         starting.cancel()
         stopping.cancel()
         server.stop(drain_s + _LAST_WORDS_S)
-        closing = loop.create_task(_close(runtime, parts, drain_s, hurry))
+        closing = loop.create_task(_close(runtime, running.parts, drain_s, hurry))
         ending = [closing, serving, starting, *(side.stop(drain_s + _LAST_WORDS_S) for side in sides)]
         results = await asyncio.gather(*ending, return_exceptions=True)
-        if reporting is not None:
-            reporting.cancel()
+        for task in others:
+            task.cancel()
     for result in results:
         if isinstance(result, Exception):  # a cancelled start is none
             raise result
@@ -262,6 +293,29 @@ async def _start(
     await asyncio.gather(runtime.start(), parts.begin())
     reporter.started()
     ready(listening)
+
+
+async def _reload(reloader: Reloader, starting: asyncio.Task[None], hung_up: asyncio.Event) -> None:
+    """Read the configuration again whenever SIGHUP has come, but not before the start is through."""
+    await asyncio.wait([starting])
+    while True:
+        await hung_up.wait()
+        hung_up.clear()
+        try:
+            await reloader.reload()
+        except Exception:  # noqa: BLE001  the daemon goes on as it was
+            _log.exception("the configuration cannot be read again")
+
+
+def _is_of_a_terminal(environ: Mapping[str, str]) -> bool:
+    """Say whether SIGHUP means that the terminal is gone: not under systemd, nor by nohup, nor without a terminal."""
+    if environ.get("NOTIFY_SOCKET") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return False
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 async def _close(runtime: Runtime, parts: Parts, drain_s: float, hurry: asyncio.Event) -> None:

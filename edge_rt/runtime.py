@@ -105,7 +105,7 @@ class Runtime:
             max_streams=self._config.tensor.max_streams,
         )
         self._probes.listen(self._dispatcher.replan)
-        self._answering = answer_by(self) if answer_by is not None else Answering(self.generate_here, telemetry)
+        self.answering = answer_by(self) if answer_by is not None else Answering(self.generate_here, telemetry)
         self._tensor_results = tensor_results
         self._energy = energy or Unmeasured()
         self._workload = workload or Workload(None, ttft_slo_s=self._config.power.ttft_slo_s)
@@ -124,12 +124,42 @@ class Runtime:
         # A chain cannot hide a model, and one whose models are not in the catalog waits for them.
         self._chains = {chain.id: chain for chain in store.chains() if chain.id not in manifests}
         for model, manifest in manifests.items():
+            self._check_variant(loaded, model, manifest)
             self._add(model, manifest)
-            try:
-                self._placement(model)
-            except ModelNotFoundError as exc:
-                problem = f"no such variant; there are {', '.join(exc.known)}"
-                raise _bad_key(loaded, ("models", model, "variant"), problem) from exc
+
+    def check(self, loaded: config.Loaded) -> None:
+        """Raise ConfigError where a configuration names a model or variant that is not there."""
+        for model in loaded.config.unknown_models(self._entries):
+            if loaded.config.models[model].backend != "null" and model not in self._store.left_out():
+                raise _bad_key(loaded, ("models", model), f"no such model; there are {', '.join(self._entries)}")
+        for model, entry in self._entries.items():
+            self._check_variant(loaded, model, entry.manifest)
+
+    def fixed_models(self, settings: config.Config) -> frozenset[str]:
+        """Name the tables of models whose settings count at a start only: all but those of language models."""
+        free = [model for model, entry in self._entries.items() if not entry.runs_tensors]
+        return frozenset(settings.unknown_models(free))
+
+    def configure(self, settings: config.Config, answering: Answering) -> None:
+        """Go by other settings, and another Answering, from the next request on; models by theirs when they are loaded.
+
+        What has begun goes on as it began. The settings have been checked, and change nothing of fixed_models.
+        """
+        self._config, self.answering = settings, answering
+        self._residency.limit(settings.worker.max_loaded)
+        self._workload.ttft_slo_s = settings.power.ttft_slo_s
+        scheduler = settings.scheduler
+        for model, entry in self._entries.items():
+            own = settings.model(model)
+            self._entries[model] = replace(entry, settings=own)
+            entry.queue.limit(
+                max_waiting=scheduler.max_waiting, max_waiting_per_tenant=scheduler.max_waiting_per_tenant
+            )
+            keep_alive_s = settings.worker.keep_alive_s if own.keep_alive_s is None else own.keep_alive_s
+            for slot in self._slots(model):
+                self._residency.keep(slot.model, keep_alive_s)
+            if entry.runs_tensors:
+                self._dispatcher.keep(model, keep_alive_s)
 
     async def start(self) -> None:
         """Load the models that the configuration preloads; one that fails is logged and tried again on use."""
@@ -151,7 +181,7 @@ class Runtime:
         """
         check_request(request, self._config.limits)
         self._check_kind(request.model, "text")
-        async with aclosing(self._answering.generate(request)) as answer:
+        async with aclosing(self.answering.generate(request)) as answer:
             async for chunk in answer:
                 yield chunk
 
@@ -233,11 +263,11 @@ class Runtime:
         """Tell where a request would be answered now, and why. Raises as generate does for one that is refused."""
         check_request(request, self._config.limits)
         self._check_kind(request.model, "text")
-        return self._answering.explain(request)
+        return self.answering.explain(request)
 
     def feedback(self, request_id: str, tenant: str, *, is_good: bool) -> None:
         """Learn from what a user says of an answer. Raises InvalidRequestError for one that is not remembered."""
-        self._answering.feedback(request_id, tenant, is_good=is_good)
+        self.answering.feedback(request_id, tenant, is_good=is_good)
 
     async def placement(self, model: str) -> DispatchStatus:
         """Tell where a tensor model's requests go, and why. Raises as infer does."""
@@ -318,7 +348,7 @@ class Runtime:
             entry.queue.close(ShuttingDownError)
         self._workload.close()
         await self._probes.close()
-        await asyncio.gather(self._answering.close(drain_s), self._residency.close(drain_s))
+        await asyncio.gather(self.answering.close(drain_s), self._residency.close(drain_s))
 
     # A request's way.
 
@@ -470,13 +500,25 @@ class Runtime:
         """Give in which form a model runs, and its manifest; None for one of the null back end."""
         return self._placement(model), self._entry(model).manifest
 
+    def _check_variant(self, loaded: config.Loaded, model: str, manifest: Manifest | None) -> None:
+        try:
+            self._place(model, manifest, loaded.config.model(model), loaded.config)
+        except ModelNotFoundError as exc:
+            problem = f"no such variant; there are {', '.join(exc.known)}"
+            raise _bad_key(loaded, ("models", model, "variant"), problem) from exc
+
     def _placement(self, model: str) -> Placement:
         entry = self._entry(model)
+        return self._place(model, entry.manifest, entry.settings, self._config)
+
+    def _place(
+        self, model: str, manifest: Manifest | None, own: config.ModelSettings, settings: config.Config
+    ) -> Placement:
         return place(
             model,
-            entry.manifest,
-            entry.settings,
-            self._config,
+            manifest,
+            own,
+            settings,
             features=self._features,
             find=self._store.path,
             find_asset=self._store.asset_path,

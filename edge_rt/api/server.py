@@ -343,6 +343,13 @@ class Server(uvicorn.Server):
         self._stop = asyncio.Event()
         self._grace_s = 0.0
 
+    def use(self, app: ASGIApp, short_way: ShortWay | None) -> None:
+        """Let another app answer all requests from now on; those that have begun are answered by the one before."""
+        self.config.loaded_app = app
+        self.server_state.short_way = short_way  # type: ignore[attr-defined]
+        for connection in self.server_state.connections:
+            cast("HttpToolsProtocol", connection).app = app
+
     def stop(self, grace_s: float) -> None:
         """Close the sockets and idle connections now, the others when they have answered or after grace_s."""
         self._grace_s = grace_s

@@ -68,6 +68,10 @@ class ExactTier:
         self._clock = clock
         self._repeats = admission.Repeats()
 
+    def configure(self, settings: Cache) -> None:
+        """Go by other settings from the next request on; those of the store itself count at a restart."""
+        self._settings = settings
+
     def key(self, request: GenerateRequest, identity: Identity) -> bytes:
         return answer_key(request, identity, epoch=self._store.epoch, isolate=self._settings.isolate)
 

@@ -67,6 +67,10 @@ class TensorResults:
         self._wall_clock = wall_clock
         self._frames: OrderedDict[bytes, _Frame] = OrderedDict()  # by the key of the stored outputs
 
+    def configure(self, settings: Cache) -> None:
+        """Go by other settings from the next request on; those of the store itself count at a restart."""
+        self._settings = settings
+
     async def infer(
         self, request: TensorRequest, files: str, compute: Callable[[], Awaitable[TensorAnswer]]
     ) -> TensorAnswer:

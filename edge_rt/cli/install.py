@@ -25,7 +25,8 @@ from edge_rt.service.units import GROUP, SOCKET_PATH
     type=click.Path(file_okay=False, exists=True, path_type=Path),
     help="Write the units into this tree, a system's root to be, and start nothing.",
 )
-def command(powerd: bool, dry_run: bool, no_start: bool, root: Path | None) -> None:
+@click.option("--python", metavar="PATH", help="The interpreter that has edge_rt in that tree; with --root.")
+def command(powerd: bool, dry_run: bool, no_start: bool, root: Path | None, python: str | None) -> None:
     """Write the units of a daemon that starts with its first client, as a user of its own, and open its socket.
 
     Says what it does, a line each; what is in place already is left alone. Models are pulled as before (`sudo edge_rt
@@ -37,13 +38,15 @@ def command(powerd: bool, dry_run: bool, no_start: bool, root: Path | None) -> N
     """
     if root is None and not dry_run and os.geteuid() != 0:
         raise NotRootError(what="installing a service", command=f"{sys.argv[0]} install")
-    found = interpreter.obstacles(interpreter.needed_paths(), root_only=powerd)
+    if (root is None) != (python is None):
+        raise click.UsageError("--root and --python belong together: a tree has an interpreter of its own.")
+    found = () if python is not None else interpreter.obstacles(interpreter.needed_paths(), root_only=powerd)
     if dry_run:  # show the rest too
         for one in found:
             click.echo(f"in the way  {one.path}: {one.why}", err=True)
     else:
         installation.check_interpreter(sys.executable, found)
-    wish = Wish(python=sys.executable, powerd=powerd, starts=not no_start, is_dry=dry_run)
+    wish = Wish(python=python or sys.executable, powerd=powerd, starts=not no_start, is_dry=dry_run)
     for line in installation.install(Host(root or Path("/")), wish, into_tree=root is not None):
         click.echo(line)
     if root is None and not dry_run:

@@ -102,7 +102,7 @@ async def _alone(loaded: config.Loaded, request: GenerateRequest) -> dict[str, A
     cloud = CloudModels(settings.cloud, telemetry) if settings.cloud else None
 
     def answer_by(models: LocalModels) -> Answering:
-        return assemble(settings, models, telemetry, Parts(cloud=cloud))
+        return assemble(settings, models, telemetry, Parts(cloud=cloud)).answering
 
     runtime = Runtime(loaded, Store.open(settings.catalog), telemetry, answer_by=answer_by)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -50,6 +52,8 @@ def command(
 ) -> None:
     """Serve models over a Unix socket, in the foreground, until SIGTERM or Ctrl-C.
 
+    SIGHUP lets it read its configuration again (docs/systemd.md says what can change without a restart).
+
     Models are loaded on their first use and unloaded when idle; they must have been pulled (`edge_rt models pull`). A
     second Ctrl-C does not wait for running answers. Options win over the configuration (`edge_rt config show`).
 
@@ -72,7 +76,13 @@ def command(
         flags[config.dotted(("models", model, "preload"))] = True
         flags[config.dotted(("models", model, "variant"))] = variant or None
     given = ctx.find_root().params.get("file") if file is None else file
-    daemon.run(config.load(given, flags=flags), ready=_announce)
+
+    def read() -> config.Loaded:
+        return config.load(given, flags=flags)
+
+    if os.environ.get("NOTIFY_SOCKET"):  # systemd ends one that hangs by SIGABRT: then the log shows where it hung
+        faulthandler.enable()
+    daemon.run(read(), ready=_announce, read=read)
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

@@ -8,6 +8,7 @@ as root can read the key, and so can any code inside this process; Python cannot
 from __future__ import annotations
 
 import ctypes
+import hmac
 import logging
 import os
 import re
@@ -37,6 +38,9 @@ class Key:
 
     def authorization(self) -> bytes:
         return b"Bearer " + self._text.encode("ascii")
+
+    def is_same(self, other: Key | None) -> bool:
+        return other is not None and hmac.compare_digest(self._text, other._text)  # noqa: SLF001  another of this class
 
     def censored(self, text: str) -> str:
         """Take the key, and long parts of it, out of a text that a server sent."""

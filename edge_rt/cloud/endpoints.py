@@ -111,17 +111,50 @@ class CloudModels:
         # Imported where an endpoint is configured only: the HTTP library takes 5 MB and a third of a second.
         from edge_rt.cloud.client import Upstream
 
-        self._events, self._chance = events, chance
-        self._endpoints = [
-            _Endpoint(Upstream(name, settings, environ=environ, resolve=resolve))
-            for name, settings in sorted(endpoints.items(), key=lambda item: (item[1].priority, item[0]))
-        ]
+        self._events, self._chance, self._protect = events, chance, protect
+
+        def make(name: str, settings: CloudEndpoint) -> _Endpoint:
+            return _Endpoint(Upstream(name, settings, environ=environ, resolve=resolve))
+
+        self._make = make
+        self._endpoints = [make(name, settings) for name, settings in _in_order(endpoints)]
+        self._leaving: list[_Endpoint] = []  # not asked any more, by requests that came later
         self._probes: set[asyncio.Task[None]] = set()
+        self._farewells: set[asyncio.Task[None]] = set()
         self._unfinished_cost = 0.0
+        self._begin(0.0)
+
+    def _begin(self, now_s: float) -> None:
         for endpoint in self._endpoints:
-            events.cloud_state(endpoint.name, "closed")
+            self._events.cloud_state(endpoint.name, endpoint.state(now_s))
         if any(endpoint.upstream.key is not None for endpoint in self._endpoints):
-            protect()
+            self._protect()
+
+    def prepare(self, endpoints: Mapping[str, CloudEndpoint]) -> Callable[[], None]:
+        """Make ready to ask other endpoints; what is given begins it, at once and without fail.
+
+        Reads keys again. Raises ConfigError. Of an endpoint that has not changed, its key neither, all that is known is
+        kept; a request that is on its way to one that leaves has its answer.
+        """
+        known = {endpoint.name: endpoint for endpoint in self._endpoints}
+        wanted = [self._make(name, settings) for name, settings in _in_order(endpoints)]
+        after = [old if (old := known.get(new.name)) is not None and old.is_same(new) else new for new in wanted]
+
+        def commit() -> None:
+            self._leaving += [endpoint for endpoint in self._endpoints if endpoint not in after]
+            self._endpoints = after
+            self._begin(asyncio.get_running_loop().time())
+            self._see_off()
+
+        return commit
+
+    def _see_off(self) -> None:
+        """Close the endpoints that have left once their last request has ended."""
+        for endpoint in [endpoint for endpoint in self._leaving if not endpoint.n_open]:
+            self._leaving.remove(endpoint)
+            task = asyncio.get_running_loop().create_task(endpoint.upstream.close())
+            self._farewells.add(task)
+            task.add_done_callback(self._farewells.discard)
 
     def health(self, now_s: float | None = None) -> CloudHealth:
         """Describe every endpoint. One whose pause is over is asked, in the background, whether it works again."""
@@ -186,8 +219,8 @@ class CloudModels:
         """Hang up everywhere."""
         for task in self._probes:
             task.cancel()
-        await asyncio.gather(*self._probes, return_exceptions=True)
-        for endpoint in self._endpoints:
+        await asyncio.gather(*self._probes, *self._farewells, return_exceptions=True)
+        for endpoint in (*self._endpoints, *self._leaving):
             await endpoint.upstream.close()
 
     def _large_enough(self, n_prompt_tokens: int) -> list[_Endpoint]:
@@ -286,6 +319,7 @@ class CloudModels:
                 is_retry=n_tries > 0,
             )
             self._events.cloud_state(endpoint.name, endpoint.state(clock()))
+            self._see_off()
 
     def _wake(self, now_s: float) -> None:
         """Begin to probe the endpoints whose pause is over."""
@@ -323,6 +357,14 @@ class _Endpoint:
         self.budget, self.speed = retry.RetryBudget(settings.retry_share), Speed()
         self._rest_until_s = 0.0
         self._n_requests = self._n_failures = 0
+        self.n_open = 0  # tries and probes that have begun and not ended
+
+    def is_same(self, other: _Endpoint) -> bool:
+        """Say whether another one is asked the same way, with the same key."""
+        mine, its = self.upstream.key, other.upstream.key
+        return self.upstream.settings == other.upstream.settings and (
+            mine is its or (mine is not None and mine.is_same(its))
+        )
 
     def state(self, now_s: float) -> State:
         state = self.breaker.state(now_s)
@@ -333,6 +375,7 @@ class _Endpoint:
 
     def begin(self, now_s: float) -> Ticket:
         self._n_requests += 1
+        self.n_open += 1
         self.budget.request()
         return self.breaker.begin(now_s)
 
@@ -347,6 +390,7 @@ class _Endpoint:
         is_retry: bool = False,
     ) -> None:
         """Judge the endpoint by the end of one try."""
+        self.n_open -= 1
         asked_s = error.retry_after_s if isinstance(error, CloudRejectedError) else 0.0
         if asked_s > 0:
             self._rest_until_s = now_s + min(asked_s, retry.MAX_REST_S)
@@ -384,6 +428,10 @@ class _Endpoint:
             n_requests=self._n_requests,
             n_failures=self._n_failures,
         )
+
+
+def _in_order(endpoints: Mapping[str, CloudEndpoint]) -> list[tuple[str, CloudEndpoint]]:
+    return sorted(endpoints.items(), key=lambda item: (item[1].priority, item[0]))
 
 
 def _is_its_fault(error: BaseException | None) -> bool:

@@ -84,7 +84,7 @@ class Workload:
 
     def __init__(self, sender: Sender | None, *, ttft_slo_s: float, n_threads: Callable[[], int] = lambda: 0) -> None:
         self.n_threads = n_threads
-        self._sender, self._ttft_slo_s = sender, ttft_slo_s
+        self._sender, self.ttft_slo_s = sender, ttft_slo_s
         self._queues: dict[str, tuple[int, int]] = {}  # running and waiting, by model
         self._answers: dict[Progress, None] = {}  # in the order of their arrival
         self._n_answers: Counter[str] = Counter()  # by model
@@ -143,7 +143,7 @@ class Workload:
             n_waiting=n_waiting + len(self._answers) - begun,
             n_running=n_running + begun,
             n_prompt_tokens=silent[0].n_prompt_tokens if silent else 0,
-            ttft_left_s=silent[0].arrived_s + self._ttft_slo_s - now_s if silent else None,
+            ttft_left_s=silent[0].arrived_s + self.ttft_slo_s - now_s if silent else None,
             tpot_s=max(speeds, default=None),
             n_threads=self.n_threads(),
             sent_s=now_s,

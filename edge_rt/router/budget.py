@@ -95,6 +95,12 @@ class Budget:
         self._day: int | None = None
         self._day_began_s = -math.inf  # monotonic
 
+    def configure(self, *, share: float, max_cost_per_day: float) -> None:
+        """Allow another share and another cost a day; what has been spent stays spent."""
+        if not 0 <= share <= 1 or max_cost_per_day < 0:
+            raise ValueError("share is 0..1, the cost at least 0")
+        self._share, self._max_cost = share, max_cost_per_day
+
     def allowance(self, tenant: str, *, now_s: float, wall_s: float) -> Allowance:
         """Say what a request of this tenant may cost and must promise."""
         self._turn_day(now_s, wall_s)

@@ -113,6 +113,21 @@ class Chooser:
         self._length = AnswerLength()
         self._open: OrderedDict[str, _Open] = OrderedDict()
 
+    def prepare(self, settings: Settings, judge: Confidence | None) -> Callable[[], None]:
+        """Make ready to decide by other settings; what is given does it, at once and without fail.
+
+        Raises ConfigError. What was decided, learnt and spent is kept.
+        """
+        rules = Rules(settings)
+
+        def commit() -> None:
+            self._rules, self._judge, self._shadow_share = rules, judge, settings.shadow_share
+            self._counts_energy = settings.max_energy_j_per_day > 0
+            self._keep_every_j = settings.max_energy_j_per_day / 1000
+            self.budget.configure(share=settings.cloud_share, max_cost_per_day=settings.max_cost_per_day)
+
+        return commit
+
     def explain(self, request: GenerateRequest) -> Decision:
         """Decide without counting it."""
         return self._decide(request)[0]

@@ -79,6 +79,10 @@ class Dispatcher:
             slot=slot or name,
         )
 
+    def keep(self, name: str, keep_alive_s: float) -> None:
+        """Unload a model's places after another idle time; those that are there are the residency's to keep."""
+        self._models[name].keep_alive_s = keep_alive_s
+
     def replan(self) -> None:
         """Let each model's next request rank its places anew: the devices have been looked at."""
         for model in self._models.values():

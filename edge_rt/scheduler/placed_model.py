@@ -104,7 +104,7 @@ class PlacedModel:
         self.known: dict[str, Place] = {}
         self._subject, self._settings = subject, settings
         self._residency, self._events, self._make_worker = residency, events, make_worker
-        self._keep_alive_s, self._slot = keep_alive_s, slot
+        self.keep_alive_s, self._slot = keep_alive_s, slot
         self._ranking: Ranking | None = None
         self._ranked_at_s = 0.0
         self._loading: dict[Place, asyncio.Task[None]] = {}
@@ -122,7 +122,7 @@ class PlacedModel:
                 self._residency,
                 self._events,
                 self._make_worker,
-                keep_alive_s=self._keep_alive_s,
+                keep_alive_s=self.keep_alive_s,
                 slot=self._slot,
             )
             found.known, found._loading = self.known, self._loading
@@ -257,7 +257,7 @@ class PlacedModel:
         def make(events: WorkerEvents, force: bool) -> ModelWorker:
             return self._make_worker(self._subject.load(row.candidate, force=force), events)
 
-        self._residency.add(key, make, keep_alive_s=self._keep_alive_s)
+        self._residency.add(key, make, keep_alive_s=self.keep_alive_s)
         self.known[name] = place
         return place
 

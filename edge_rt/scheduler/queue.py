@@ -26,8 +26,7 @@ class Admission:
 
     def __init__(self, *, max_running: int, max_waiting: int, max_waiting_per_tenant: int = 0) -> None:
         self.max_running = max_running
-        self.max_waiting = max_waiting
-        self.max_waiting_per_tenant = max_waiting_per_tenant or max_waiting
+        self.limit(max_waiting=max_waiting, max_waiting_per_tenant=max_waiting_per_tenant)
         self._running: set[int] = set()
         self._tenant_of: dict[int, str] = {}  # of those that wait
         # The tenant in front is served next and then goes to the back; dicts are ordered sets of tickets.
@@ -57,6 +56,11 @@ class Admission:
         self._waiting[tenant] = own
         self._tenant_of[ticket] = tenant
         return False
+
+    def limit(self, *, max_waiting: int, max_waiting_per_tenant: int) -> None:
+        """Let other numbers wait from now on; those that wait already stay."""
+        self.max_waiting = max_waiting
+        self.max_waiting_per_tenant = max_waiting_per_tenant or max_waiting
 
     def leave(self, ticket: int, service_s: float | None = None) -> tuple[int, ...]:
         """Forget a ticket, wherever it is, and give those that run in its stead.
@@ -141,6 +145,10 @@ class Queue:
             if not (waiter := self._waiters[admitted]).done():
                 waiter.set_result(None)
         self._report()
+
+    def limit(self, *, max_waiting: int, max_waiting_per_tenant: int) -> None:
+        """Let other numbers wait from now on; see Admission."""
+        self._admission.limit(max_waiting=max_waiting, max_waiting_per_tenant=max_waiting_per_tenant)
 
     def close(self, error: Callable[[], EdgeRtError]) -> None:
         """Refuse new requests and those that wait; running ones keep their places."""

@@ -200,6 +200,17 @@ class Residency:
         """Make a model known. keep_alive_s: unload it after so long without a lease; negative: never."""
         self._slots[model] = Slot(model, make, keep_alive_s)
 
+    def limit(self, max_loaded: int) -> None:
+        """Let another number of models be in memory; where it is lower, the next load makes the room."""
+        self._max_loaded = max_loaded
+
+    def keep(self, model: str, keep_alive_s: float) -> None:
+        """Unload a model after another idle time; an idle one begins to wait anew."""
+        slot = self._slots[model]
+        slot.keep_alive_s = keep_alive_s
+        self._disarm(slot)
+        self._idle(slot)
+
     def slot(self, model: str) -> Slot:
         """Give a model's slot, to look at."""
         return self._slots[model]

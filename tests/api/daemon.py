@@ -53,8 +53,9 @@ class Daemon:
         inherit: socket.socket | None = None,
     ) -> None:
         self.socket = directory / "s"
-        config = directory / "config.toml"
-        config.write_text(CONFIG.format(store_dir=directory / "store") + extra)
+        self._config, self._base = directory / "config.toml", CONFIG.format(store_dir=directory / "store")
+        config = self._config
+        config.write_text(self._base + extra)
         command = [sys.executable, "-m", "edge_rt", "serve", "--config", str(config), "--log-format", "json"]
         fds: tuple[int, ...] = ()
         if inherit is None:
@@ -69,6 +70,7 @@ class Daemon:
             stderr=subprocess.PIPE,
             text=True,
             pass_fds=fds,
+            start_new_session=True,  # without a terminal, whose end SIGHUP would mean
             env={**{k: v for k, v in os.environ.items() if not k.startswith("EDGE_RT")}, **_STEADY, **(environ or {})},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -108,6 +110,15 @@ class Daemon:
             raise
         self._end()
         return status
+
+    def reload(self, extra: str, *, until: str) -> None:
+        """Change the configuration, send SIGHUP, and go on asking until the log has these words once more."""
+        n_before = self.log.count(until)
+        self._config.write_text(self._base + extra)
+        self.process.send_signal(signal.SIGHUP)
+        with self.client() as client:
+            seen = (self.log.count(until) > n_before for _ in range(3000) if client.get("/health").is_success)
+            assert any(seen), self.log
 
     def wait(self) -> int:
         """Wait for a daemon that is expected to end by itself."""

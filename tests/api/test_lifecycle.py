@@ -112,7 +112,7 @@ def test_a_second_signal_does_not_wait(socket_dir: Path) -> None:
     assert not daemon.socket.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_daemon_ends_on_any_of_its_signals(socket_dir: Path, number: signal.Signals) -> None:
     with Daemon(socket_dir) as daemon:
         assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660

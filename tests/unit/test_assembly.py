@@ -41,7 +41,8 @@ def reason(ledger: Path) -> str:
         config, telemetry = Config(cloud={"c": endpoint}, router=router), Telemetry()
         cloud = CloudModels(config.cloud, telemetry)
         try:
-            return assemble(config, NoModels(), telemetry, Parts(cloud=cloud, ledger=ledger)).explain(ASKED).reason
+            assembled = assemble(config, NoModels(), telemetry, Parts(cloud=cloud, ledger=ledger))
+            return assembled.answering.explain(ASKED).reason
         finally:
             await cloud.close()
 

@@ -154,6 +154,11 @@ class World:
         return worker
 
 
+def loaded(**flags: Any) -> config.Loaded:
+    settings = {"models.null.backend": "null"} | {name.replace("__", "."): value for name, value in flags.items()}
+    return config.load(environ={}, flags=settings, system_file=Path("/nonexistent"))
+
+
 def make(
     world: World,
     *pulled: str,
@@ -164,9 +169,8 @@ def make(
     workload: Workload | None = None,
     **flags: Any,
 ) -> Runtime:
-    settings = {"models.null.backend": "null"} | {name.replace("__", "."): value for name, value in flags.items()}
     return Runtime(
-        config.load(environ={}, flags=settings, system_file=Path("/nonexistent")),
+        loaded(**flags),
         store or FakeStore(*pulled),
         telemetry or Telemetry(),
         make_worker=world.make,
@@ -517,6 +521,45 @@ def test_activity_sums_up_models_and_queues_and_tells_of_a_supervision_that_fail
         await asyncio.wait([asking])
         await runtime.close(0.0)
         assert runtime.activity().models == ()
+
+    virtual_time.run(main())
+
+
+def test_other_settings_hold_from_the_next_request_and_the_next_load_on() -> None:
+    async def main() -> None:
+        world = World(service_s=1000.0)
+        runtime = make(world, "q4_1", models__tiny__n_ctx=512)
+        running = asyncio.create_task(answer(runtime, "tiny"))
+        await asyncio.sleep(LOAD_S + 1)
+        other = loaded(models__tiny__n_ctx=1024, worker__keep_alive_s=5.0, limits__max_stop=1)
+        runtime.check(other)
+        runtime.configure(other.config, runtime.answering)
+        with pytest.raises(InvalidRequestError, match="stop"):
+            await answer(runtime, "tiny", stop=("a", "b"))
+        assert world.workers[0].load.n_ctx == 512
+        await asyncio.sleep(1000)
+        assert (await running)[-1].finish_reason == "stop"
+        await asyncio.sleep(6.0)
+        assert runtime.model("tiny").state == "unloaded"
+        world.service_s = 1.0
+        await answer(runtime, "tiny")
+        assert world.workers[1].load.n_ctx == 1024
+
+    virtual_time.run(main())
+
+
+def test_settings_of_models_that_are_not_there_are_found_before_they_are_used() -> None:
+    async def main() -> None:
+        runtime = make(World())
+        with pytest.raises(ConfigError, match="no such model"):
+            runtime.check(loaded(models__nobody__n_ctx=5))
+        with pytest.raises(ConfigError, match="no such variant; there are tiny:q4_1, tiny:q4_0"):
+            runtime.check(loaded(models__tiny__variant="q9"))
+        runtime.check(loaded(models__new__backend="null"))
+        assert runtime.fixed_models(loaded(models__new__backend="null", models__tiny__n_ctx=5).config) == {
+            "null",
+            "new",
+        }
 
     virtual_time.run(main())
 

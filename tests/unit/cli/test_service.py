@@ -35,10 +35,14 @@ def invoke(*arguments: str) -> tuple[int, str]:
 
 
 def test_install_into_a_tree_writes_the_units(tmp_path: Path) -> None:
-    code, output = invoke("install", "--dry-run", "--powerd", "--root", str(tmp_path))
+    tree = ("--powerd", "--root", str(tmp_path), "--python", "/opt/there/bin/python")
+    code, output = invoke("install", "--dry-run", *tree)
     assert code == 0, output
     assert "would write  /etc/systemd/system/edge_rt-powerd.service" in output
     assert list(tmp_path.iterdir()) == []
+    assert invoke("install", *tree)[0] == 0
+    assert "ExecStart=/opt/there/bin/python" in (tmp_path / "etc/systemd/system/edge_rt.service").read_text()
+    assert invoke("install", "--root", str(tmp_path))[0] == 2
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may install")

@@ -20,13 +20,14 @@ from edge_rt.errors import (
     CloudError,
     CloudRejectedError,
     CloudTimeoutError,
+    ConfigError,
     ContextLengthError,
     DeadlineError,
 )
 from edge_rt.types import Chunk, GenerateRequest, Message, Usage
 from tests import recorded_cloud as recorded
 from tests import virtual_time
-from tests.recorded_cloud import RecordedCloud, Reply, Script, says, status
+from tests.recorded_cloud import RecordedCloud, Reply, Script, says, slowly, status
 
 T = TypeVar("T")
 DOWN = status(500)
@@ -564,3 +565,53 @@ def test_whatever_happens_nothing_is_left_behind(seed: int) -> None:
         assert asyncio.all_tasks() - before - serving == set()
 
     with_endpoints(test, {"a": DOWN, "b": DOWN})
+
+
+def test_an_endpoint_that_leaves_ends_what_it_has_begun_and_one_that_stays_keeps_its_record() -> None:
+    async def test(rig: Rig) -> None:
+        asking = asyncio.create_task(rig.ask())
+        await asyncio.sleep(1.5)  # the first words are here
+        commit = rig.models.prepare({"b": rig["b"].endpoint(priority=1)})
+        assert [one.name for one in rig.models.health().endpoints] == ["a", "b"]
+        commit()
+        assert [one.name for one in rig.models.health().endpoints] == ["b"]
+        assert await rig.ask() == "b"
+        assert await asking == "a slow answer"
+        n_requests = [one.n_requests for one in rig.models.health().endpoints]
+        rig.models.prepare({"b": rig["b"].endpoint(priority=1)})()
+        assert [one.n_requests for one in rig.models.health().endpoints] == n_requests == [1]
+        rig.models.prepare({"b": rig["b"].endpoint(priority=1, price_in=9.0)})()
+        assert [one.n_requests for one in rig.models.health().endpoints] == [0]
+
+    with_endpoints(test, {"a": slowly(1.0, "a ", "slow ", "answer"), "b": says("b")})
+
+
+def test_without_endpoints_nothing_is_asked_and_no_error_is_another() -> None:
+    async def test(rig: Rig) -> None:
+        rig.models.prepare({})()
+        assert isinstance(await rig.fails(), CircuitOpenError)
+        assert rig.models.health().best is None
+
+    with_endpoints(test, {"a": says("a")})
+
+
+def test_a_key_that_was_replaced_is_read_again_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("first-key-of-all")
+    key.chmod(0o600)
+
+    async def test(rig: Rig) -> None:
+        endpoints = {"a": rig["a"].endpoint(api_key_file=str(key))}
+        rig.models.prepare(endpoints)()
+        await rig.ask()
+        key.write_text("two keys are one too many")
+        with pytest.raises(ConfigError, match="must hold one key"):
+            rig.models.prepare(endpoints)
+        key.write_text("second-key-of-all")
+        await rig.ask()
+        rig.models.prepare(endpoints)()
+        await rig.ask()
+        sent = [asked.headers["authorization"] for asked in rig["a"].requests]
+        assert sent == ["Bearer first-key-of-all"] * 2 + ["Bearer second-key-of-all"]
+
+    with_endpoints(test, {"a": says("a")})

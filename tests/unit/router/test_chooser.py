@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_rt.config import Router as Settings
-from edge_rt.errors import InvalidRequestError, MustStayError
+from edge_rt.errors import ConfigError, InvalidRequestError, MustStayError
 from edge_rt.router.budget import Budget, Pace
 from edge_rt.router.chooser import Chooser
 from edge_rt.router.rules import Circumstances
@@ -257,3 +257,23 @@ def test_small_amounts_of_energy_are_written_together() -> None:
     for _ in range(100):
         chooser.finished(ASKED, Origin(), replace(LAST, usage=replace(LAST.usage, energy=Energy(total_j=0.1))))
     assert len(kept) == pytest.approx(10, abs=1)
+
+
+def test_other_settings_count_from_the_next_request_on_and_what_was_learnt_is_kept() -> None:
+    chooser = make(p_local=0.2)
+    chooser.choose(ASKED)
+    chooser.finished(ASKED, Origin(endpoint="big"), LAST)
+    chooser.budget.spend(3.0, now_s=1.0, wall_s=1.0)
+    commit = chooser.prepare(Settings(cloud_share=0.0, max_cost_per_day=2.0, tenants={"t": "local"}), None)
+    assert chooser.choose(replace(ASKED, id="2", tenant="t")).where == "cloud"
+    commit()
+    assert chooser.choose(replace(ASKED, id="3", tenant="t")).reason == "asked-local"
+    assert chooser.budget.allowance("", now_s=2.0, wall_s=2.0).is_spent
+    chooser.feedback("r", "", is_good=True)  # decided before
+
+
+def test_a_rule_that_cannot_be_changes_nothing() -> None:
+    chooser = make(p_local=0.2)
+    with pytest.raises(ConfigError, match="keep_private"):
+        chooser.prepare(Settings(keep_private=("nonsense",)), None)
+    assert chooser.choose(ASKED).where == "cloud"

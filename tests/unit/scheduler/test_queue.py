@@ -282,3 +282,17 @@ def test_every_change_of_depth_is_reported() -> None:
         assert depths == [(1, 0), (1, 1), (1, 0), (0, 0)]
 
     virtual_time.run(main())
+
+
+def test_another_limit_counts_for_those_that_come_and_not_for_those_that_wait() -> None:
+    admission = Admission(max_running=1, max_waiting=3)
+    assert [admission.arrive(ticket, "a") for ticket in range(4)] == [True, False, False, False]
+    admission.limit(max_waiting=1, max_waiting_per_tenant=0)
+    assert admission.n_waiting == 3
+    with pytest.raises(QueueFullError) as caught:
+        admission.arrive(4, "b")
+    assert caught.value.limit == 1
+    admission.limit(max_waiting=9, max_waiting_per_tenant=4)
+    assert [admission.arrive(5, "a"), admission.arrive(6, "b")] == [False, False]
+    with pytest.raises(QueueFullError):
+        admission.arrive(7, "a")

@@ -703,3 +703,35 @@ def test_no_request_is_lost_and_no_limit_broken_whatever_comes_together(
         assert {residency.slot(model).state for model in MODELS} == {"unloaded"}
 
     virtual_time.run(main())
+
+
+def test_another_idle_time_begins_anew_and_holds_for_what_is_in_memory() -> None:
+    async def main() -> None:
+        residency = make(World(), "a", keep_alive_s=300.0)
+        await use(residency, "a")
+        await asyncio.sleep(100.0)
+        residency.keep("a", 10.0)
+        await asyncio.sleep(9.0)
+        assert residency.slot("a").state == "ready"
+        await asyncio.sleep(2.0)
+        assert residency.slot("a").state == "unloaded"
+        residency.keep("a", -1.0)
+        await use(residency, "a")
+        await asyncio.sleep(1000.0)
+        assert residency.slot("a").state == "ready"
+
+    virtual_time.run(main())
+
+
+def test_a_lower_number_of_models_holds_from_the_next_load_on() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a", "b", "c", max_loaded=2)
+        await use(residency, "a")
+        await use(residency, "b")
+        residency.limit(1)
+        assert world.diary == ["+a", "+b"]
+        await use(residency, "c")
+        assert [residency.slot(model).state for model in "abc"] == ["unloaded", "unloaded", "ready"]
+
+    virtual_time.run(main())
