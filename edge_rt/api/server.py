@@ -121,6 +121,7 @@ class PeerProtocol(HttpToolsProtocol):
     _arriving: _ShortCycle | None = None  # whose body is not whole
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._ahead: list[RequestResponseCycle] = []  # not answered yet, of which uvicorn only knows the last
         self._hang_ups = HangUps()
         self._peer = Peer.of(transport.get_extra_info("socket"))
         self.app_state = {**self.app_state, "peer": self._peer, "hang_ups": self._hang_ups}
@@ -138,6 +139,8 @@ class PeerProtocol(HttpToolsProtocol):
             self._arriving = None
             cycle.is_whole()
             cycle.request.hung_up()
+        for ahead in self._ahead:
+            ahead.disconnected = True
         self._hang_ups.tell()
         super().connection_lost(exc)
 
@@ -196,12 +199,15 @@ class PeerProtocol(HttpToolsProtocol):
 
     def _begin_cycle(self) -> None:
         before = self.cycle
+        if not self.is_between_requests():
+            self._ahead.append(before)
         super().on_headers_complete()
         if self.cycle is not before and self.scope["method"] != "HEAD":  # whose answer is a head only
             self.cycle.transport = cast("asyncio.Transport", _HeadHolder(self.transport))
 
     def on_response_complete(self) -> None:
         self.idle_since_s = self.loop.time()
+        self._ahead = [cycle for cycle in self._ahead if not cycle.response_complete]
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -227,6 +233,8 @@ class PeerProtocol(HttpToolsProtocol):
         cycle.stop_timer()
         self.cycle = cycle.before
         self._begin_cycle()
+        if not cycle.keep_alive:  # a shutdown has begun since
+            self.cycle.keep_alive = False
         if body := cycle.request.give_up():
             super().on_body(body)
 

@@ -334,6 +334,38 @@ def test_a_body_that_takes_long_goes_the_long_way(socket_dir: Path) -> None:
     serving(socket_dir, scenario, protocol=HurriedProtocol)
 
 
+def test_a_shutdown_closes_behind_a_request_that_has_gone_the_long_way_since(socket_dir: Path) -> None:
+    async def scenario(served: Served) -> None:
+        reader, writer = await asyncio.open_unix_connection(served.path)
+        writer.write(GOOD[:-2])
+        while not served.api.bodies.n_bytes:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        served.server.stop(60.0)
+        while not served.n_long:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        writer.write(GOOD[-2:])
+        assert b"\r\nconnection: close\r\n" in await answer(reader)
+        writer.close()
+
+    serving(socket_dir, scenario, protocol=HurriedProtocol)
+
+
+def test_a_client_that_hangs_up_with_requests_behind_the_running_one_is_no_error(
+    socket_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(served: Served) -> None:
+        _, writer = await asyncio.open_unix_connection(served.path)
+        writer.write(request(ONE, b"1234", headers={"Cache-Control": "no-cache"}) + GOOD)
+        await served.runtime.arrived.wait()
+        writer.close()
+        while served.server.server_state.tasks:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        assert 'outcome="hung_up",route="/v2/models/{model}/infer",status="499"} 1.0' in served.metrics
+
+    serving(socket_dir, scenario, runtime=FakeTensorRuntime(hold=asyncio.Event()))
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 def test_bodies_beyond_the_limit_of_all_are_refused(socket_dir: Path) -> None:
     runtime = FakeTensorRuntime(hold=asyncio.Event())
     large = request({"inputs": [binary("image", [8_000], 8_000)]}, bytes(8_000))
