@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 import click
 
 from edge_rt import config
-from edge_rt.cli import power_survey
+from edge_rt.cli import power_setter, power_survey
 from edge_rt.devices import cpu, raspberry_pi
 from edge_rt.devices.base import Reading
+from edge_rt.devices.kernel_files import KernelFiles
 from edge_rt.devices.meter_choice import find
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.power.meter import extra_meters, meter_name
@@ -27,6 +28,7 @@ class Status:
     clocks: power_survey.Clocks
     heat: power_survey.Heat
     battery: power_survey.Battery
+    powerd: power_setter.Setter
 
 
 @click.command("status", short_help="Show every meter, clock and temperature now.")
@@ -42,7 +44,7 @@ class Status:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; unknown values are null with a reason.")
 @click.pass_obj
 def command(above: config.Loaded | None, interval_s: float, as_json: bool) -> None:
-    """Show every meter with what it reads, every clock with its limits, temperatures, throttling and the battery.
+    """Show every meter, every clock with its limits, temperatures, throttling, the battery, and who sets clocks.
 
     A meter's boundary says what it sees: the board, the chip (soc), or one rail. Its quality is "measured", "derived"
     (a sum or a fit of what was measured) or "modelled". `used for` names what power.meter has chosen; energy is
@@ -59,6 +61,7 @@ def take(
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    files: KernelFiles | None = None,
 ) -> Status:
     """Read everything. Raises ConfigError for a board file that breaks the form."""
     settings, origin = loaded.config.power, loaded.origins.get("power.meter", "default")
@@ -78,6 +81,7 @@ def take(
             clocks=power_survey.clocks(root),
             heat=power_survey.heat(root, raspberry_pi.throttle if on_pi else None),
             battery=power_survey.charge(root),
+            powerd=power_setter.look(settings.socket_path, files or KernelFiles()),
         )
     finally:
         found.close()
@@ -92,5 +96,6 @@ def text(status: Status) -> str:
         ("clocks", power_survey.clock_lines(status.clocks)),
         ("heat", power_survey.heat_lines(status.heat)),
         ("battery", power_survey.battery_lines(status.battery)),
+        ("powerd", power_setter.lines(status.powerd)),
     )
     return "\n".join(f"{name if i == 0 else '':9} {line}" for name, lines in parts for i, line in enumerate(lines))

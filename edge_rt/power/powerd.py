@@ -43,7 +43,7 @@ from edge_rt.power.restore import restore, told
 from edge_rt.power.sensing import PowerReader, Sensing
 from edge_rt.power.settings import Settings
 from edge_rt.power.snapshot import DEFAULT_FILE, BadSnapshotError, Snapshot, boot_id
-from edge_rt.power.state import Limits
+from edge_rt.power.state import Hint, Limits
 from edge_rt.sd_notify import notify, watchdog_interval_s
 
 _EXIT_CONFIG: Final = 78
@@ -55,6 +55,7 @@ _RIVALS_S: Final = 60.0
 _REFIND_S: Final = 2.0  # from one look for new clocks to the next …
 _REFIND_ALL_S: Final = 60.0  # … and for old ones that have other steps now
 _STATUS_S: Final = 1.0  # between two STATUS= lines
+_MISTAKE: Final = "a mistake of its own: "
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -193,7 +194,7 @@ class Powerd:
                 self._is_asked = False
                 next_s = min(next_s, stepped_s + _EVENT_S)
             if now_s >= next_s:
-                self.governor.step(now_s, clients.hints(), self.limits)
+                self._step(now_s, clients.hints())
                 interval_s = self.settings.interval_s if self.governor.is_busy else _IDLE_S
                 stepped_s, next_s = now_s, max(next_s + interval_s, self.clock())
             if now_s >= watchdog_s:
@@ -203,6 +204,12 @@ class Powerd:
             if now_s - status_s >= _STATUS_S:
                 status_s = now_s
                 self._say_status()
+
+    def _step(self, now_s: float, hints: Sequence[Hint]) -> None:
+        try:
+            self.governor.step(now_s, hints, self.limits)
+        except Exception as exc:  # noqa: BLE001  whatever nobody foresaw, the machine is given back
+            self.governor.stop(f"{_MISTAKE}{type(exc).__name__}: {exc}")
 
     # What comes from outside.
 
@@ -306,7 +313,7 @@ class Powerd:
         prefix = "another power manager runs: "
         if writing is not None:
             self.governor.stop(f"{prefix}{writing.name} ({writing.evidence}). Remedy: {writing.remedy}")
-        elif self.governor.stopped_by.startswith(prefix):
+        elif self.governor.stopped_by.startswith((prefix, _MISTAKE)):
             self.governor.resume()
 
     def _say_status(self) -> None:

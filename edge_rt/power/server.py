@@ -179,7 +179,11 @@ class Server:
             self.on_cap(message.max_w, client.peer)
             self._answer(client, encode("done"))
         elif isinstance(message, Ask):
-            self._answer(client, encode("status", **self.status()))
+            try:
+                answer = encode("status", **self.status())
+            except ValueError as exc:  # more than fits, or a number that is none: no reason to end
+                answer = encode("error", code="internal", problem=f"the status cannot be told: {exc}"[:200])
+            self._answer(client, answer)
 
     def _take_hint(self, client: _Client, hint: Hint, now_s: float) -> None:
         if not self.rights.may_hint(client.peer):

@@ -138,7 +138,7 @@ def test_the_commands_run_on_this_machine() -> None:
     done = CliRunner().invoke(main, ["power", "status", "--interval", "0.1", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert set(found) == {"board", "power", "clocks", "heat", "battery"}
+    assert set(found) == {"board", "power", "clocks", "heat", "battery", "powerd"}
     for meter in found["power"]["meters"]:
         assert (meter["power_w"]["value"] is None) == bool(meter["power_w"]["reason"])
     watched = CliRunner().invoke(main, ["power", "watch", "--once", "--json", "--interval", "0.1"])

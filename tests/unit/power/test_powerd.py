@@ -222,6 +222,21 @@ def test_a_rival_that_was_caught_writing_is_not_forgotten(root: Path) -> None:
     assert powerd.governor.state == "stopped"
 
 
+def test_a_mistake_of_its_own_gives_the_machine_back_and_is_tried_again(root: Path) -> None:
+    before = limits(root)
+    powerd = Powerd(options(root), {})
+    hint = Hint(work="decode", n_running=1, tpot_s=0.01, sent_s=0.0)
+    for i in range(40):
+        powerd._step(i / 20, [hint])
+    assert limits(root) != before
+    powerd.governor.sensing.observe = lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    powerd._step(2.0, [hint])
+    assert powerd.governor.stopped_by == "a mistake of its own: ZeroDivisionError: division by zero"
+    assert limits(root) == before
+    powerd._check_rivals()
+    assert powerd.governor.state == "acting"
+
+
 def test_clocks_that_come_later_are_taken_up(root: Path) -> None:
     folder = root / CPUFREQ / "policy2"
     folder.rename(root / "away")

@@ -128,6 +128,13 @@ def test_nonsense_is_answered_and_after_a_while_not_heard(scene: Scene) -> None:
         assert scene.say(sock, encode("status"))["state"] == "acting"
 
 
+def test_a_status_that_cannot_be_told_ends_nothing(scene: Scene) -> None:
+    with scene.connect() as sock:
+        for answer in ({"text": "x" * 5000}, {"power_w": float("nan")}):
+            scene.answer = answer
+            assert scene.say(sock, encode("status"))["code"] == "internal"
+
+
 def test_a_hint_from_the_future_counts_not(scene: Scene) -> None:
     with scene.connect() as sock:
         raw = encode_hint(Hint(work="prefill", sent_s=scene.clock() + 5.0))

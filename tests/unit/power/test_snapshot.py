@@ -254,6 +254,12 @@ def test_the_lower_limit_that_ours_pulled_down_is_back_too() -> None:
     assert kernel.limits()["policy0"][:2] == ("2400000", "1000000")
 
 
+def test_upper_limits_come_first_and_preferences_last() -> None:
+    kernel = FakeKernel({"policy0": Policy(max_khz=600_000, min_khz=700_000, epp="power")})
+    put_back(kernel, [value(EPP, "balance_power"), value(MIN, "1000000"), value()])
+    assert [path for path, _ in kernel.writes][:3] == [MAX, MIN, EPP]
+
+
 def test_a_device_that_is_gone_or_another_is_left_alone() -> None:
     kernel = FakeKernel({"policy0": Policy(driver="cppc_cpufreq", max_khz=600_000)})
     assert outcomes(kernel, value()) == ["replaced"]
