@@ -158,6 +158,25 @@ class EnergyLog:
             covered_s += held_s
         return Window(span_s=max(0.0, to_s - from_s), covered_s=covered_s, energy_j=energy_j)
 
+    @property
+    def last_w(self) -> float | None:
+        """The power by the last value; None where it told none."""
+        return self._power_w
+
+    @property
+    def last_s(self) -> float | None:
+        """When the last value was measured; None before the first one."""
+        return self._last_s if math.isfinite(self._last_s) else None
+
+    @property
+    def total_j(self) -> float:
+        """All energy that is known, over covered_s."""
+        return self._energy.total
+
+    @property
+    def covered_s(self) -> float:
+        return self._covered.total
+
     def power_w(self, now_s: float) -> float | None:
         """Give the power now; None after a gap's time without a value."""
         return self._power_w if now_s - self._last_s <= self._gap_s else None

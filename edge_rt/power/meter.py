@@ -16,6 +16,7 @@ from edge_rt.errors import ConfigError
 from edge_rt.power import calibration
 from edge_rt.power.modelled import ModelledMeter
 from edge_rt.power.monitor import EnergyMonitor
+from edge_rt.power.powerd_meter import PowerdMeter
 
 MODEL = "model"  # power.meter's name for the table of `edge_rt power calibrate`
 
@@ -47,7 +48,7 @@ def open_meter(
     root: SysfsRoot | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Chosen:
-    """Choose and open a meter; the others are closed. A model is used where nothing else can be read.
+    """Choose and open a meter; the others are closed. Where none can be read powerd's is used, then a model.
 
     origin  where power.meter comes from. Raises ConfigError for a meter that is not one, a damaged table, and a serial
     meter whose library is missing.
@@ -76,6 +77,9 @@ def open_meter(
                 meter.close()
     if chosen is not None:
         return _known(chosen, table)
+    told = PowerdMeter(settings.socket_path) if settings.socket_path and settings.meter == "auto" else None
+    if told is not None and not told.reason:
+        return _known(told, table)
     if table is not None:
         return Chosen(ModelledMeter(table, root=root), idle_w=table.idle_w)
     reasons = [f"{reading.source}: {reading.reason}" for reading in readings.values() if reading.value is None]

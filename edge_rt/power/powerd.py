@@ -38,7 +38,7 @@ from edge_rt.power.assemble import groups, make_meter, make_policy, settable
 from edge_rt.power.conflicts import rivals
 from edge_rt.power.governor import Governor
 from edge_rt.power.log import Log
-from edge_rt.power.report import report
+from edge_rt.power.report import power_report, report
 from edge_rt.power.restore import restore, told
 from edge_rt.power.sensing import PowerReader, Sensing
 from edge_rt.power.settings import Settings
@@ -115,6 +115,10 @@ class Powerd:
         """Tell what is going on, in one message's room."""
         return report(self.governor, self.limits, self.run_cap_w, self.rivals, self.settings, self.clock())
 
+    def power(self) -> dict[str, Any]:
+        """Tell what the meter has counted."""
+        return power_report(self.governor.sensing, f"power.meter is {self.settings.meter}, and nothing was found")
+
     def once(self) -> int:
         """Decide once and print what came of it."""
         self.governor.step(self.clock(), [], self.limits)
@@ -155,6 +159,7 @@ class Powerd:
             self._on_cap,
             self.log.say,
             self.clock,
+            power=self.power,
         )
         is_back = True
         try:

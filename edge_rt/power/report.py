@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from edge_rt.power.governor import Governor
+from edge_rt.power.sensing import Sensing
 from edge_rt.power.settings import Settings
 from edge_rt.power.state import Limits
 
@@ -59,6 +60,27 @@ def report(
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
         "pid": os.getpid(),
         "now_s": round(now_s, 3),
+    }
+
+
+def power_report(sensing: Sensing, reason: str) -> dict[str, Any]:
+    """Tell what the meter has counted since powerd began: a meter of its own for whoever may not read the sensors.
+
+    energy_j over covered_s; as of at_s of the monotonic clock. Without a meter its name is null, for reason.
+    """
+    if sensing.power is None:
+        return {"meter": None, "reason": reason[:_MAX_TEXT]}
+    meter, log = sensing.power.meter, sensing.power.log
+    return {
+        "meter": meter.name[:80],
+        "boundary": meter.boundary,
+        "quality": meter.quality,
+        "interval_s": meter.interval_s,
+        "power_w": log.last_w,
+        "energy_j": round(log.total_j, 6),
+        "covered_s": round(log.covered_s, 6),
+        "at_s": round(log.last_s, 6) if log.last_s is not None else None,
+        "reason": log.reason[:_MAX_TEXT],
     }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.devices import battery, thermal
+from edge_rt.devices.energy import EnergyLog
 from edge_rt.devices.kernel_files import DryFiles, KernelFiles
 from edge_rt.devices.meters import Meter
 from edge_rt.devices.sysfs import SysfsRoot
@@ -52,6 +53,8 @@ class PowerReader:
         self._power: Power | None = None
         self._at_s = self._due_s = -math.inf
         self._last: tuple[float, float, float] | None = None  # s, J, s that the moment is uncertain by
+        self._asked_s = -math.inf
+        self.log = EnergyLog(meter.interval_s)
 
     def read(self, now_s: float) -> Power:
         """Give the power as of now_s; its age counts from when the meter had it."""
@@ -68,6 +71,9 @@ class PowerReader:
         begun_s = self._clock() if self._clock is not None else now_s
         reading = self.meter.read(begun_s)
         ended_s = self._clock() if self._clock is not None else now_s
+        read_s = (begun_s + ended_s) / 2
+        self.log.take(reading, read_s, period_s=read_s - self._asked_s if math.isfinite(self._asked_s) else 0.0)
+        self._asked_s = read_s
         sample = reading.value
         if sample is None:
             self.reason, self._last = f"{reading.source}: {reading.reason}", None

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from edge_rt.errors import ConfigError
 from edge_rt.power.state import Hint
-from edge_rt.power.wire import MAX_BYTES, Ask, BadMessageError, Cap, decode, encode
+from edge_rt.power.wire import MAX_BYTES, Ask, AskPower, BadMessageError, Cap, decode, encode
 
 MAX_CLIENTS: Final = 32
 MAX_CLIENTS_PER_UID: Final = 8  # root's are not counted: it must be able to look even when others have taken all
@@ -78,6 +78,7 @@ class Server:
     """The clients of one listening socket. Belongs to the thread that owns selector.
 
     status    gives what a client that asks is told
+    power     gives what its meter has counted
     on_hint   is called with nothing after a hint that changes something
     on_cap    takes a cap that a client who may has set
     """
@@ -91,6 +92,7 @@ class Server:
     say: Callable[[int, str, str], None]  # priority, what it is about, text
     clock: Callable[[], float]
     peer_of: Callable[[socket.socket], Peer] = field(default_factory=lambda: peer)
+    power: Callable[[], Mapping[str, Any]] = dict
     n_refused: int = 0
     _clients: dict[int, _Client] = field(default_factory=dict)  # by descriptor
 
@@ -179,11 +181,9 @@ class Server:
             self.on_cap(message.max_w, client.peer)
             self._answer(client, encode("done"))
         elif isinstance(message, Ask):
-            try:
-                answer = encode("status", **self.status())
-            except ValueError as exc:  # more than fits, or a number that is none: no reason to end
-                answer = encode("error", code="internal", problem=f"the status cannot be told: {exc}"[:200])
-            self._answer(client, answer)
+            self._answer(client, _told("status", self.status))
+        elif isinstance(message, AskPower):
+            self._answer(client, _told("power", self.power))
 
     def _take_hint(self, client: _Client, hint: Hint, now_s: float) -> None:
         if not self.rights.may_hint(client.peer):
@@ -212,6 +212,13 @@ class Server:
         client.sock.close()
         if client.hint is not None:
             self.on_hint()  # what it was busy with is nobody's any more
+
+
+def _told(kind: str, tell: Callable[[], Mapping[str, Any]]) -> bytes:
+    try:
+        return encode(kind, **tell())
+    except ValueError as exc:  # more than fits, or a number that is none: no reason to end
+        return encode("error", code="internal", problem=f"the {kind} cannot be told: {exc}"[:200])
 
 
 def peer(sock: socket.socket) -> Peer:

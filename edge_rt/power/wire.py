@@ -3,6 +3,7 @@
     {"type": "hint", "work": "decode", "n_waiting": 0, …}   no answer, so that it costs the daemon nothing
     {"type": "cap", "max_w": 12.5}                          {"type": "done"}
     {"type": "status"}                                      {"type": "status", …}
+    {"type": "power"}                                       {"type": "power", "meter": …, "energy_j": …}
     anything else                                           {"type": "error", "code": …, "problem": …}
 
 Standard library only.
@@ -43,6 +44,11 @@ class Ask:
     """Tell the status."""
 
 
+@dataclass(frozen=True, slots=True)
+class AskPower:
+    """Tell what the meter has counted."""
+
+
 def encode_hint(hint: Hint) -> bytes:
     values: dict[str, Any] = {"type": "hint", "work": hint.work, "sent_s": hint.sent_s}
     values |= {name: min(getattr(hint, name), _MAX_COUNT) for name in _COUNTS}
@@ -57,18 +63,21 @@ def encode(kind: str, **values: Any) -> bytes:
     return _encode({"type": kind, **values})
 
 
-def decode(raw: bytes) -> Hint | Cap | Ask:
+def decode(raw: bytes) -> Hint | Cap | Ask | AskPower:
     """Read a client's message. Raises BadMessageError."""
     values = parse(raw)
     kind = values.pop("type", None)
     if kind == "hint":
         return _hint(values)
+    found: Cap | Ask | AskPower
     if kind == "cap":
         found = Cap(_number(values, "max_w", 0.0, MAX_CAP_W))
     elif kind == "status":
-        found = Ask()  # type: ignore[assignment]
+        found = Ask()
+    elif kind == "power":
+        found = AskPower()
     else:
-        raise BadMessageError("its type is none of hint, cap and status")
+        raise BadMessageError("its type is none of hint, cap, status and power")
     _nothing_more(values)
     return found
 
