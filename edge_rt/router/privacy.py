@@ -93,13 +93,14 @@ class Privacy:
 def plain(text: str) -> str:
     """Write a text as it was meant: dashes, blanks, apostrophes and digits of any script in ASCII, nothing unseen.
 
-    Phones write ’ and –, tables hard blanks, and copied text has soft hyphens.
+    Phones write ’ and –, tables hard blanks, terminals colours, and copied text has soft hyphens.
     """
     if text.isascii():
-        return text
+        return _CONTROL.sub("", text)
     # In pieces, because the time of normalising grows with the square of how many marks stand on one letter.
     pieces = (unicodedata.normalize("NFKC", piece) for piece in _PIECE.findall(_UNSEEN.sub("", text)))
-    text = _TYPED.sub(lambda found: _PLAIN[found[0]], "".join(pieces))
+    text = _MARKED.sub(r"\1", _CONTROL.sub("", "".join(pieces)))
+    text = _TYPED.sub(lambda found: _PLAIN[found[0]], text)
     return _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
 
 
@@ -114,16 +115,21 @@ _GAPS: Final = ("\n", "  ", "\t", "\r", "\f", "\v")
 _BLANKS: Final = re.compile(r"[ \t\r\n\f\v]{2,}|[\t\r\n\f\v]")
 _OTHER_DIGIT: Final = re.compile(r"(?![0-9])\d")
 _PIECE: Final = re.compile(r".{1,128}[\u0300-\u036f]{0,8}", re.DOTALL)  # that parts no letter from its accents
+# What terminals take for orders, but not blanks and the ends of lines.
+_CONTROL: Final = re.compile(r"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f]|\x1b(?:\[[0-?]{0,32}[ -/]{0,4}[@-~])?")
+# Frames, strokes and lines on a letter or digit; its accents have become one letter with it.
+_MARKED: Final = re.compile("(\\w)[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff]+")
 # Unicode's format characters (category Cf), and other letters and marks that are drawn as nothing.
 _UNSEEN: Final = re.compile(
     "[\xad\u034f\u061c\u06dd\u070f\u08e2\u115f\u1160\u17b4\u17b5\u3164\ufeff\uffa0\u0600-\u0605\u0890\u0891\u180b-\u180f"
-    "\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
+    "\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufff0-\ufffc\U000110bd\U000110cd\U00013430-\U0001343f"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 _PLAIN: Final = {
     **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63", "-"),
     **dict.fromkeys("\u2018\u2019\u201b\u02bc", "'"),
-    **dict.fromkeys("\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))), " "),
+    **dict.fromkeys("\x85\u2028\u2029", "\n"),
+    **dict.fromkeys("\xa0\u1680\u202f\u205f\u2800\u3000" + "".join(map(chr, range(0x2000, 0x200B))), " "),
 }
 _TYPED: Final = re.compile(f"[{''.join(_PLAIN)}]")
 

@@ -340,9 +340,21 @@ def test_what_is_too_long_to_look_through_stays() -> None:
 
 def test_no_unseen_character_hides_a_card() -> None:
     """Every format character of Unicode, and what else is drawn as nothing."""
-    unseen = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cf"]
-    unseen += ["\u034f", "\u115f", "\u3164", "\ufe0f", "\U000e0101"]
+    unseen = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in {"Cf", "Cc", "Zl", "Zp"}]
+    unseen += ["\u034f", "\u115f", "\u3164", "\ufe0f", "\U000e0101", "\u2800", "\ufffc"]
     assert [char for char in unseen if kinds(CARD[:6] + char + CARD[6:]) != {"card"}] == []
+
+
+def test_control_characters_hide_neither_an_address_nor_a_wish() -> None:
+    assert kinds("mail jane@exa\x00mple.org") == {"email"}
+    assert kinds("process this lo\x08cally") == {"directive"}
+    assert kinds("\x1b[1m4111 1111\x1b[0m\x1b[1m 1111 1111") == {"card"}
+
+
+def test_what_stands_on_a_digit_does_not_hide_it() -> None:
+    assert kinds("".join(f"{digit}\ufe0f\u20e3" for digit in CARD)) == {"card"}  # a phone's keycaps
+    assert kinds("".join(f"{digit}\u0332" for digit in CARD)) == {"card"}
+    assert kinds("jane@exa\u0336mple.org") == {"email"}
 
 
 def test_marks_on_one_letter_do_not_stop_the_time() -> None:
