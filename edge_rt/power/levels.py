@@ -1,0 +1,166 @@
+"""What the governor may choose among: a ladder of clock settings, and what each costs. Standard library only.
+
+A level is one setting of all clocks of the machine, so that one number says how fast it is. What a level costs comes
+from `edge_rt power calibrate`, or, where nobody has calibrated, from a curve that most chips share. The latter knows no
+watts: it can tell which level takes fewer joules, but not whether a cap holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edge_rt.devices.meters import Boundary, Quality
+from edge_rt.power.calibration import Calibration
+from edge_rt.power.state import Domain
+
+# Of a chip nobody has calibrated, relative to its highest clock. The voltage falls to 0.7 of its highest as the clock
+# falls to a third, and no further; a third of the chip's power does not follow the clock, most of that is off in idle.
+# A decoding step waits for memory for three quarters of its time, and a waiting core takes about half of the power of a
+# computing one.
+_VOLTAGE_FLOOR, _VOLTAGE_SLOPE, _KNEE = 0.70, 0.45, 1 / 3
+_STATIC_SHARE, _IDLE_SHARE = 0.30, 0.08
+_DECODE_STALL, _DECODE_POWER = 0.75, 0.65
+_PREFILL_STALL = 0.10
+# How far a chip that is hotter, or another of its kind, may be above what was calibrated.
+_WORST: Mapping[Quality, float] = {"measured": 1.10, "derived": 1.15, "modelled": 1.25}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One setting of all clocks.
+
+    max_hz              by domain, each one of its points
+    hz                  of the domain that computes
+    prefill_s, decode_s per token of one request alone
+    prefill_w, decode_w while so; of a chip nobody has calibrated relative to its highest
+    worst_w             that it may take, doing anything
+    """
+
+    max_hz: Mapping[str, float]
+    hz: float
+    prefill_s: float
+    decode_s: float
+    prefill_w: float
+    decode_w: float
+    worst_w: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """All levels, slowest first, and what the machine takes when nothing is computed.
+
+    lead           the domain whose clock is a level's hz
+    is_calibrated  False: times and watts are relative, and no cap can be held by them
+    """
+
+    levels: tuple[Level, ...]
+    lead: str
+    idle_w: float
+    boundary: Boundary
+    quality: Quality
+    is_calibrated: bool
+
+    @property
+    def top(self) -> int:
+        return len(self.levels) - 1
+
+    def share(self, hz: float) -> float:
+        """Give a clock relative to the highest."""
+        return min(hz / self.levels[-1].hz, 1.0)
+
+
+def calibrated(domains: Sequence[Domain], calibration: Calibration) -> Model | None:
+    """Build the ladder from a calibration; None where it has no point of the clock that leads.
+
+    Its points were measured with all other clocks at their highest, so with those lowered they are on the safe side.
+    """
+    lead = _lead(domains)
+    found = calibration.domain(lead.name)
+    points = [] if found is None else [(hz, point) for point in found.points if (hz := _nearest(lead, point.max_hz))]
+    if not points:
+        return None
+    worst = _WORST[calibration.quality]
+    levels = [
+        Level(
+            max_hz=_joined(domains, lead, hz),
+            hz=hz,
+            prefill_s=point.prefill_s_per_token,
+            decode_s=point.decode_s_per_token,
+            prefill_w=point.prefill_w,
+            decode_w=point.decode_w,
+            worst_w=max(point.prefill_w, point.decode_w) * worst,
+        )
+        for hz, point in points
+    ]
+    return Model(
+        levels=tuple(levels),
+        lead=lead.name,
+        idle_w=calibration.idle_w,
+        boundary=calibration.boundary,
+        quality=calibration.quality,
+        is_calibrated=True,
+    )
+
+
+def generic(domains: Sequence[Domain], *, boundary: Boundary = "soc") -> Model:
+    """Build a ladder for a chip that nobody has calibrated; a second per token is that of the highest clock."""
+    lead = _lead(domains)
+    levels = []
+    for hz in lead.points_hz:
+        x = hz / lead.points_hz[-1]
+        voltage = (_VOLTAGE_FLOOR + _VOLTAGE_SLOPE * max(0.0, x - _KNEE)) / (
+            _VOLTAGE_FLOOR + _VOLTAGE_SLOPE * (1 - _KNEE)
+        )
+        static, dynamic = _STATIC_SHARE * voltage**2, (1 - _STATIC_SHARE) * voltage**2 * x
+        levels.append(
+            Level(
+                max_hz=_joined(domains, lead, hz),
+                hz=hz,
+                prefill_s=_PREFILL_STALL + (1 - _PREFILL_STALL) / x,
+                decode_s=_DECODE_STALL + (1 - _DECODE_STALL) / x,
+                prefill_w=static + dynamic,
+                decode_w=static + dynamic * _DECODE_POWER,
+                worst_w=static + dynamic,
+            )
+        )
+    return Model(
+        levels=tuple(levels),
+        lead=lead.name,
+        idle_w=_IDLE_SHARE,
+        boundary=boundary,
+        quality="modelled",
+        is_calibrated=False,
+    )
+
+
+def _lead(domains: Sequence[Domain]) -> Domain:
+    """Choose the clock that the ladder follows: that of the strongest CPUs, of several the most CPUs."""
+    cpus = [domain for domain in domains if domain.kind == "cpu" and domain.points_hz]
+    if not cpus:
+        raise ValueError("no CPU clock can be set")
+    return max(cpus, key=lambda domain: (domain.capacity, domain.n_cpus, domain.points_hz[-1]))
+
+
+def _nearest(domain: Domain, hz: float) -> float | None:
+    """Find the domain's point that a calibrated clock means: drivers round some."""
+    nearest = min(domain.points_hz, key=lambda point: abs(point - hz))
+    return nearest if abs(nearest - hz) <= 0.001 * hz else None
+
+
+def _joined(domains: Sequence[Domain], lead: Domain, hz: float) -> dict[str, float]:
+    """Set the other CPU clocks to the same share of their range; what is no CPU is left at its highest.
+
+    Accelerators and memory that are held low slow everything down for little: they need a calibration of their own.
+    """
+    share = hz / lead.points_hz[-1]
+    return {
+        domain.name: hz
+        if domain is lead
+        else next(
+            (point for point in domain.points_hz if domain.kind == "cpu" and point >= share * domain.points_hz[-1]),
+            domain.points_hz[-1],
+        )
+        for domain in domains
+        if domain.points_hz
+    }

@@ -1,0 +1,388 @@
+"""Which clocks the machine gets: one pure decision from what is seen, in this order: limits, latency, energy.
+
+A prompt is computing, so its time follows the clock: it gets the level that takes the fewest joules of those that bring
+the first token in time. Decoding mostly waits for memory: it gets the level that takes the fewest joules of those that
+keep the time per token. Joules are counted above idling, because a machine that has finished goes on idling. Whenever
+a request waits behind another or is late, and for a prompt beside running answers, the machine races. A hint comes with
+the request, before its work begins, so the clock rises first; a kernel governor sees the work only when it runs, and
+takes waiting for memory for computing.
+
+Everything that is remembered is in Memory, a value: the same calls give the same decisions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from edge_rt.power import clamp, phase_model
+from edge_rt.power.clamp import Ceiling, Heat
+from edge_rt.power.levels import Model
+from edge_rt.power.phase_model import Phase
+from edge_rt.power.state import Decision, Hint, Limits, Observation, Work
+
+HINT_S = 2.0  # older ones say nothing of now
+DWELL_S = 0.1
+MAX_SWITCHES_HZ = 5
+
+_N_FOR_LIMITS, _N_FOR_UP = 1, 1  # of these switches a second, kept for limits and for going up
+_TPOT_ROOM = 0.90  # of the objective: what a level is chosen for
+_TTFT_ROOM = 0.75  # what prompts cost is told by their length only
+_LAG_S = 0.02  # from a hint to the clock
+_NEAR = 1.05  # the fastest level is taken whose joules are below this times the fewest: near them the curve is flat
+_SAME = 1.02  # and kept while they are below that much more: no reason to switch
+_N_SLACK = 5  # hints in a row that are fast enough before one level is given back
+_WAIT_S = 0.15  # a request that waits longer waits for others, not for the next step
+_BUSY, _CALM = 0.7, 0.4  # utilisation by other programs, at which they get the clock and lose it again
+_CALM_S = 1.0
+_BATTERY_EXTRA = 1.25  # joules per token that racing may cost on battery, relative to the best level
+_MAX_CAUTION = 2.0
+_STEADY_S = 0.3  # of nothing but decoding, until the time per token is that of decoding
+_SHARED = 2.0  # how much longer an inference takes beside running answers, which have their own process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What is known from before; the empty one is where to begin.
+
+    level, since_s     in force, and since when; -1: not yet decided
+    looked_s           the last call
+    switched_s         the last changes
+    hint               the last one
+    prompt_s           since when its prompt is computed with that many tokens left
+    done               tokens of it that must have been computed since
+    waiting_since_s    a request waits since then
+    pressing           a second prompt came while one was computed
+    prefill, decode    learned times of a token; None: nothing is known of them yet
+    job                learned time of what has no tokens: a tensor model's inference
+    boost, n_slack     levels added because tokens came late; hints in a row that were early
+    caution            factor on the foretold time of a prompt
+    promised           the prompt that runs was expected to be in time
+    cap, hot, heat     the clamps' own
+    is_busy, calm_since_s  other programs compute; since when they do not
+    """
+
+    level: int = -1
+    since_s: float = -math.inf
+    looked_s: float = -math.inf
+    switched_s: tuple[float, ...] = ()
+    hint: Hint | None = None
+    prompt_s: float | None = None
+    done: float = 0.0
+    waiting_since_s: float | None = None
+    pressing: bool = False
+    prefill: Phase | None = None
+    decode: Phase | None = None
+    job: Phase | None = None
+    boost: int = 0
+    n_slack: int = 0
+    caution: float = 1.0
+    promised: bool = False
+    cap: Ceiling | None = None
+    hot: Ceiling | None = None
+    heat: Heat | None = None
+    is_busy: bool = False
+    calm_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    level: int
+    reason: str
+    memory: Memory = field(default_factory=Memory)
+
+
+def decide(observation: Observation, limits: Limits, model: Model, memory: Memory) -> tuple[Decision, Memory]:
+    """Choose the clocks for now.
+
+    observation  at 20 Hz while there is work, at 1 Hz without, and at each hint; its time must not go back
+    returns      a level of the model as clocks, and what to remember for the next call
+    """
+    memory = _learned(observation, limits, model, memory)
+    wish = _wish(observation, limits, model, memory)
+    memory = wish.memory
+    level, reason = wish.level, wish.reason
+    in_force = memory.level if memory.level >= 0 else level
+    work = memory.hint.work if memory.hint is not None else None
+
+    cap_w = clamp.cap_w(observation, limits)
+    cap = clamp.by_watts(observation, cap_w, model, memory.cap, level=in_force, work=work) if cap_w > 0 else None
+    heat = clamp.warmed(observation, memory.heat)
+    hot = clamp.by_heat(observation, limits, model, memory.hot, heat, level=in_force)
+    ceiling = hot.level
+    if cap is not None and cap.level <= ceiling:
+        ceiling = cap.level
+        reason = "cap" if level > ceiling else reason
+    elif level > ceiling:
+        reason = "heat"
+    memory = replace(memory, cap=cap, hot=hot, heat=heat)
+
+    moved = _move(observation.now_s, min(level, ceiling), ceiling, replace(memory, looked_s=observation.now_s))
+    decision = Decision(max_hz=model.levels[moved.level].max_hz, reason=reason)
+    return decision, moved
+
+
+def _move(now_s: float, wanted: int, ceiling: int, memory: Memory) -> Memory:
+    """Go up at once and down after a while, seldom enough; the ceiling holds in any case."""
+    level = memory.level
+    if level < 0:
+        return replace(memory, level=wanted, since_s=now_s)
+    if wanted == level:
+        return memory
+    recent = tuple(at_s for at_s in memory.switched_s if now_s - at_s < 1.0)
+    n_left = MAX_SWITCHES_HZ - len(recent)
+    if level > ceiling:
+        # The last change of this second has to be enough, whatever a meter tells next.
+        wanted = wanted if n_left > 1 else 0
+    elif wanted > level:
+        if n_left <= _N_FOR_LIMITS:
+            return memory
+    elif n_left <= _N_FOR_LIMITS + _N_FOR_UP or now_s - memory.since_s < DWELL_S:
+        return memory
+    return replace(memory, level=wanted, since_s=now_s, switched_s=(*recent, now_s)[-MAX_SWITCHES_HZ:])
+
+
+# -- what is wanted --------------------------------------------------------------------------------------------------
+
+
+def _wish(observation: Observation, limits: Limits, model: Model, memory: Memory) -> _Wish:
+    hint = memory.hint
+    if hint is None or observation.now_s - hint.sent_s > HINT_S:
+        return _without_hint(observation, model, replace(memory, hint=None), "static")
+    if hint.work == "idle" and not hint.n_waiting:
+        return _without_hint(observation, model, memory, "idle")
+    memory = replace(memory, is_busy=False, calm_since_s=None)
+    if _must_race(observation.now_s, hint, memory):
+        return _Wish(level=_race(observation, limits, model), reason="race", memory=memory)
+    if hint.work == "prefill" or hint.n_waiting:
+        return _prefill(observation, limits, model, memory, hint)
+    return _decode(limits, model, memory, hint)
+
+
+def _without_hint(observation: Observation, model: Model, memory: Memory, reason: str) -> _Wish:
+    """Other programs get all clocks as long as they need them, and those of decoding, the thrifty ones, otherwise."""
+    rest = _thriftiest_decode(model, memory, 1)
+    used = observation.utilisation
+    if memory.hint is not None and memory.looked_s < memory.hint.sent_s:
+        used = 0.0  # since the last look the machine was busy with our own work
+    now_s = observation.now_s
+    is_busy, calm_since_s = memory.is_busy, memory.calm_since_s
+    if used is None:
+        is_busy = reason == "static"  # nothing is known at all: the kernel's governor decides alone
+    elif used >= _BUSY:
+        is_busy, calm_since_s = True, None
+    elif is_busy and used <= _CALM:
+        calm_since_s = now_s if calm_since_s is None else calm_since_s
+        is_busy = now_s - calm_since_s < _CALM_S
+    else:
+        calm_since_s = None
+    memory = replace(memory, is_busy=is_busy, calm_since_s=calm_since_s if is_busy else None)
+    if is_busy:
+        return _Wish(level=model.top, reason="static" if reason == "static" else "others", memory=memory)
+    return _Wish(level=rest, reason=reason, memory=memory)
+
+
+def _must_race(now_s: float, hint: Hint, memory: Memory) -> bool:
+    waits = memory.waiting_since_s is not None and now_s - memory.waiting_since_s >= _WAIT_S
+    left_s = hint.ttft_left_s
+    is_late = left_s is not None and left_s - (now_s - hint.sent_s) <= 0
+    # Beside answers a prompt gets a part of each step only, and how large a part is the engine's affair.
+    is_beside = left_s is not None and hint.n_prompt_tokens > 0 and hint.n_running > (0 if hint.n_waiting else 1)
+    return waits or is_late or hint.n_waiting > 1 or memory.pressing or is_beside
+
+
+def _race(observation: Observation, limits: Limits, model: Model) -> int:
+    """Give the highest level; on battery the highest whose prompt tokens cost little more than the cheapest ones."""
+    if not observation.is_on_battery or limits.battery_w <= 0:
+        return model.top
+    costs = [(level.prefill_w - model.idle_w) * level.prefill_s for level in model.levels]
+    best = min(costs)
+    return max(i for i, cost in enumerate(costs) if cost <= best * _BATTERY_EXTRA)
+
+
+def _prefill(observation: Observation, limits: Limits, model: Model, memory: Memory, hint: Hint) -> _Wish:
+    """Take the cheapest level that brings the first token in time, and race if none does."""
+    n_units, phase = (hint.n_prompt_tokens, memory.prefill) if hint.n_prompt_tokens else (1, memory.job)
+    if hint.ttft_left_s is None:
+        phase = phase or _prior(model)
+    if phase is None:
+        return _Wish(level=_race(observation, limits, model), reason="race", memory=replace(memory, promised=False))
+    costs = []
+    in_time = []
+    left_s = math.inf
+    if hint.ttft_left_s is not None:
+        left_s = (hint.ttft_left_s - (observation.now_s - hint.sent_s)) * _TTFT_ROOM - _LAG_S
+    units = max(n_units - memory.done, 0.0) * memory.caution
+    if not hint.n_prompt_tokens and hint.n_running:
+        units *= _SHARED
+    for level in model.levels:
+        unit_s = phase.seconds(model.share(level.hz))
+        costs.append((level.prefill_w - model.idle_w) * unit_s)
+        in_time.append(units * unit_s <= left_s)
+    # A prompt that should have been done by now is larger than was told.
+    if not any(in_time) or (memory.done > n_units and left_s < math.inf):
+        return _Wish(level=_race(observation, limits, model), reason="race", memory=replace(memory, promised=False))
+    best = _steady(costs, [i for i, ok in enumerate(in_time) if ok], memory.level)
+    if memory.done > 0:
+        best = max(best, memory.level)  # what is left is only known by what was told: no slower than it began
+    return _Wish(level=best, reason="prefill", memory=replace(memory, promised=True))
+
+
+def _decode(limits: Limits, model: Model, memory: Memory, hint: Hint) -> _Wish:
+    n = max(hint.n_running, 1)
+    costs = _decode_costs(model, memory, n)
+    in_time = list(range(len(model.levels)))
+    if memory.decode is not None:
+        aim_s = limits.tpot_slo_s * _TPOT_ROOM
+        in_time = [i for i in in_time if memory.decode.seconds(model.share(model.levels[i].hz), n) <= aim_s]
+    best = _steady(costs, in_time, memory.level) if in_time else model.top
+    return _Wish(level=min(best + memory.boost, model.top), reason="decode", memory=memory)
+
+
+def _decode_costs(model: Model, memory: Memory, n: int) -> list[float]:
+    """Give the joules above idling of a step at each level."""
+    if memory.decode is None:
+        return [(level.decode_w - model.idle_w) * level.decode_s for level in model.levels]
+    return [(level.decode_w - model.idle_w) * memory.decode.seconds(model.share(level.hz), n) for level in model.levels]
+
+
+def _thriftiest_decode(model: Model, memory: Memory, n: int) -> int:
+    return _steady(_decode_costs(model, memory, n), list(range(len(model.levels))), -1)
+
+
+def _steady(costs: list[float], allowed: list[int], present: int) -> int:
+    """Find the fastest of the allowed levels that cost hardly more than the cheapest; stay where that is as good."""
+    least = min(costs[i] for i in allowed)
+    if present in allowed and costs[present] <= least * (_NEAR + _SAME - 1):
+        fastest = max(i for i in allowed if costs[i] <= least * _NEAR)
+        return present if abs(fastest - present) <= 1 else fastest
+    return max(i for i in allowed if costs[i] <= least * _NEAR)
+
+
+# -- what is learned -------------------------------------------------------------------------------------------------
+
+
+def _learned(observation: Observation, limits: Limits, model: Model, memory: Memory) -> Memory:
+    """Take in a new hint: what it says of the times of both phases, and of promises that were kept or not."""
+    if memory.prefill is None and model.is_calibrated:
+        points = [(model.share(level.hz), level.decode_s) for level in model.levels]
+        memory = replace(memory, prefill=_prior(model), decode=phase_model.fit(points))
+    hint, before = observation.hint, memory.hint
+    if hint is None:
+        return replace(memory, hint=None, waiting_since_s=None, pressing=False)
+    if before is not None and hint.sent_s <= before.sent_s:
+        return _advanced(observation.now_s, before, model, memory)
+    if not observation.throttled:
+        memory = _learned_times(observation, hint, before, model, memory)
+    # A daemon that does not count a prompt's tokens down tells the same again every half second.
+    is_same = _is_same_prompt(hint, before)
+    if is_same and before is not None:
+        memory = _advanced(observation.now_s, before, model, memory)
+    prompt_s: float | None = None
+    if hint.work == "prefill" and not hint.n_waiting:
+        prompt_s = memory.prompt_s if is_same and memory.prompt_s is not None else hint.sent_s
+    waiting_since_s = memory.waiting_since_s
+    if not hint.n_waiting:
+        waiting_since_s = None
+    elif waiting_since_s is None:
+        waiting_since_s = hint.sent_s
+    is_prompt: Work = "prefill"
+    pressing = hint.work == is_prompt and (
+        memory.pressing
+        or (
+            before is not None
+            and before.work == is_prompt
+            and hint.n_waiting + hint.n_running > before.n_waiting + before.n_running
+        )
+    )
+    boost, n_slack = memory.boost, memory.n_slack
+    if hint.tpot_s is not None and _is_steady(hint, before):
+        if hint.tpot_s > limits.tpot_slo_s:
+            boost, n_slack = min(boost + 2, model.top), 0
+        elif boost and hint.tpot_s < limits.tpot_slo_s * _TPOT_ROOM:
+            n_slack += 1
+            if n_slack >= _N_SLACK:
+                boost, n_slack = boost - 1, 0
+        else:
+            n_slack = 0
+    caution = memory.caution
+    promised = memory.promised
+    if promised and hint.ttft_left_s is not None and hint.ttft_left_s < 0:
+        caution, promised = min(caution * 1.25, _MAX_CAUTION), False
+    elif before is not None and before.work == is_prompt and hint.work != is_prompt:
+        caution, promised = max(1.0, caution - 0.01), False
+    return replace(
+        memory,
+        hint=hint,
+        prompt_s=prompt_s,
+        done=memory.done if is_same else 0.0,
+        waiting_since_s=waiting_since_s,
+        pressing=pressing,
+        boost=boost,
+        n_slack=n_slack,
+        caution=caution,
+        promised=promised,
+    )
+
+
+def _is_steady(hint: Hint, before: Hint | None) -> bool:
+    """Tell whether the last tokens were decoded by the same answers and nothing else beside them."""
+    return (
+        before is not None
+        and hint.work == before.work == "decode"
+        and hint.n_running == before.n_running
+        and hint.sent_s - before.sent_s >= _STEADY_S
+    )
+
+
+def _is_same_prompt(hint: Hint, before: Hint | None) -> bool:
+    return (
+        before is not None
+        and hint.work == before.work == "prefill"
+        and (hint.n_prompt_tokens, hint.n_waiting, hint.n_running)
+        == (before.n_prompt_tokens, before.n_waiting, before.n_running)
+    )
+
+
+def _advanced(now_s: float, hint: Hint, model: Model, memory: Memory) -> Memory:
+    """Count what must have been computed of a prompt since the last look, so that it is not asked for twice."""
+    phase = memory.prefill if hint.n_prompt_tokens else memory.job
+    if hint.work != "prefill" or hint.n_waiting or phase is None or memory.level < 0:
+        return memory
+    unit_s = phase.seconds(model.share(model.levels[memory.level].hz)) * memory.caution
+    if not hint.n_prompt_tokens and hint.n_running:
+        unit_s *= _SHARED
+    return replace(memory, done=memory.done + (now_s - max(memory.looked_s, hint.sent_s)) / unit_s)
+
+
+def _learned_times(observation: Observation, hint: Hint, before: Hint | None, model: Model, memory: Memory) -> Memory:
+    """Learn from spans in which the clock did not change: that which is in force, where it was read back."""
+    if memory.level < 0 or before is None:
+        return memory
+    x = model.share(observation.max_hz.get(model.lead, model.levels[memory.level].hz))
+    if hint.tpot_s is not None and _is_steady(hint, before) and memory.since_s <= before.sent_s:
+        n = max(hint.n_running, 1)
+        decode = memory.decode
+        if decode is None:
+            points = [(model.share(level.hz), level.decode_s) for level in model.levels]
+            decode = phase_model.scaled(phase_model.fit(points), hint.tpot_s, x=x)
+        return replace(memory, decode=phase_model.observe(decode, hint.tpot_s, x=x, n=n))
+    start_s = memory.prompt_s
+    if start_s is None or memory.since_s > start_s or _is_same_prompt(hint, before):
+        return memory
+    passed_s = hint.sent_s - start_s
+    if not before.n_prompt_tokens:
+        if hint.work == "prefill" or before.n_running > 1:
+            return memory
+        job = memory.job if memory.job is not None else phase_model.scaled(_prior(model), passed_s, x=x)
+        return replace(memory, job=phase_model.observe(job, passed_s, x=x))
+    n_done = before.n_prompt_tokens - (hint.n_prompt_tokens if hint.work == "prefill" else 0)
+    if n_done < 16 or passed_s <= 0 or before.n_running > 1 or hint.n_running > before.n_running or hint.n_waiting:
+        return memory
+    token_s = passed_s / n_done
+    prefill = memory.prefill if memory.prefill is not None else phase_model.scaled(_prior(model), token_s, x=x)
+    return replace(memory, prefill=phase_model.observe(prefill, token_s, x=x))
+
+
+def _prior(model: Model) -> Phase:
+    return phase_model.fit([(model.share(level.hz), level.prefill_s) for level in model.levels])
