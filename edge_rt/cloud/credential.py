@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 _PREFIX: Final = "credential:"
 _MAX_KEY_BYTES: Final = 8192
 _MIN_ECHO: Final = 8  # characters of a key in a row that count as a part of it, in an answer that repeats it
+_ASCII_UPPER: Final = re.compile("[A-Z]+")
+_MASKS: Final = re.compile(r"\*{3}(?:\*+|\.{2,}|…)+")
 _PR_SET_DUMPABLE: Final = 4
 
 
@@ -43,13 +45,17 @@ class Key:
         return other is not None and hmac.compare_digest(self._text, other._text)  # noqa: SLF001  another of this class
 
     def censored(self, text: str) -> str:
-        """Take the key, and long parts of it, out of a text that a server sent."""
-        text = text.replace(self._text, "***")
-        return re.sub(
-            rf"[^\s'\"`,;:()<>]{{{_MIN_ECHO},}}",
-            lambda found: "***" if found[0].strip(".*…") in self._text else found[0],
-            text,
-        )
+        """Take the key, and long parts of it, out of a text that a server sent, in whatever case and amid whatever."""
+        key, lowered = self._text.lower(), _ASCII_UPPER.sub(lambda found: found[0].lower(), text)
+        n_chars = min(len(key), _MIN_ECHO)
+        parts = {key[at : at + n_chars] for at in range(len(key) - n_chars + 1)}
+        shown, end = [], 0  # end of what is shown or cut out
+        for at in range(len(text) - n_chars + 1):
+            if lowered[at : at + n_chars] in parts:
+                if at >= end:
+                    shown += [text[end:at], "***"]
+                end = at + n_chars
+        return _MASKS.sub("***", "".join(shown) + text[end:])
 
     def __repr__(self) -> str:
         return "Key(***)"

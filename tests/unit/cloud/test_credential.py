@@ -80,6 +80,10 @@ def test_a_key_is_taken_out_of_what_a_server_says() -> None:
     assert key.censored(f"bad key '{KEY}', begins {KEY[:10]}...") == "bad key '***', begins ***"
     assert key.censored(f"bad key {KEY[:10]}, sorry") == "bad key ***, sorry"
     assert key.censored("sk-ab is short") == "sk-ab is short"
+    assert key.censored(f"{KEY.lower()} and {KEY.upper()}") == "*** and ***"
+    assert key.censored(f"?key={KEY[:12]}&x, [{KEY[3:]}] Ü{KEY[:-1]}ß") == "?key=***&x, [***] Ü***ß"
+    assert key.censored(f"{KEY}{KEY}") == "***"
+    assert Key("pass").censored("a pass, a PASS word") == "a ***, a *** word"
 
 
 def test_memory_with_a_key_is_not_dumped() -> None:
