@@ -5,11 +5,16 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.plants.powerd_process import Powerd
 
 sys.path.insert(0, "/srv")
 sys.dont_write_bytecode = True
@@ -23,7 +28,7 @@ BOARD = (
     (2_000_000, 3.9, 75.0),
     (2_400_000, 5.929, 83.0),
 )
-_FINIT_MODULE = 313  # x86-64
+_FINIT_MODULE, _DELETE_MODULE = 313, 176  # x86-64
 _POWER_OFF = 0x4321FEDC
 _SETTLE_S = 0.5  # the meter's own interval is 0.1 s
 
@@ -60,10 +65,14 @@ def start() -> None:
         if libc.mount(kind.encode(), place.encode(), kind.encode(), 0, None):
             print(f"mount {place}: {os.strerror(ctypes.get_errno())}", flush=True)
     for name in Path("/lib/modules/order").read_text(encoding="ascii").split():
-        fd = os.open(f"/lib/modules/{name}", os.O_RDONLY)
-        if libc.syscall(_FINIT_MODULE, fd, b"", 0):
-            print(f"{name}: {os.strerror(ctypes.get_errno())}", flush=True)
-        os.close(fd)
+        load(name)
+
+
+def load(name: str) -> None:
+    fd = os.open(f"/lib/modules/{name}", os.O_RDONLY)
+    if libc.syscall(_FINIT_MODULE, fd, b"", 0):
+        print(f"{name}: {os.strerror(ctypes.get_errno())}", flush=True)
+    os.close(fd)
 
 
 def read(name: str) -> str:
@@ -148,6 +157,85 @@ def sensors() -> None:
     write("scaling_max_freq", str(POINTS_KHZ[-1]))
 
 
+def limits() -> tuple[str, str]:
+    return read("scaling_min_freq"), read("scaling_max_freq")
+
+
+def until(holds: Callable[[], bool]) -> bool:
+    wait = patience(500)
+    while not holds():
+        if not wait():
+            return False
+    return True
+
+
+def powerd() -> None:
+    from tests.plants.powerd_process import Powerd
+
+    own = ("1000000", "2000000")
+    watts = {khz * 1e3: power_w for khz, power_w, _ in BOARD}
+    write("scaling_governor", "performance")
+    write("scaling_max_freq", own[1])
+    write("scaling_min_freq", own[0])
+    until(lambda: limits() == own)
+    folder = Path("/tmp/powerd")
+    folder.mkdir()
+    with Powerd(Path("/"), folder) as process:
+        for work in ("prefill", "decode"):
+            process.work(work)
+            process.until(lambda status, work=work: status["work"] == work and status["n_writes"] > 0)
+            time.sleep(2 * _SETTLE_S)
+            status = process.status()
+            hz = status["clocks"]["policy0"]["in_force_hz"]
+            print(f"note: {work}: {hz * 1e-9:g} GHz, {status['power_w']} W by {status['meter']}", flush=True)
+            check(f"{work}: powerd's clock is in force", differs("it", limits()[1], str(round(hz / 1e3))))
+            check(f"{work}: powerd sees the driver's power", near("it", status["power_w"], watts.get(hz, -1.0)))
+            is_own = hz == float(own[1]) * 1e3
+            check(
+                f"{work}: its clock lies within the user's limits", [] if is_own == (work == "prefill") else [str(hz)]
+            )
+        check("powerd ends by SIGKILL", differs("its status", process.end(signal.SIGKILL), -signal.SIGKILL))
+        check("then its limit is still there", [] if limits() != own else ["it is not"])
+        begun_s = time.monotonic()
+        check("restore ends well", differs("its status", process.restore(), 0))
+        print(f"note: restore took {time.monotonic() - begun_s:.2f} s in the emulated guest", flush=True)
+        check(
+            "after SIGKILL and restore the limits are back", [] if until(lambda: limits() == own) else [str(limits())]
+        )
+        for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")):
+            process.start()
+            process.until(lambda status: status["n_writes"] > 0)
+            check(f"powerd ends by {name}", differs("its status", process.end(number), 0))
+            check(f"after {name} the limits are back", [] if until(lambda: limits() == own) else [str(limits())])
+        process.start()
+        process.until(lambda status: status["n_writes"] > 0)
+        assert process.process is not None
+        process.process.send_signal(signal.SIGSTOP)
+        process.end(signal.SIGKILL)
+        process.start()
+        process.until(lambda status: status["n_writes"] > 0)
+        check("a second life ends by SIGTERM", differs("its status", process.end(signal.SIGTERM), 0))
+        check("after two lives the limits are back", [] if until(lambda: limits() == own) else [str(limits())])
+        driver_anew(process, own)
+
+
+def driver_anew(process: Powerd, own: tuple[str, str]) -> None:
+    """Take the driver away under powerd, and let it come back without anybody's limits."""
+    process.start()
+    process.until(lambda status: status["n_writes"] > 0)
+    if libc.syscall(_DELETE_MODULE, b"acpi_cpufreq", os.O_NONBLOCK):
+        check("the driver can be taken away", [os.strerror(ctypes.get_errno())])
+        return
+    check("the policy is gone", ["it is there"] if POLICY.exists() else [])
+    status = process.until(lambda status: all(one["in_force_hz"] is None for one in status["clocks"].values()))
+    print(f"note: without the driver: {status['state']}, {status['faults']}", flush=True)
+    load("acpi-cpufreq.ko")
+    check("the policy is back", [] if until(POLICY.is_dir) else ["it is not"])
+    process.until(lambda status: any(one["in_force_hz"] is not None for one in status["clocks"].values()))
+    check("powerd ends by SIGTERM", differs("its status", process.end(signal.SIGTERM), 0))
+    check("the new driver has the limits that powerd found", [] if until(lambda: limits() == own) else [str(limits())])
+
+
 def near(what: str, found: float | None, wanted: float) -> list[str]:
     return [] if found is not None and abs(found - wanted) <= 0.02 * wanted else [f"{what} is {found}, not {wanted}"]
 
@@ -158,6 +246,7 @@ def main() -> None:
     tried("the policy is there", lambda: [] if POLICY.is_dir() else [str(sorted(Path(POLICY).parent.parent.iterdir()))])
     tried("all facts were tried", lambda: facts() or [])
     tried("all sensors were read", lambda: sensors() or [])
+    tried("powerd was tried", lambda: powerd() or [])
     print(f"verdict: {len(failed)} checks, {sum(failed)} failed", flush=True)
 
 

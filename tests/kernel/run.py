@@ -76,9 +76,10 @@ def build_system(folder: Path) -> tuple[Path, Path]:
     archive.unpack(archive.dependency_of("linux-image-amd64"), folder / "kernel")
     names = copy_modules(next((folder / "kernel/lib/modules").iterdir()), root / "lib/modules")
     (root / "lib/modules/order").write_text("".join(f"{name}\n" for name in names), encoding="ascii")
-    for part in ("__init__.py", "devices", "power", "errors.py", "types.py", "tensor_types.py"):
-        copy_source(ROOT / "edge_rt" / part, root / "srv/edge_rt" / part)
-    copy_source(ROOT / "tests/plants/facts.py", root / "srv/tests/plants/facts.py")
+    for part in (*(ROOT / "edge_rt").glob("*.py"), ROOT / "edge_rt/devices", ROOT / "edge_rt/power"):
+        copy_source(part, root / "srv/edge_rt" / part.name)
+    for name in ("facts.py", "powerd_process.py"):
+        copy_source(ROOT / "tests/plants" / name, root / "srv/tests/plants" / name)
     copy_source(HERE / "guest.py", root / "srv/guest.py")
     (root / "init").symlink_to("usr/bin/python3.11")
     initrd = folder / "initrd.gz"
