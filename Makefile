@@ -38,7 +38,7 @@ test: lint
 
 test-systemd: venv
 	@command -v systemd-nspawn >/dev/null || apt-get install -y systemd-container
-	$(BIN)/python -m pytest tests/system/test_systemd.py
+	$(BIN)/python -m pytest tests/system/test_systemd.py tests/system/test_systemd_powerd.py
 
 bench: venv
 	$(BIN)/edge_rt bench

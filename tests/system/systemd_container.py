@@ -223,6 +223,30 @@ class Container:
                 self._process.wait()
 
 
+def fill_memory(pid: int, *, n_mib: int) -> str:
+    """Give a script that fills the memory of a process' control group from four others in it, until that one is gone.
+
+    pid    by this machine's numbers
+    n_mib  of each of the four: the kernel takes the one with the highest score, its share of the memory in thousandths
+           plus what it was given
+    """
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    inner = next(line for line in status if line.startswith("NSpid:")).split()[-1]
+    return (
+        "import os, time\n"
+        "from pathlib import Path\n"
+        f"victim = Path('/proc/{inner}')\n"
+        "group = next(x for x in (victim / 'cgroup').read_text().splitlines() if ':memory:' in x).split(':')[2]\n"
+        "Path('/sys/fs/cgroup/memory' + group + '/cgroup.procs').write_text(str(os.getpid()))\n"
+        "os.fork(), os.fork()\n"
+        "held = []\n"
+        "while victim.exists():\n"
+        f"    if len(held) < {n_mib}:\n"
+        "        held.append(bytearray(os.urandom(1 << 20)))\n"
+        "    time.sleep(0.01)\n"
+    )
+
+
 def _child_of(pid: int) -> int:
     """Find PID 1 of the container: the child of nspawn, or of its stub, that is the first in a namespace of its own."""
     for status in Path("/proc").glob("[0-9]*/status"):

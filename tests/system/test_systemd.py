@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.system.systemd_container import PYTHON, Container, why_not
+from tests.system.systemd_container import PYTHON, Container, fill_memory, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -190,7 +190,7 @@ def test_a_worker_that_runs_out_of_memory_does_not_end_the_daemon(machine: Conta
     try:
         ask(machine)
         daemon, (worker,) = machine.pid(SERVICE), workers(machine)
-        machine.run(PYTHON, "-c", _fill(worker), check=False)  # it may be taken too, after the worker
+        machine.run(PYTHON, "-c", fill_memory(worker, n_mib=90), check=False)  # it may be taken too, after the worker
         machine.until("the kernel", lambda: not Path(f"/proc/{worker}").exists())
         assert ask(machine)[0] == 200
         assert machine.pid(SERVICE) == daemon
@@ -198,30 +198,6 @@ def test_a_worker_that_runs_out_of_memory_does_not_end_the_daemon(machine: Conta
     finally:
         machine.live(f"/run/systemd/system/{SERVICE}.d/memory.conf").unlink()
         machine.run("systemctl", "daemon-reload")
-
-
-def _fill(worker: int) -> str:
-    """Give a script that fills the unit's memory from processes in its control group, until the worker is gone.
-
-    The kernel takes the one with the highest score: its share of the memory in thousandths, plus what it was given. A
-    worker gives itself 500, and each of these has less than that.
-    """
-    inner = next(
-        line for line in Path(f"/proc/{worker}/status").read_text().splitlines() if line.startswith("NSpid:")
-    ).split()[-1]
-    return (
-        "import os, time\n"
-        "from pathlib import Path\n"
-        f"worker = Path('/proc/{inner}')\n"
-        "group = next(x for x in (worker / 'cgroup').read_text().splitlines() if ':memory:' in x).split(':')[2]\n"
-        "Path('/sys/fs/cgroup/memory' + group + '/cgroup.procs').write_text(str(os.getpid()))\n"
-        "os.fork(), os.fork()\n"  # four of them
-        "held = []\n"
-        "while worker.exists():\n"
-        "    if len(held) < 90:\n"
-        "        held.append(bytearray(os.urandom(1 << 20)))\n"
-        "    time.sleep(0.01)\n"
-    )
 
 
 def test_a_wrong_configuration_is_not_tried_again_and_doctor_explains_it(machine: Container) -> None:
