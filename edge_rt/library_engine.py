@@ -8,12 +8,15 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from edge_rt.config import Power
 from edge_rt.errors import ShuttingDownError, UnsupportedFeatureError
 from edge_rt.power.shared import MONITORS
+
+_NUMBERS: Final = count(1)
 
 
 class Running(ABC):
@@ -29,6 +32,7 @@ class Running(ABC):
     ) -> None:
         self._power = power
         self._energy = MONITORS.take(power)
+        self._engine_name = f"{name}#{next(_NUMBERS)}"  # a model may be loaded twice
         self._stop_engine = stop_engine
         self._close_session = close_session
         self._pid = os.getpid()

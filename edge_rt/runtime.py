@@ -41,7 +41,8 @@ from edge_rt.errors import (
 from edge_rt.guard.limits import check_media, check_request, check_tensors, check_text, check_token_ids
 from edge_rt.liveness import Activity
 from edge_rt.ports import MakeWorker, ModelStore, RuntimeEvents, make_worker
-from edge_rt.power.monitor import EnergyMonitor, Measured, Unmeasured
+from edge_rt.power.metered_worker import metered
+from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.power.workload import Workload
 from edge_rt.router.decide import Decision
 from edge_rt.scheduler.dispatcher import Dispatcher
@@ -87,12 +88,14 @@ class Runtime:
         probes: Probes | None = None,
         answer_by: Callable[[LocalModels], Answering] | None = None,
         tensor_results: TensorResults | None = None,
-        energy: EnergyMonitor | Unmeasured | None = None,
+        energy: EnergyMonitor | None = None,
         workload: Workload | None = None,
     ) -> None:
         self._config = loaded.config
         self._store = store
         self._telemetry = telemetry
+        if energy is not None:
+            make_worker = metered(make_worker, energy, telemetry.energy_used)
         self._make_worker = make_worker
         self._features = features()  # read once: they do not change, and every request asks
         self._residency = Residency(max_loaded=self._config.worker.max_loaded, events=telemetry)
@@ -107,7 +110,6 @@ class Runtime:
         self._probes.listen(self._dispatcher.replan)
         self.answering = answer_by(self) if answer_by is not None else Answering(self.generate_here, telemetry)
         self._tensor_results = tensor_results
-        self._energy = energy or Unmeasured()
         self._workload = workload or Workload(None, ttft_slo_s=self._config.power.ttft_slo_s)
         self._workload.n_threads = self._n_threads
         self._entries: dict[str, _Entry] = {}
@@ -198,16 +200,14 @@ class Runtime:
                 asked = replace(asked, stream=True)  # for powerd: an answer in one piece would be one long prefill
             if deadline_s is not None:
                 asked = replace(asked, deadline_s=max(deadline_s - waited_s, 0.001))
-            with self._energy.computing(request.model) as measured:
-                try:
-                    async with aclosing(worker.generate(asked)) as answer:
-                        async for chunk in answer:
-                            progress.came(max(1, len(chunk.token_ids)))
-                            is_last = chunk.finish_reason is not None
-                            yield self._finished(request.model, chunk, waited_s, measured) if is_last else chunk
-                except DeadlineError as exc:
-                    # The engine knows what was left of it, the caller what it was.
-                    raise DeadlineError(deadline_s=deadline_s or exc.deadline_s) from exc
+            try:
+                async with aclosing(worker.generate(asked)) as answer:
+                    async for chunk in answer:
+                        progress.came(max(1, len(chunk.token_ids)))
+                        yield self._finished(request.model, chunk, waited_s) if chunk.finish_reason else chunk
+            except DeadlineError as exc:
+                # The engine knows what was left of it, the caller what it was.
+                raise DeadlineError(deadline_s=deadline_s or exc.deadline_s) from exc
 
     async def infer(self, request: TensorRequest) -> TensorAnswer:
         """Run a tensor model, or give stored outputs. Raises as generate does, and for inputs that do not fit."""
@@ -226,13 +226,7 @@ class Runtime:
         limit_s = self._limit_s(request)
         due_at_s = asyncio.get_running_loop().time() + limit_s
         async with entry.queue.place(request.tenant, limit_s):
-            with self._energy.computing(request.model) as measured:
-                answer = await self._dispatcher.infer(request, due_at_s)
-                energy = measured.energy(answer.timings)
-        if energy is None:
-            return answer
-        self._telemetry.energy_used(request.model, energy)
-        return replace(answer, energy=energy)
+            return await self._dispatcher.infer(request, due_at_s)
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         """Run a tensor model's pipeline, or a chain, on a file.
@@ -249,12 +243,7 @@ class Runtime:
     async def _look(self, request: MediaRequest) -> MediaAnswer:
         self._check_kind(request.model, "tensor")
         async with self._queued(request) as due_at_s:
-            with self._energy.computing(request.model) as measured:
-                answer = await self._dispatcher.look(request, due_at_s)
-                energy = None if answer.timings is None else measured.energy(answer.timings)
-        if energy is not None:
-            self._telemetry.energy_used(request.model, energy)
-            answer = replace(answer, energy=energy)
+            answer = await self._dispatcher.look(request, due_at_s)
         if answer.stage:  # a model that may stop early
             self._telemetry.chain_answered(request.model, answer.stage)
         return answer
@@ -378,15 +367,14 @@ class Runtime:
                 raise DeadlineError(deadline_s=due_at_s - asked_at_s) from None
             yield worker
 
-    def _finished(self, model: str, chunk: Chunk, waited_s: float, measured: Measured | Unmeasured) -> Chunk:
+    def _finished(self, model: str, chunk: Chunk, waited_s: float) -> Chunk:
         if chunk.usage is None or chunk.timings is None:
             return chunk
-        timings, usage = chunk.timings, chunk.usage
-        if (energy := measured.energy(timings)) is not None:
-            usage = replace(usage, energy=energy)
-        timings = replace(timings, queue_s=timings.queue_s + waited_s, ttft_s=timings.ttft_s + waited_s)
-        self._telemetry.answer_finished(model, usage=usage, timings=timings)
-        return replace(chunk, timings=timings, usage=usage)
+        timings = replace(
+            chunk.timings, queue_s=chunk.timings.queue_s + waited_s, ttft_s=chunk.timings.ttft_s + waited_s
+        )
+        self._telemetry.answer_finished(model, usage=chunk.usage, timings=timings)
+        return replace(chunk, timings=timings)
 
     def _queue_changed(self, model: str, running: int, waiting: int) -> None:
         self._telemetry.queue_depth(model, running=running, waiting=waiting)

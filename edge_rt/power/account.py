@@ -1,9 +1,9 @@
 """Whose the joules are: a meter's energy is split among the answers that were computed meanwhile. Pure; now_s is given.
 
 The engine tells of each answer how many seconds of its steps were for it (engine-seconds): steps are shared by rows, so
-one model's answers together have as many as it computed. Several models compute at the same time. An answer's share of
-the energy of a window is its engine-seconds in it over those of all models, and a model counts as computing while it
-has an answer to give, so that nothing has to be waited for when an answer ends.
+one engine's answers together have as many as it computed. Several engines compute at the same time. An answer's share
+of the energy of a window is its engine-seconds in it over those of all engines, and an engine counts as computing while
+it has an answer to give, so that nothing has to be waited for when an answer ends.
 
 Idle power is learned from windows in which nobody asked for anything: of the last ones the lower quartile, because what
 other programs do in some of them is not idle.
@@ -42,7 +42,7 @@ class Source:
 class Open:
     """An answer that is being computed."""
 
-    model: str
+    engine: str
     begun_s: float
 
 
@@ -68,7 +68,7 @@ class EnergyAccount:
         self._idle: deque[float] = deque(maxlen=_N_IDLE)
         self._idle_since_s = -math.inf
         self._n_open: dict[str, int] = {}
-        self._busy = Curve(min_step_s=_STEP_S)  # engine-seconds of all models
+        self._busy = Curve(min_step_s=_STEP_S)  # engine-seconds of all engines
         self._busy_s = -math.inf
 
     @property
@@ -82,20 +82,20 @@ class EnergyAccount:
             return self._prior_idle_w
         return sorted(self._idle)[(len(self._idle) - 1) // 4]
 
-    def begin(self, model: str, now_s: float) -> Open:
-        """Note that a model computes for one more answer."""
+    def begin(self, engine: str, now_s: float) -> Open:
+        """Note that an engine, which has one name, computes for one more answer."""
         self._advance(now_s)
-        self._n_open[model] = self._n_open.get(model, 0) + 1
-        return Open(model, now_s)
+        self._n_open[engine] = self._n_open.get(engine, 0) + 1
+        return Open(engine, now_s)
 
     def abandon(self, answer: Open, now_s: float) -> None:
         """Note that it does no more, with or without an answer."""
         self._advance(now_s)
-        n_left = self._n_open.get(answer.model, 0) - 1
+        n_left = self._n_open.get(answer.engine, 0) - 1
         if n_left > 0:
-            self._n_open[answer.model] = n_left
+            self._n_open[answer.engine] = n_left
         else:
-            self._n_open.pop(answer.model, None)
+            self._n_open.pop(answer.engine, None)
             if not self._n_open:
                 self._idle_since_s = now_s
 

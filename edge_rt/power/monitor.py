@@ -46,12 +46,12 @@ class PowerNow:
 
 
 class Measured:
-    """An answer that a model computes, from here to the end of the with statement."""
+    """An answer that an engine computes, from here to the end of the with statement."""
 
     __slots__ = ("_is_over", "_monitor", "_open")
 
-    def __init__(self, monitor: EnergyMonitor, model: str) -> None:
-        self._monitor, self._open, self._is_over = monitor, monitor.begin(model), False
+    def __init__(self, monitor: EnergyMonitor, engine: str) -> None:
+        self._monitor, self._open, self._is_over = monitor, monitor.begin(engine), False
 
     def __enter__(self) -> Self:
         return self
@@ -73,8 +73,8 @@ class Measured:
 class Unmeasured:
     """Stands where there is no meter: every answer's energy is unknown."""
 
-    def computing(self, model: str) -> Self:
-        del model
+    def computing(self, engine: str) -> Self:
+        del engine
         return self
 
     def __enter__(self) -> Self:
@@ -126,17 +126,17 @@ class EnergyMonitor:
 
     # -- what answers take -----------------------------------------------------------------------------------------
 
-    def computing(self, model: str) -> Measured:
-        """Keep account of an answer while it is computed."""
-        return Measured(self, model)
+    def computing(self, engine: str) -> Measured:
+        """Keep account of an answer while it is computed; each engine has a name of its own."""
+        return Measured(self, engine)
 
-    def begin(self, model: str) -> Open:
-        """Note that a model computes an answer; to be followed by abandon, with or without end before."""
+    def begin(self, engine: str) -> Open:
+        """Note that an engine computes an answer; to be followed by abandon, with or without end before."""
         now_s = self._clock()
         with self._lock:
             self._used_s = now_s
             is_late = now_s - self._read_s > max(BUSY_S, self._meter.interval_s)
-            answer = self._account.begin(model, now_s)
+            answer = self._account.begin(engine, now_s)
         if is_late:
             self._wake.set()
         return answer

@@ -1,0 +1,100 @@
+"""Workers whose answers say what they took.
+
+A worker is one engine, so what several workers of one model compute at the same time is told apart here and nowhere
+above: a tensor model may be on the CPU and on an NPU at once, and a copy of a request be compared with its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from itertools import count
+from typing import Final, Protocol
+
+from edge_rt.config import Worker as Settings
+from edge_rt.errors import EdgeRtError
+from edge_rt.power.monitor import EnergyMonitor
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
+from edge_rt.types import Chunk, Energy, GenerateRequest, ModelInfo
+from edge_rt.worker.channel import Load
+from edge_rt.worker.supervisor import WorkerEvents
+
+_NUMBERS: Final = count(1)
+
+
+class Worker(Protocol):
+    """What is metered; scheduler.residency.ModelWorker has the same."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    def late_s(self) -> float: ...
+
+    async def start(self) -> ModelInfo | TensorModelInfo: ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]: ...
+
+    async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
+
+    async def detokenize(self, token_ids: list[int]) -> str: ...
+
+    async def infer(self, request: TensorRequest) -> TensorAnswer: ...
+
+    async def look(self, request: MediaRequest) -> MediaAnswer: ...
+
+    async def stop(self, error: Callable[[], EdgeRtError]) -> None: ...
+
+
+Make = Callable[[Load, Settings, WorkerEvents], Worker]
+Told = Callable[[str, Energy], None]  # model, and what an answer without tokens took
+
+
+def metered(make: Make, monitor: EnergyMonitor, told: Told) -> Make:
+    """Give what makes workers that are metered."""
+
+    def made(load: Load, settings: Settings, events: WorkerEvents) -> Worker:
+        return MeteredWorker(make(load, settings, events), monitor, load.model, told)
+
+    return made
+
+
+class MeteredWorker:
+    """A worker beside a meter. Everything else is the worker's own."""
+
+    def __init__(self, worker: Worker, monitor: EnergyMonitor, model: str, told: Told) -> None:
+        self._worker, self._monitor, self._model, self._told = worker, monitor, model, told
+        self._engine = f"{model}#{next(_NUMBERS)}"
+        self.late_s, self.start, self.stop = worker.late_s, worker.start, worker.stop
+        self.tokenize, self.detokenize = worker.tokenize, worker.detokenize
+
+    @property
+    def pid(self) -> int | None:
+        return self._worker.pid
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        with self._monitor.computing(self._engine) as measured:
+            async with aclosing(self._worker.generate(request)) as answer:
+                async for chunk in answer:
+                    if chunk.usage is None or chunk.timings is None:
+                        yield chunk
+                    else:
+                        yield replace(chunk, usage=replace(chunk.usage, energy=measured.energy(chunk.timings)))
+
+    async def infer(self, request: TensorRequest) -> TensorAnswer:
+        with self._monitor.computing(self._engine) as measured:
+            answer = await self._worker.infer(request)
+            energy = measured.energy(answer.timings)
+        if energy is None:
+            return answer
+        self._told(self._model, energy)
+        return replace(answer, energy=energy)
+
+    async def look(self, request: MediaRequest) -> MediaAnswer:
+        with self._monitor.computing(self._engine) as measured:
+            answer = await self._worker.look(request)
+            energy = None if answer.timings is None else measured.energy(answer.timings)
+        if energy is None:
+            return answer
+        self._told(self._model, energy)
+        return replace(answer, energy=energy)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edge_rt import config
+from edge_rt.devices.base import Reading, known
+from edge_rt.devices.meters import Sample
+from edge_rt.errors import WorkerLostError
+from edge_rt.power.metered_worker import metered
+from edge_rt.power.monitor import EnergyMonitor
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest, TensorTimings
+from edge_rt.types import Chunk, Energy, GenerateRequest
+from tests import virtual_time
+from tests.unit.worker.fake_child import LAST, LOAD
+
+INFER = TensorRequest(id="i", model="m", inputs=())
+LOOK = MediaRequest(id="l", model="m", data=b"x")
+
+
+class FakeWorker:
+    """Takes a second for everything, all of it computing."""
+
+    pid = 7
+    is_lost = False
+
+    def late_s(self) -> float:
+        return 1.5
+
+    async def start(self) -> Any: ...
+
+    async def stop(self, error: Any) -> None: ...
+
+    async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        return [1, 2]
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        return "text"
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        yield Chunk(text="a")
+        await asyncio.sleep(1.0)
+        assert LAST.timings is not None
+        timings = replace(LAST.timings, prefill_s=0.25, decode_s=0.75, prefill_engine_s=0.25, decode_engine_s=0.75)
+        yield replace(LAST, timings=timings)
+
+    async def infer(self, request: TensorRequest) -> TensorAnswer:
+        await asyncio.sleep(1.0)
+        if self.is_lost:
+            raise WorkerLostError(model="m", reason="gone")
+        return TensorAnswer(outputs=(), timings=TensorTimings(queue_s=0.0, compute_s=1.0, batch_size=1, engine_s=1.0))
+
+    async def look(self, request: MediaRequest) -> MediaAnswer:
+        return MediaAnswer(task="classify", timings=(await self.infer(INFER)).timings)
+
+
+class Watts:
+    name, boundary, quality, interval_s = "watts", "board", "measured", 0.05
+
+    def read(self, now_s: float) -> Reading[Sample]:
+        return known(Sample(power_w=8.0), "watts")
+
+    def close(self) -> None: ...
+
+
+class Bench:
+    """Metered workers of one model, and what was told of tensors."""
+
+    def __init__(self) -> None:
+        meter: Any = Watts()
+        self.monitor = EnergyMonitor(meter, clock=asyncio.get_running_loop().time)
+        self.told: list[tuple[str, Energy]] = []
+        self.made: list[FakeWorker] = []
+        self.reading = asyncio.create_task(self.read())
+        self.make = metered(self.make_plain, self.monitor, lambda model, energy: self.told.append((model, energy)))
+
+    def make_plain(self, *_: Any) -> Any:
+        self.made.append(FakeWorker())
+        return self.made[-1]
+
+    def worker(self) -> Any:
+        return self.make(LOAD, config.Worker(), None)  # type: ignore[arg-type]
+
+    async def read(self) -> None:
+        for _ in range(10_000):
+            await asyncio.sleep(min(self.monitor.tick(), 0.05))
+
+
+def test_every_kind_of_answer_says_what_it_took() -> None:
+    async def main() -> None:
+        bench = Bench()
+        worker = bench.worker()
+        await asyncio.sleep(1.0)
+        chunks = [chunk async for chunk in worker.generate(GenerateRequest(id="g", model="m", prompt="x"))]
+        assert chunks[0] == Chunk(text="a")
+        energy = chunks[-1].usage.energy
+        assert (energy.total_j, energy.prefill_j) == (pytest.approx(8.0), pytest.approx(2.0))
+        assert bench.told == []  # whoever has the usage counts it
+        inferred, found = await worker.infer(INFER), await worker.look(LOOK)
+        assert inferred.energy.total_j == found.energy.total_j == pytest.approx(8.0)
+        assert bench.told == [("m", inferred.energy), ("m", found.energy)]
+        bench.reading.cancel()
+
+    virtual_time.run(main())
+
+
+def test_workers_of_one_model_share_what_is_drawn() -> None:
+    async def main() -> None:
+        bench = Bench()
+        cpu, npu = bench.worker(), bench.worker()
+        await asyncio.sleep(1.0)
+        answers = await asyncio.gather(cpu.infer(INFER), npu.infer(INFER))
+        assert [answer.energy.total_j for answer in answers] == pytest.approx([4.0, 4.0])
+        bench.reading.cancel()
+
+    virtual_time.run(main())
+
+
+def test_what_fails_leaves_nothing_open() -> None:
+    async def main() -> None:
+        bench = Bench()
+        worker = bench.worker()
+        bench.made[0].is_lost = True
+        with pytest.raises(WorkerLostError):
+            await worker.infer(INFER)
+        answer = worker.generate(GenerateRequest(id="g", model="m", prompt="x"))
+        await anext(answer)
+        await answer.aclose()
+        assert not bench.monitor._account.is_busy
+        assert bench.told == []
+        bench.reading.cancel()
+
+    virtual_time.run(main())
+
+
+def test_the_rest_is_the_workers_own() -> None:
+    async def main() -> None:
+        bench = Bench()
+        worker = bench.worker()
+        assert (worker.pid, worker.late_s()) == (7, 1.5)
+        assert await worker.tokenize("x", special=False, add_bos=False) == [1, 2]
+        assert await worker.detokenize([1]) == "text"
+        bench.reading.cancel()
+
+    virtual_time.run(main())
