@@ -19,7 +19,8 @@ from edge_rt.devices.meters import Sample
 
 GAP_PERIODS: Final = 3.0
 
-_MAX_KNOTS: Final = 2048  # 100 s at 20 Hz; what is older is kept more and more coarsely
+_MAX_KNOTS: Final = 8192  # 200 s at 20 Hz in the newer half …
+_AGE_STEPS: Final = 256.0  # … and what is older to this share of its age
 _MAX_COUNTER_S: Final = 30.0  # a counter knows what was used meanwhile, but not when
 _SAME_S: Final = 1e-4  # closer values are one, read twice
 _MAX_W: Final = 1e5
@@ -28,7 +29,8 @@ _MAX_W: Final = 1e5
 class Curve:
     """A total that only grows, over time: known at knots and straight in between, in bounded memory.
 
-    With max_knots every second one of the older half goes; the total at those that stay is what it was.
+    With max_knots the newer half stays as it is, and of the older ones those that are closer to each other than a
+    share of their age go. The total at those that stay is what it was.
 
     min_step_s  knots are no closer; of those that come closer the last one stays
     """
@@ -60,9 +62,23 @@ class Curve:
         self._times.append(at_s)
         self._totals.append(total)
         if len(self._times) > self._max_knots:
-            half = len(self._times) // 2
-            self._times[:half] = self._times[:half:2]
-            self._totals[:half] = self._totals[:half:2]
+            self._thin(at_s)
+
+    def _thin(self, now_s: float) -> None:
+        n_old = len(self._times) - self._max_knots // 2
+        ratio, last_s, kept = _AGE_STEPS, self._times[n_old], list[int]()
+        while True:
+            for at in range(n_old - 1, 0, -1):
+                if last_s - self._times[at] >= (now_s - self._times[at]) / ratio:
+                    kept.append(at)
+                    last_s = self._times[at]
+            kept.append(0)  # from which on all is counted
+            if len(kept) <= self._max_knots // 2 - 1:
+                break
+            ratio, last_s, kept = ratio / 2, self._times[n_old], []
+        kept.reverse()
+        self._times[:n_old] = [self._times[at] for at in kept]
+        self._totals[:n_old] = [self._totals[at] for at in kept]
 
     def at(self, at_s: float) -> float:
         """Give the total at a moment; before the first knot and after the last one it stands still."""

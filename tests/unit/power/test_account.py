@@ -132,6 +132,18 @@ def test_a_phase_without_values_is_unknown_and_counts_in_the_total() -> None:
     assert (energy.quality, energy.coverage) == ("derived", pytest.approx(0.8, abs=0.03))
 
 
+def test_an_answer_of_an_hour_is_told_as_well() -> None:
+    """What is older is kept more coarsely, and no joule is lost by it."""
+    bench = Bench()
+    bench.run(10.0, 3.0)
+    answer = bench.account.begin("m", 10.0)
+    bench.run(600.0, 9.0)
+    bench.run(3000.0, 6.0)
+    energy = found(bench.account.end(answer, 3610.0, prefill=Part(600.0, 600.0, 3000.0), decode=Part(3000.0, 3000.0)))
+    assert energy.prefill_j == pytest.approx(5400.0, rel=0.02)
+    assert energy.total_j == pytest.approx(23_400.0, rel=0.005)
+
+
 def test_no_meter_value_is_no_energy() -> None:
     bench = Bench(idle_w=2.0)
     answer = bench.account.begin("m", 0.0)
