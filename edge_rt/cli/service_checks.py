@@ -5,7 +5,9 @@ from __future__ import annotations
 import stat
 from typing import Final
 
+from edge_rt.cli import power_setter
 from edge_rt.cli.checks import Check, Look, Patient, fail, ok, warn
+from edge_rt.devices.kernel_files import KernelFiles
 from edge_rt.errors import ConfigError
 from edge_rt.power.meter import open_meter
 from edge_rt.service import inspection
@@ -85,4 +87,20 @@ def energy(patient: Patient) -> Check:
     return ok("energy", f"answers do not tell what they took: {chosen.reason}")
 
 
-SERVICE_CHECKS: tuple[Look, ...] = (units, access, energy)
+def clocks(patient: Patient) -> Check | None:
+    """Say who sets the clocks: edge_rt's power helper, another manager, or both; None where nobody does."""
+    found = power_setter.look(patient.config.power.socket_path, KernelFiles(str(patient.root.path(""))))
+    name, others = "clocks", [rival for rival in found.rivals if rival.writes]
+    if found.status is None and not patient.config.power.enabled:
+        return ok(name, f"set by {', '.join(rival.name for rival in others)}") if others else None
+    if others and not patient.config.power.force:
+        what = f"{others[0].name} ({others[0].evidence}) sets them too, so edge_rt's power helper does not act"
+        return warn(name, what, others[0].remedy)
+    if found.status is None:
+        return warn(name, f"power.enabled is set, but {found.reason}", "edge_rt install --powerd")
+    if problem := found.status.get("stopped_by"):
+        return warn(name, f"the power helper has stopped acting: {problem}", "edge_rt power status")
+    return ok(name, f"the power helper is {found.status.get('state')}")
+
+
+SERVICE_CHECKS: tuple[Look, ...] = (units, access, clocks, energy)

@@ -13,6 +13,7 @@ from edge_rt import config
 from edge_rt.api.client import Client
 from edge_rt.cli.talk import daemon_path
 from edge_rt.errors import EdgeRtError
+from edge_rt.power.client import ask
 from edge_rt.service import inspection
 from edge_rt.service.inspection import Unit
 from edge_rt.service.system import Host, Machine
@@ -25,7 +26,7 @@ _TIMEOUT_S = 5.0
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def command(above: config.Loaded | None, as_json: bool) -> None:
-    """Show the units of systemd, the socket, the models in memory and the last error.
+    """Show the units of systemd, the socket, the models in memory, the power helper and the last error.
 
     Asking starts a daemon whose socket is open: that is what the socket is for. The exit code is 0 if it
     answers.
@@ -45,6 +46,7 @@ def gather(settings: config.Config, machine: Machine) -> dict[str, Any]:
         "systemd": units is not None,
         "units": [asdict(unit) for unit in there],
         "daemon": _ask(settings),
+        "power": _power(settings),
         "last_errors": list(inspection.last_errors(machine, DAEMON)) if there else [],
     }
 
@@ -60,6 +62,25 @@ def _ask(settings: config.Config) -> dict[str, Any]:
         return {"answers": False, "socket": str(path), "problem": str(exc)}
     loaded = [model["id"] for model in models if model["status"] == "loaded"]
     return {"answers": True, "socket": str(path), "problem": "", "models": loaded, "n_pulled": len(models)}
+
+
+def _power(settings: config.Config) -> dict[str, Any]:
+    """Ask powerd; a few of the things it tells."""
+    path = settings.power.socket_path
+    if not path or not os.path.lexists(path):
+        return {"answers": False, "problem": ""}
+    try:
+        told = ask(path, "status")
+    except EdgeRtError as exc:
+        return {"answers": False, "problem": str(exc)}
+    return {"answers": True, **{key: told.get(key) for key in ("state", "stopped_by", "reason", "power_w", "boundary")}}
+
+
+def _power_line(power: dict[str, Any]) -> str:
+    if not power["answers"]:
+        return f"power: {power['problem']}"
+    watts = f", {power['power_w']:.1f} W ({power['boundary']})" if power["power_w"] is not None else ""
+    return f"power: {power['state']}, {power['stopped_by'] or power['reason']}{watts}"
 
 
 def text(found: dict[str, Any]) -> str:
@@ -91,5 +112,7 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"daemon: answers on {daemon['socket']}; in memory: {models}; {daemon['n_pulled']} models pulled")
     else:
         lines.append(f"daemon: {daemon['problem']}")
+    if found["power"]["answers"] or found["power"]["problem"]:
+        lines.append(_power_line(found["power"]))
     lines += [f"last error: {line}" for line in found["last_errors"][-1:]]
     return "\n".join(lines)

@@ -119,6 +119,15 @@ def test_the_limits_are_back_after_it_was_killed_or_hangs(
     machine.until("work as before", lambda: is_lower(board))
 
 
+def test_status_and_doctor_tell_of_it(machine: Container) -> None:
+    lines = machine.run(PYTHON, "-m", "edge_rt", "status", check=False).stdout.splitlines()
+    assert any(line.startswith("edge_rt-powerd.service: active (running)") for line in lines)
+    assert any(line.startswith("power: acting, ") for line in lines), lines
+    found = json.loads(machine.run(PYTHON, "-m", "edge_rt", "doctor", "--json", check=False).stdout)
+    clocks = next(check for check in found if check["name"] == "clocks")
+    assert (clocks["status"], clocks["detail"]) == ("ok", "the power helper is acting")
+
+
 def test_the_limits_are_back_after_a_stop(machine: Container, board: FuseBoard) -> None:
     machine.run("systemctl", "stop", SERVICE)
     assert not is_lower(board)

@@ -171,3 +171,21 @@ def test_counters_that_only_root_may_read_come_with_a_remedy(tmp_path: Path) -> 
     check = service_checks.energy(Patient(root=root))
     assert check.status == "warn"
     assert "--powerd" in check.remedy
+
+
+def test_another_power_manager_beside_ours_comes_with_a_remedy(tmp_path: Path) -> None:
+    root = planted(tmp_path, {"proc/77/comm": "tuned\n"})
+    nobody = str(tmp_path / "no.sock")
+    idle = config.Config(power=config.Power(socket_path=nobody))
+    wanted = config.Config(power=config.Power(socket_path=nobody, enabled=True))
+    there = service_checks.clocks(Patient(root=root, config=idle))
+    assert there is not None
+    assert (there.status, there.detail) == ("ok", "set by tuned")
+    fights = service_checks.clocks(Patient(root=root, config=wanted))
+    assert fights is not None
+    assert (fights.status, "tuned (process 77) sets them too" in fights.detail) == ("warn", True)
+    assert "systemctl disable --now tuned" in fights.remedy
+    alone = service_checks.clocks(Patient(root=planted(tmp_path / "x", {"proc/1/comm": "init\n"}), config=wanted))
+    assert alone is not None
+    assert (alone.status, alone.remedy) == ("warn", "edge_rt install --powerd")
+    assert service_checks.clocks(Patient(root=SysfsRoot(tmp_path / "x"), config=idle)) is None
