@@ -16,6 +16,7 @@ from edge_rt import config
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.manifest import UNKNOWN_LICENSE, Asset, Manifest, Variant, as_variant
+from edge_rt.catalog.ownership import give_to_owner
 from edge_rt.catalog.pipelines import task
 from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.cli.progress import pull_progress, size_text
@@ -68,7 +69,8 @@ def command(ctx: click.Context) -> None:
     The files stand in the store: catalog.store_dir, which is /var/lib/edge_rt for root and ~/.local/share/edge_rt for
     others unless the configuration says otherwise. `edge_rt models list` names the place.
     """
-    ctx.obj = _Catalog(ctx.obj if isinstance(ctx.obj, config.Loaded) else config.load())
+    ctx.obj = catalog = _Catalog(ctx.obj if isinstance(ctx.obj, config.Loaded) else config.load())
+    ctx.call_on_close(lambda: give_to_owner(catalog.store.root))
 
 
 @command.command("list")

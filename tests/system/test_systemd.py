@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -54,6 +55,7 @@ DROP_IN = f"[Service]\nWatchdogSec={WATCHDOG_S:g}\n"
 def container() -> Iterator[Container]:
     with Container.boot() as booted:
         booted.write("/etc/edge_rt/config.toml", CONFIG)
+        booted.write("/var/lib/edge_rt/models/old/file", "pulled before there was a service")
         done = booted.run(PYTHON, "-m", "edge_rt", "install")
         assert "ran  systemctl enable --now edge_rt.socket" in done.stdout
         booted.write(f"/etc/systemd/system/{SERVICE}.d/test.conf", DROP_IN)
@@ -76,8 +78,8 @@ def client(machine: Container, *, timeout_s: float = 60.0) -> httpx2.Client:
     return httpx2.Client(base_url="http://edge_rt", transport=transport, timeout=timeout_s)
 
 
-def ask(machine: Container, text: str = "hello", *, model: str = "null") -> tuple[int, str]:
-    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 2000}
+def ask(machine: Container, text: str = "hello", *, model: str = "null", max_tokens: int = 2000) -> tuple[int, str]:
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
     with client(machine) as asked:
         answer = asked.post("/v1/chat/completions", json=body)
     return answer.status_code, answer.text
@@ -102,6 +104,13 @@ def workers(machine: Container) -> list[int]:
 
 
 # Start
+
+
+def test_the_first_start_takes_over_what_root_has_pulled(machine: Container) -> None:
+    machine.run("systemctl", "start", SERVICE)
+    taken = machine.live("/var/lib/private/edge_rt/models/old/file")
+    assert taken.stat().st_uid >= 61184
+    assert machine.live("/var/lib/edge_rt").is_symlink()
 
 
 def test_the_first_client_starts_the_daemon_and_is_answered(machine: Container) -> None:
@@ -268,6 +277,37 @@ def test_what_is_not_needed_is_denied(machine: Container) -> None:
     assert {found[name] for name in ("etc", "usr", "sys", "proc", "run")} <= {"EROFS", "EACCES"}
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("backend", ["native", "llama_cpu", "onnx_cpu"])
+def test_real_models_run_with_what_is_left_to_them(machine: Container, model_store: Path, backend: str) -> None:
+    """Each back end below all restrictions; the state directory is the service's, so packed weights are kept there."""
+    name = "minilm-l6" if backend == "onnx_cpu" else model_store.parent.name
+    source, state = model_store.parents[1] / name, machine.live("/var/lib/edge_rt/models") / name
+    if not source.is_dir():
+        pytest.skip(f"{name} is not in the store; `edge_rt models pull {name}` fetches it")
+    machine.run("mkdir", "--parents", f"/var/lib/edge_rt/models/{name}")
+    for file in source.iterdir():
+        if file.is_file() and not file.name.endswith((".packed", ".graph", ".lock")):
+            shutil.copyfile(file, state / file.name)
+    machine.run(PYTHON, "-m", "edge_rt", "models", "list")  # by root, who gives it to the service
+    assert {file.stat().st_uid >= 61184 for file in state.iterdir()} == {True}
+    machine.write("/etc/edge_rt/config.toml", f'{CONFIG}\n[models.{name}]\nbackend = "{backend}"\n')
+    try:
+        if backend == "onnx_cpu":
+            with client(machine) as asked:
+                answer = asked.post("/v1/embeddings", json={"model": name, "input": "bearing runs hot"})
+            assert len(answer.json()["data"][0]["embedding"]) == 384
+        else:
+            status, text = ask(machine, "What is gravity?", model=name, max_tokens=8)
+            assert (status, json.loads(text)["usage"]["completion_tokens"]) == (200, 8), text
+        with client(machine) as asked:
+            assert asked.get(f"/v1/models/{name}").json()["meta"]["backend"] == backend
+        if backend == "native":
+            assert list(state.glob(".*.packed")), machine.journal(SERVICE)
+    finally:
+        machine.write("/etc/edge_rt/config.toml", CONFIG)
+
+
 # Ends
 
 
@@ -305,6 +345,26 @@ def test_clients_that_come_during_a_restart_wait_and_are_served(machine: Contain
     # What was on its way when the end began hears 503 with Retry-After; nobody is cut off or refused a connection.
     assert set(statuses) <= {200, 503}
     assert statuses[-1] == 200
+
+
+def test_a_reload_changes_limits_and_drops_nothing_and_a_bad_file_is_in_the_status(machine: Container) -> None:
+    ask(machine, model="slow")
+    with ThreadPoolExecutor(1) as pool, client(machine) as asked:
+        running = pool.submit(ask, machine, "x" * 60, model="slow")
+        machine.until("a running answer", lambda: 'running{model="slow"} 1.0' in asked.get("/metrics").text)
+        pid = machine.pid(SERVICE)
+        try:
+            machine.write("/etc/edge_rt/config.toml", CONFIG + "\n[limits]\nmax_prompt_bytes = 20\n")
+            machine.run("systemctl", "reload", SERVICE)
+            machine.until("the new limit", lambda: ask(machine, "x" * 30)[0] == 400)
+            machine.write("/etc/edge_rt/config.toml", CONFIG + "\n[limits]\nmax_prompt_bytes = 'many'\n")
+            machine.run("systemctl", "reload", SERVICE)
+            machine.until("its status", lambda: "configuration is not used" in machine.show(SERVICE, "StatusText"))
+        finally:
+            machine.write("/etc/edge_rt/config.toml", CONFIG)
+        assert running.result()[0] == 200
+    assert machine.pid(SERVICE) == pid
+    assert is_active(machine)
 
 
 def test_uninstall_leaves_nothing_of_it(container: Container) -> None:
