@@ -1,20 +1,23 @@
-"""The parts of powerd that depend on this machine and its settings: the meter and the policy."""
+"""The parts of powerd that depend on this machine and its settings: the meter, and the policy with its calibration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
 from edge_rt.devices import cpufreq, meter_choice
 from edge_rt.devices.meters import Meter
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import ConfigError
+from edge_rt.power import calibration, levels, policy
 from edge_rt.power.domains import domains
-from edge_rt.power.governor import safe
 from edge_rt.power.settings import Settings
 from edge_rt.power.state import Decision, Domain, Limits, Observation
 
 Say = Callable[[int, str, str], None]
+
+_WITHOUT: Final = "speeds are learned as they come, and a cap is held by the meter alone"
 
 
 def groups(root: SysfsRoot) -> dict[str, tuple[int, ...]]:
@@ -54,26 +57,45 @@ def make_meter(settings: Settings, root: SysfsRoot, say: Say) -> Meter | None:
     return chosen
 
 
-class Table:
-    """A clock for each phase: the highest for prompts, a safe one below it for decoding, the lowest without work."""
+class Chooser:
+    """The policy with its model of this machine and what it has learned. Belongs to one thread."""
 
-    def __init__(self) -> None:
-        self._domains: Sequence[Domain] = ()
+    def __init__(self, calibrated: calibration.Calibration | None, say: Say) -> None:
+        self._calibrated, self._say = calibrated, say
+        self._model: levels.Model | None = None
+        self._memory = policy.Memory()
 
     def domains_changed(self, domains: Sequence[Domain]) -> None:
-        self._domains = domains
+        """Build the ladder of clocks anew; what was learned is forgotten, for it was learned of other clocks."""
+        self._model, self._memory = self._built(domains), policy.Memory()
 
     def decide(self, observation: Observation, limits: Limits) -> Decision:
-        """Choose by the phase alone; under a cap or in heat no more than the safe clock."""
-        hint = observation.hint
-        work = hint.work if hint is not None else "idle"
-        is_hot = observation.throttled or (observation.temperature_c or 0.0) >= limits.max_c
-        if work == "decode" or (work == "prefill" and (is_hot or limits.max_w > 0)):
-            return replace(safe(self._domains), reason=work)
-        at = -1 if work == "prefill" else 0
-        return Decision(max_hz={one.name: one.points_hz[at] for one in self._domains}, reason=work)
+        if self._model is None:
+            return Decision(max_hz={}, reason="no CPU clock can be set")
+        decision, self._memory = policy.decide(observation, limits, self._model, self._memory)
+        return decision
+
+    def _built(self, domains: Sequence[Domain]) -> levels.Model | None:
+        if all(domain.kind != "cpu" for domain in domains):
+            return None
+        known = self._calibrated
+        model = levels.calibrated(domains, known) if known is not None else None
+        if model is not None:
+            return model
+        if known is not None:
+            self._say(4, "calibration", f"the calibration of {known.board} has no clock of this machine; {_WITHOUT}")
+        return levels.generic(domains)
 
 
-def make_policy(settings: Settings, say: Say) -> Table:  # noqa: ARG001
-    """Begin with a table."""
-    return Table()
+def make_policy(settings: Settings, say: Say) -> Chooser:
+    """Read the calibration, if there is one, and begin. A file that is wrong is said, and done without."""
+    path = Path(settings.model_file) if settings.model_file else calibration.DEFAULT_FILE
+    found = None
+    try:
+        found = calibration.read(path)
+    except ConfigError as exc:
+        say(3, "calibration", f"{exc}; {_WITHOUT}")
+    else:
+        if found is None:
+            say(6, "calibration", f"there is no {path}: {_WITHOUT}. `edge_rt power calibrate` makes one")
+    return Chooser(found, say)

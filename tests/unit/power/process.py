@@ -54,14 +54,13 @@ class Process:
     def status(self) -> dict[str, Any]:
         return dict(ask(self.socket, "status", timeout_s=PATIENCE_S))
 
-    def work(self, work: str, khz: int) -> None:
-        """Say what is to be done until the clock is what it shall be."""
-        until_s = time.monotonic() + PATIENCE_S
-        while limits(self.root)[MAX] != str(khz):
-            hint = Hint(work=work, n_running=1, tpot_s=0.01, sent_s=time.monotonic())  # type: ignore[arg-type]
-            self._sender.send(hint)
+    def lower(self) -> None:
+        """Say that it decodes, which takes no high clock, until the policy has lowered one."""
+        until_s, before = time.monotonic() + PATIENCE_S, limits(self.root)[MAX]
+        while limits(self.root)[MAX] == before:
+            self._sender.send(Hint(work="decode", n_running=1, tpot_s=0.01, sent_s=time.monotonic()))
             self.status()
-            assert time.monotonic() < until_s, (limits(self.root), self.status())
+            assert time.monotonic() < until_s, self.status()
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)

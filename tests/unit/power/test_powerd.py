@@ -39,7 +39,7 @@ def test_a_life_from_ready_to_the_end(root: Path, number: int) -> None:
         powerd.heard("READY=1")
         powerd.heard("WATCHDOG=1")
         assert "acting" in powerd.heard("STATUS=")
-        powerd.work("decode", 1_000_000)
+        powerd.lower()
         assert powerd.snapshot.exists()
         found = powerd.status()
         assert (found["state"], found["work"], found["temperature_c"]) == ("acting", "decode", 51.0)
@@ -54,7 +54,7 @@ def test_killed_it_leaves_what_restores(root: Path) -> None:
     before = limits(root)
     with started(root) as powerd:
         powerd.heard("READY=1")
-        powerd.work("decode", 1_000_000)
+        powerd.lower()
         assert powerd.end(signal.SIGKILL) == -signal.SIGKILL
         assert limits(root) != before
         assert restore(powerd) == 0
@@ -67,7 +67,7 @@ def test_killed_and_started_again_it_restores_first(root: Path) -> None:
     before = limits(root)
     with started(root) as powerd:
         powerd.heard("READY=1")
-        powerd.work("decode", 1_000_000)
+        powerd.lower()
         powerd.end(signal.SIGKILL)
     (root / "n").unlink()
     with started(root, enabled=False) as powerd:
@@ -97,7 +97,7 @@ def test_reload_takes_new_settings_and_keeps_old_ones_rather_than_bad_ones(root:
     before = limits(root)
     with started(root) as powerd:
         powerd.heard("READY=1")
-        powerd.work("decode", 1_000_000)
+        powerd.lower()
         powerd.config.write_text("[power]\nmax_w = -1.0\n")
         powerd.process.send_signal(signal.SIGHUP)
         powerd.heard("RELOADING=1")
@@ -139,7 +139,7 @@ def test_another_power_manager_is_not_fought(root: Path) -> None:
         powerd.process.send_signal(signal.SIGHUP)
         powerd.heard("RELOADING=1")
         powerd.heard("READY=1")
-        powerd.work("decode", 1_000_000)
+        powerd.lower()
         assert powerd.end() == 0
         assert limits(root) == before
 
@@ -189,7 +189,7 @@ def test_nothing_but_the_standard_library_is_loaded_and_little_memory_used(root:
     assert not brought & {"asyncio", "argparse", "ctypes", "logging", "multiprocessing", "subprocess", "ssl", "sqlite3"}
     with started(root) as powerd:
         powerd.heard("READY=1")
-        powerd.work("decode", 1_000_000)
+        powerd.lower()
         status = Path(f"/proc/{powerd.process.pid}/status").read_text().splitlines()
         rss_kb = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
         assert rss_kb * 1024 <= 20_000_000
