@@ -9,9 +9,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tests.plants.powerd_process import Powerd
@@ -169,6 +169,10 @@ def until(holds: Callable[[], bool]) -> bool:
     return True
 
 
+def _in_force_hz(status: Mapping[str, Any]) -> float:
+    return float(status["clocks"].get("policy0", {}).get("in_force_hz") or 0.0)
+
+
 def powerd() -> None:
     from tests.plants.powerd_process import Powerd
 
@@ -182,8 +186,12 @@ def powerd() -> None:
     folder.mkdir()
     with Powerd(Path("/"), folder) as process:
         for work in ("prefill", "decode"):
+            process.work("decode")  # first, so that there is something to write for a prompt too
+            process.until(lambda status: 0 < _in_force_hz(status) < float(own[1]) * 1e3)
             process.work(work)
-            process.until(lambda status, work=work: status["work"] == work and status["n_writes"] > 0)
+            process.until(
+                lambda status, work=work: (_in_force_hz(status) == float(own[1]) * 1e3) == (work == "prefill")
+            )
             time.sleep(2 * _SETTLE_S)
             status = process.status()
             hz = status["clocks"]["policy0"]["in_force_hz"]

@@ -115,9 +115,15 @@ class Powerd:
         while not self._is_over.wait(_HINT_S):
             work = self._work
             if work is not None:
-                tpot_s = 0.05 if work == "decode" else None
-                sender.send(Hint(work=work, n_running=int(work != "idle"), tpot_s=tpot_s, sent_s=time.monotonic()))
+                sender.send(_hint(work, time.monotonic()))
         sender.close()
+
+
+def _hint(work: Work, now_s: float) -> Hint:
+    """A prompt that is late, which takes the highest clock there is; tokens that come early, which take a lower one."""
+    if work == "prefill":
+        return Hint(work=work, n_running=1, n_waiting=1, n_prompt_tokens=100, ttft_left_s=-1.0, sent_s=now_s)
+    return Hint(work=work, n_running=int(work == "decode"), tpot_s=0.05 if work == "decode" else None, sent_s=now_s)
 
 
 def _toml(value: Any) -> str:

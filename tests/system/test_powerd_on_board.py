@@ -92,9 +92,9 @@ def test_clocks_follow_the_work_and_are_given_back(start: Start) -> None:
     powerd.until(is_acting)
     told = exercise(powerd)
     no_wrong_watt(told)
-    high, low = (max(one["clocks"]["policy0"]["in_force_hz"] for one in told[at::2]) for at in (0, 1))
+    high = max(one["clocks"]["policy0"]["in_force_hz"] for one in told[::2])
     assert high == 2000e6  # the user's own limit, and not beyond
-    assert low < high
+    powerd.until(lambda status: status["clocks"]["policy0"]["in_force_hz"] < high)  # down it goes a little later
     assert powerd.end(signal.SIGTERM) == 0
     is_as_before(board)
     assert not powerd.snapshot.exists()
@@ -107,7 +107,7 @@ def test_every_policy_of_a_board_is_given_back(start: Start, profile: str) -> No
     board, powerd = start(profile)
     powerd.until(is_acting)
     no_wrong_watt(exercise(powerd), profile)
-    assert limits(board) != full(profile)
+    powerd.until(lambda _: limits(board) != full(profile))  # down it goes a little later
     assert powerd.end(signal.SIGKILL) == -signal.SIGKILL
     assert powerd.restore() == 0
     assert limits(board) == full(profile)
