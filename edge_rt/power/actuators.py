@@ -54,7 +54,8 @@ class Clock:
         self.knob = Knob(files, f"{folder}/{'scaling_max_freq' if is_cpu else 'max_freq'}")
         self.kept = (self.knob.path, f"{folder}/{'scaling_min_freq' if is_cpu else 'min_freq'}")
         self._hz = 1000.0 if is_cpu else 1.0  # of the kernel's unit
-        self._left: tuple[tuple[object, ...], Domain] | None = None  # what within gave last, and for what
+        # What within gave last, and for what.
+        self._left: tuple[Value | None, Value | None, str | None, Domain, Domain] | None = None
 
     def max_hz(self) -> float | None:
         text = self.knob.in_force
@@ -62,18 +63,19 @@ class Clock:
 
     def within(self, values: Mapping[str, Value]) -> Domain:
         """Give the domain with the points that the user's own limits leave; the nearest one where they leave none."""
-        highest, lowest = self._own_hz(values, self.kept[0]), self._own_hz(values, self.kept[1])
-        if highest is None:
-            highest = self.max_hz()  # nothing is written yet
-        if self._left is not None and self._left[0] == (self.domain, highest, lowest):
-            return self._left[1]
+        high, low = values.get(self.kept[0]), values.get(self.kept[1])
+        now = self.knob.in_force if high is None else None  # nothing is written yet: what is in force is the user's
+        if (last := self._left) is not None and last[:3] == (high, low, now) and last[3] is self.domain:
+            return last[4]
+        highest = self.max_hz() if high is None else self._own_hz(high)
+        lowest = self._own_hz(low)
         points = self.domain.points_hz
         left = tuple(p for p in points if (highest is None or p <= highest) and (lowest is None or p >= lowest))
         if not left:
             middle = highest if highest is not None else points[-1]
             left = (min(points, key=lambda point: abs(point - middle)),)
         found = replace(self.domain, points_hz=left)
-        self._left = (self.domain, highest, lowest), found
+        self._left = high, low, now, self.domain, found
         return found
 
     def text(self, hz: float, values: Mapping[str, Value]) -> str:
@@ -86,8 +88,7 @@ class Clock:
             return own.text
         return str(round(max(hz, points[0]) / self._hz))
 
-    def _own_hz(self, values: Mapping[str, Value], path: str) -> float | None:
-        value = values.get(path)
+    def _own_hz(self, value: Value | None) -> float | None:
         return int(value.text) * self._hz if value is not None and value.text.isdecimal() else None
 
 
@@ -95,7 +96,6 @@ class Actuators:
     """All that is written, behind one snapshot. Belongs to one thread.
 
     knobs     every file that is set
-
     snapshot  None: the files are dry and nothing has to be put back
     also      "epp", "rapl": what is set besides clocks
     own       the user's own limits as far as they are known already; None: those of the snapshot
