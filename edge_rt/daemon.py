@@ -31,7 +31,7 @@ from edge_rt.devices import memory
 from edge_rt.errors import ConfigError
 from edge_rt.liveness import Reporter
 from edge_rt.power.client import HintSender
-from edge_rt.power.meter import open_meter
+from edge_rt.power.meter import Chosen, LateMeter, open_meter
 from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.power.workload import Workload
 from edge_rt.reload import Reloader, Running
@@ -134,15 +134,19 @@ def _energy(loaded: Loaded, metrics: telemetry.Telemetry, started: ExitStack) ->
     """Begin to read the meter that tells what answers take; None without one. Raises ConfigError."""
     config = loaded.config
     chosen = open_meter(config.power, origin=loaded.origins.get("power.meter", "default"))
-    monitor = chosen.monitor()
-    if monitor is None:
+    if chosen.meter is None:
         _log.info("answers do not tell what they took: %s", chosen.reason)
         if config.router.max_energy_j_per_day > 0:
-            _log.warning("router.max_energy_j_per_day is never reached: nothing is measured")
+            _log.warning("router.max_energy_j_per_day is not reached: nothing is measured")
+        if chosen.may_come:
+            chosen = Chosen(LateMeter(lambda: open_meter(config.power), chosen.reason))
+    monitor = chosen.monitor()
+    if monitor is None:
         return None
     started.callback(monitor.close)
-    now = monitor.now()
-    _log.info("answers tell what they took, by %s (%s, %s)", now.source, now.boundary, now.quality)
+    if not isinstance(chosen.meter, LateMeter):
+        now = monitor.now()
+        _log.info("answers tell what they took, by %s (%s, %s)", now.source, now.boundary, now.quality)
     metrics.watch_power(monitor.now)
     return monitor
 

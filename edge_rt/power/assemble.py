@@ -35,7 +35,7 @@ def make_meter(settings: Settings, root: SysfsRoot, say: Say) -> Meter | None:
 
     Meters on a serial line need a library, which this process does without: the daemon reads them.
     """
-    if settings.meter == "none":
+    if settings.meter in ("none", "model"):  # what a table tells of power the policy knows better
         return None
     setting = settings.meter
     if setting.startswith("serial:"):

@@ -9,14 +9,17 @@ from pathlib import Path
 
 from edge_rt.config import Power
 from edge_rt.devices import meter_choice
-from edge_rt.devices.meters import Meter
+from edge_rt.devices.base import Reading, unknown
+from edge_rt.devices.meters import Boundary, Meter, Quality, Sample
 from edge_rt.devices.serial_meter import open_serial, parse_spec
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import ConfigError
 from edge_rt.power import calibration
 from edge_rt.power.modelled import ModelledMeter
 from edge_rt.power.monitor import EnergyMonitor
-from edge_rt.power.powerd_meter import PowerdMeter
+from edge_rt.power.powerd_meter import PowerdMeter, powerd_name
+
+_LOOK_S = 10.0
 
 MODEL = "model"  # power.meter's name for the table of `edge_rt power calibrate`
 
@@ -25,12 +28,14 @@ MODEL = "model"  # power.meter's name for the table of `edge_rt power calibrate`
 class Chosen:
     """The meter, or the reason why there is none.
 
-    idle_w  as the board's table has it; None without one of the meter's boundary
+    idle_w      as the board's table has it; None without one of the meter's boundary
+    may_come    powerd is not up yet, or may read what this process may not
     """
 
     meter: Meter | None
     reason: str = ""
     idle_w: float | None = None
+    may_come: bool = False
 
     def monitor(self) -> EnergyMonitor | None:
         """Begin to read the meter; None without one."""
@@ -75,16 +80,49 @@ def open_meter(
         for meter in meters:
             if meter is not chosen:
                 meter.close()
+    is_readable = chosen is not None and readings[chosen.name].value is not None
+    if not is_readable and settings.socket_path:
+        told = PowerdMeter(settings.socket_path)
+        if not told.reason and (chosen is None or told.name == powerd_name(chosen.name)):
+            if chosen is not None:
+                chosen.close()
+            return _known(told, table)
     if chosen is not None:
         return _known(chosen, table)
-    told = PowerdMeter(settings.socket_path) if settings.socket_path and settings.meter == "auto" else None
-    if told is not None and not told.reason:
-        return _known(told, table)
     if table is not None:
         return Chosen(ModelledMeter(table, root=root), idle_w=table.idle_w)
     reasons = [f"{reading.source}: {reading.reason}" for reading in readings.values() if reading.value is None]
     reasons += [f"{absent.kind}: {absent.reason}" for absent in found.absent]
-    return Chosen(None, "; ".join(dict.fromkeys(reasons)) or "no meter is here")
+    may_come = any("only root" in reason for reason in reasons) or Path(settings.socket_path or "/").is_socket()
+    return Chosen(None, "; ".join(dict.fromkeys(reasons)) or "no meter is here", may_come=may_come)
+
+
+class LateMeter:
+    """A Meter that is looked for now and then until it is there: powerd may start after the daemon."""
+
+    def __init__(self, find: Callable[[], Chosen], reason: str) -> None:
+        self._find, self._reason = find, reason
+        self._meter: Meter | None = None
+        self._due_s: float | None = None
+        self.name, self.interval_s = "no meter yet", _LOOK_S / 10
+        self.boundary: Boundary = "board"
+        self.quality: Quality = "measured"
+
+    def read(self, now_s: float) -> Reading[Sample]:
+        """Read the meter, once it is found; looking for it takes some ms."""
+        if self._meter is None and (self._due_s is None or now_s >= self._due_s):
+            self._due_s = now_s + _LOOK_S
+            chosen = self._find()
+            self._meter, self._reason = chosen.meter, chosen.reason
+        if (meter := self._meter) is None:
+            return unknown(self.name, self._reason)
+        self.name, self.boundary, self.quality = meter.name, meter.boundary, meter.quality
+        self.interval_s = meter.interval_s
+        return meter.read(now_s)
+
+    def close(self) -> None:
+        if self._meter is not None:
+            self._meter.close()
 
 
 def extra_meters(settings: Power, *, origin: str = "default", root: SysfsRoot | None = None) -> tuple[Meter, ...]:

@@ -199,7 +199,8 @@ class EnergyMonitor:
         now_s, interval_s = (asked_s + self._clock()) / 2, self._meter.interval_s  # it was read in between
         period_s, longest_s = max(BUSY_S if is_busy else IDLE_S, interval_s), max(IDLE_S, interval_s)
         with self._lock:
-            self._account.log.interval_s = interval_s  # some meters show it only after a while
+            self._account.log.interval_s = interval_s  # some meters show it only after a while, or are found late
+            self._account.source = Source(self._meter.name, self._meter.boundary, self._meter.quality)
             # A period that has just become shorter began as the longer one.
             self._account.log.take(reading, now_s, period_s=max(period_s, min(now_s - self._read_s, longest_s)))
             self._account.learn_idle(now_s)

@@ -21,6 +21,11 @@ _MAX_S: Final = 1e9
 Ask = Callable[[str], Mapping[str, Any]]
 
 
+def powerd_name(name: str) -> str:
+    """Give the name of a meter of powerd's, whose own name this is."""
+    return f"powerd's {name[:80]}" if name.isprintable() else "powerd's meter"
+
+
 def ask_power(path: str) -> Mapping[str, Any]:
     return ask(path, "power", timeout_s=_TIMEOUT_S)
 
@@ -44,7 +49,7 @@ class PowerdMeter:
         if not isinstance(name, str) or boundary not in get_args(Boundary) or quality not in get_args(Quality):
             self.reason = f"powerd has no meter: {str(told.get('reason', ''))[:200]}"
             return
-        self.name = f"powerd's {name[:80]}" if name.isprintable() else "powerd's meter"
+        self.name = powerd_name(name)
         self.boundary, self.quality = cast("Boundary", boundary), cast("Quality", quality)
         self.interval_s = max(INTERVAL_S, _number(told, "interval_s", 60.0) or 0.0)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,13 @@ from edge_rt.config import Power
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import ConfigError
 from edge_rt.power.calibration import write
-from edge_rt.power.meter import extra_meters, meter_name, open_meter
+from edge_rt.power.meter import Chosen, LateMeter, extra_meters, meter_name, open_meter
+from edge_rt.power.monitor import EnergyMonitor
 from tests.device_trees import Plant, plant
+from tests.fakes import FakeClock
+from tests.faulty_root import FaultyRoot
 from tests.unit.power.test_calibration import FOUND
+from tests.unit.power.test_monitor import FakeMeter
 
 __all__ = ["plant"]
 
@@ -86,3 +91,36 @@ def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
 def test_the_table_is_a_meter_beside_the_others(table: str, tmp_path: Path) -> None:
     settings = Power(meter="model", model_file=table)
     assert [meter.name for meter in extra_meters(settings, root=SysfsRoot(tmp_path))] == [meter_name(settings)]
+
+
+def test_a_meter_that_only_powerd_may_read_may_come(plant: Plant, tmp_path: Path) -> None:
+    root = plant(RAPL)
+    faulty = FaultyRoot(tmp_path, {"sys/class/powercap/intel-rapl:0/energy_uj": errno.EACCES})
+    settings = Power(socket_path=str(tmp_path / "p"), model_file=str(tmp_path / "none"))
+    chosen = open_meter(settings, root=faulty)
+    assert (chosen.meter, chosen.may_come) == (None, True)
+    assert "only root" in chosen.reason
+    assert not open_meter(settings, root=SysfsRoot(tmp_path / "nothing")).may_come
+    assert open_meter(settings, root=root).meter is not None
+
+
+def test_a_late_meter_is_looked_for_now_and_then(plant: Plant, tmp_path: Path) -> None:
+    found = [Chosen(None, "powerd is away"), Chosen(None, "powerd is away still")]
+    settings = Power(model_file=str(tmp_path / "none"))
+    late = LateMeter(lambda: found.pop(0) if found else open_meter(settings, root=plant(RAPL)), "powerd was away")
+    assert late.read(0.0).reason == "powerd is away"
+    assert late.read(5.0).reason == "powerd is away"
+    assert late.read(10.0).reason == "powerd is away still"
+    assert late.name == "no meter yet"
+    assert late.read(20.0).value is not None
+    assert (late.name, late.boundary, late.interval_s) == ("rapl package-0", "soc", 0.05)
+    late.close()
+
+
+def test_who_measures_is_told_by_its_name_once_it_is_found() -> None:
+    clock = FakeClock()
+    late = LateMeter(lambda: Chosen(FakeMeter(clock)), "away")
+    monitor = EnergyMonitor(late, clock=clock)
+    assert monitor.now().source == "no meter yet"
+    clock.advance(monitor.tick())
+    assert (monitor.now().source, monitor.now().power_w) == ("fake", 2.0)
