@@ -102,6 +102,7 @@ class EnergyMonitor:
             Source(meter.name, meter.boundary, meter.quality), meter.interval_s, idle_w=idle_w
         )
         self._started_s = self._read_s = clock()
+        self._next_s = float("-inf")  # when the meter is read next, if nobody wakes its thread
         self._used_s = float("-inf")  # when something was computed last
         self._lock = threading.Lock()
         self._read = threading.Condition()
@@ -135,7 +136,7 @@ class EnergyMonitor:
         now_s = self._clock()
         with self._lock:
             self._used_s = now_s
-            is_late = now_s - self._read_s > max(BUSY_S, self._meter.interval_s)
+            is_late = self._next_s - now_s > max(BUSY_S, self._meter.interval_s)
             answer = self._account.begin(engine, now_s)
         if is_late:
             self._wake.set()
@@ -193,7 +194,7 @@ class EnergyMonitor:
     def tick(self) -> float:
         """Read once; give how long to wait until the next time."""
         with self._lock:
-            is_busy = self._account.is_busy or self._clock() - self._used_s < _LINGER_S
+            is_busy = self._is_busy()
         asked_s = self._clock()
         reading = self._meter.read(asked_s)
         now_s, interval_s = (asked_s + self._clock()) / 2, self._meter.interval_s  # it was read in between
@@ -205,10 +206,16 @@ class EnergyMonitor:
             self._account.log.take(reading, now_s, period_s=max(period_s, min(now_s - self._read_s, longest_s)))
             self._account.learn_idle(now_s)
             self._read_s = now_s
+            # Something may have begun meanwhile, which found no need to wake this thread.
+            wait_s = max(BUSY_S if self._is_busy() else IDLE_S, interval_s)
+            self._next_s = now_s + wait_s
         with self._read:
             self._n_reads += 1
             self._read.notify_all()
-        return period_s
+        return wait_s
+
+    def _is_busy(self) -> bool:
+        return self._account.is_busy or self._clock() - self._used_s < _LINGER_S
 
     def _run(self) -> None:
         try:

@@ -11,6 +11,7 @@ Needs /dev/fuse, libfuse and the right to mount; why_not() says what is missing.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -26,6 +27,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.plants.board import Board
+from tests.plants.closed_loop import Coupling, Phase
 from tests.plants.kernel import Attribute, Link
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
@@ -87,7 +89,7 @@ class FuseBoard:
             unmount(self.root)
 
     def tell(self, do: str, **values: Any) -> Any:
-        """Have the server do one of COMMANDS; gives its answer. Raises ValueError with what it says."""
+        """Have the server do something, of what Server.todo has; gives its answer. Raises ValueError."""
         assert self.process is not None
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -150,29 +152,61 @@ class SteppedClock:
         self.now_s += span_s
 
 
-def commands(board: Board, clock: Callable[[], float]) -> dict[str, Callable[..., Any]]:
-    """Give what a test may tell the server."""
+class Server:
+    """What a test may tell the board's server, by name."""
 
-    def advance(span_s: float) -> None:
-        assert isinstance(clock, SteppedClock), "this board's time is real"
-        clock.advance(span_s)
-        board.state()
+    def __init__(self, board: Board, clock: Callable[[], float], lock: threading.Lock) -> None:
+        self.board, self._clock, self.lock = board, clock, lock
+        self.coupling: Coupling | None = None
+        tree = board.tree
+        self.todo: dict[str, Callable[..., Any]] = {
+            "load": board.load,
+            "recreate": board.recreate,
+            "set_counter": board.set_counter,
+            "set": board.set,
+            "run_program": board.run_program,
+            "state": board.state,
+            "advance": self._advance,
+            "add_fault": board.add_fault,
+            "clear_faults": tree.faults.clear,
+            "n_met": lambda: [fault.n_met for fault in tree.faults],
+            "unplug": tree.unplug,
+            "plug": tree.plug,
+            "writes": lambda: list(tree.writes),
+            "couple": self._couple,
+            "phase": self._phase,
+            "cycles": lambda: self.coupling.cycles if self.coupling else 0.0,
+        }
 
-    return {
-        "load": board.load,
-        "recreate": board.recreate,
-        "set_counter": board.set_counter,
-        "set": board.set,
-        "run_program": board.run_program,
-        "state": board.state,
-        "advance": advance,
-        "add_fault": board.add_fault,
-        "clear_faults": board.tree.faults.clear,
-        "n_met": lambda: [fault.n_met for fault in board.tree.faults],
-        "unplug": board.tree.unplug,
-        "plug": board.tree.plug,
-        "writes": lambda: list(board.tree.writes),
-    }
+    def answer(self, do: str, **values: Any) -> dict[str, Any]:
+        try:
+            if do == "uncouple":  # its thread takes the lock
+                return {"value": self.uncouple()}
+            with self.lock:
+                return {"value": self.todo[do](**values)}
+        except Exception as error:  # noqa: BLE001 - whatever a test gets wrong it is told, and the board lives on
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def uncouple(self) -> int:
+        """Give how often the coupling looked."""
+        coupling, self.coupling = self.coupling, None
+        if coupling is None:
+            return 0
+        coupling.close()
+        return coupling.n_looks
+
+    def _advance(self, span_s: float) -> None:
+        assert isinstance(self._clock, SteppedClock), "this board's time is real"
+        self._clock.advance(span_s)
+        self.board.state()
+
+    def _couple(self, pids: list[int], n_cpus: int) -> str:
+        self.coupling = Coupling(self.board, self.lock, pids, n_cpus)
+        return self.coupling.quota.kind
+
+    def _phase(self, phase: Phase) -> None:
+        assert self.coupling is not None
+        self.coupling.phase = phase
 
 
 def serve(profile: str, root: Path, *, is_stepped: bool) -> None:
@@ -180,22 +214,19 @@ def serve(profile: str, root: Path, *, is_stepped: bool) -> None:
     import mfusepy
     from mfusepy import FUSE, FuseOSError, Operations
 
+    with contextlib.suppress(OSError):
+        os.nice(-15)  # a board does not wait for its turn behind what runs on it
     clock: Callable[[], float] = SteppedClock() if is_stepped else time.monotonic
     board = Board(profile, clock)
     tree, lock = board.tree, threading.Lock()
-    todo = commands(board, clock)
+    server = Server(board, clock, lock)
     started_ns = time.time_ns()
     uid, gid = os.geteuid(), os.getegid()
 
     def control() -> None:
         for line in sys.stdin:
-            asked = json.loads(line)
-            try:
-                with lock:
-                    answer = {"value": todo[asked.pop("do")](**asked)}
-            except Exception as error:  # noqa: BLE001 — whatever a test gets wrong it is told, and the board lives on
-                answer = {"error": f"{type(error).__name__}: {error}"}
-            print(json.dumps(answer), flush=True)
+            print(json.dumps(server.answer(**json.loads(line))), flush=True)
+        server.answer("uncouple")
         unmount(root)
 
     class Files(Operations):  # type: ignore[misc]

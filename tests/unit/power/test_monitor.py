@@ -81,6 +81,31 @@ def test_it_reads_seldom_while_idle_and_often_while_something_runs() -> None:
     assert run(monitor, clock, 11.0) < 40  # it lingers for a second
 
 
+def test_an_answer_that_begins_just_after_an_idle_reading_is_measured_from_its_beginning() -> None:
+    monitor, meter, _ = make()
+    monitor.start()
+    with monitor._read:
+        assert monitor._read.wait_for(lambda: meter.n_reads >= 1, 5.0)
+    monitor.begin("m")  # no time has passed since
+    with monitor._read:
+        is_read = monitor._read.wait_for(lambda: meter.n_reads >= 2, 0.9)  # an idle period is 1 s
+    monitor.close()
+    assert is_read
+
+
+def test_what_begins_while_the_meter_is_read_shortens_the_wait() -> None:
+    monitor, meter, clock = make()
+
+    class Begins(FakeMeter):
+        def read(self, now_s: float) -> Reading[Sample]:
+            monitor.begin("m")
+            return super().read(now_s)
+
+    monitor._meter = Begins(clock)
+    assert monitor.tick() == 0.05
+    assert meter.n_reads == 0
+
+
 def test_a_slow_meter_is_read_no_faster_than_it_has_values() -> None:
     monitor, meter, clock = make()
     meter.interval_s = 0.5
