@@ -45,6 +45,7 @@ from edge_rt.power.metered_worker import metered
 from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.power.workload import Workload
 from edge_rt.router.decide import Decision
+from edge_rt.scheduler.direct import Held, OnEnd
 from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.forms import Placement, files_key, load_message, place
 from edge_rt.scheduler.placed_model import DispatchStatus
@@ -221,6 +222,27 @@ class Runtime:
         if request.only_if_cached:
             raise NotCachedError
         return await self._infer(entry, request)
+
+    def infer_now(
+        self, request: TensorRequest, on_end: OnEnd, *, is_checked: bool = False
+    ) -> Callable[[], None] | None:
+        """Run a tensor model without a task, where nothing has to be waited for; give what drops the request.
+
+        on_end      hears the answer or the error, or the request that must be given to infer
+        is_checked  one that differs in its elements only was taken before
+        None: infer must be asked. Raises InvalidRequestError for inputs that do not fit.
+        """
+        entry = self._entries.get(request.model)
+        if entry is None or not entry.runs_tensors or request.only_if_cached or self._tensor_results is not None:
+            return None
+        if (place := self._dispatcher.direct_place(request)) is None:
+            return None
+        if not is_checked:
+            check_tensors(request, self._config.limits)
+        if (ticket := entry.queue.enter_now(request.tenant)) is None:
+            return None
+        held = Held(request.model, entry.queue, ticket, self._energy.computing(request.model), self._telemetry, on_end)
+        return held.begin(partial(self._dispatcher.begin_direct, place, request))
 
     async def _infer(self, entry: _Entry, request: TensorRequest) -> TensorAnswer:
         limit_s = self._limit_s(request)

@@ -213,6 +213,7 @@ class Telemetry:
         self._last: dict[str, EngineStats] = {}
         # Of the metrics that every request sets: to find one by its labels takes longer than to set it.
         self._found: dict[tuple[str, ...], Any] = {}
+        self._depths: dict[str, tuple[int, int]] = {}  # requests running and waiting, by model
         self._power: Callable[[], PowerState] | None = None
         for metric in METRICS:
             if metric.kind == "counter":
@@ -287,8 +288,7 @@ class Telemetry:
                 self._gauges[name].remove(model)
 
     def queue_depth(self, model: str, *, running: int, waiting: int) -> None:
-        self._labelled(self._gauges, "edge_rt_requests_running", model).set(running)
-        self._labelled(self._gauges, "edge_rt_requests_waiting", model).set(waiting)
+        self._depths[model] = running, waiting  # it changes several times a request, and is seldom asked for
 
     def chain_answered(self, chain: str, stage: str) -> None:
         self._counters["edge_rt_chain_answers"].labels(chain, stage).inc()
@@ -363,6 +363,9 @@ class Telemetry:
 
     def exposition(self) -> bytes:
         """Give all metrics in Prometheus' text format (CONTENT_TYPE)."""
+        for model, (running, waiting) in self._depths.items():
+            self._gauges["edge_rt_requests_running"].labels(model).set(running)
+            self._gauges["edge_rt_requests_waiting"].labels(model).set(waiting)
         if self._power is not None:
             self._show_power(self._power())
         return generate_latest(self.registry)

@@ -87,6 +87,7 @@ class TensorRequest:
     variant    the form that must answer, with streams of its own; "" leaves it to the placement
     tenant, deadline_s  as in GenerateRequest
     no_cache, no_store, only_if_cached  as in CacheWishes
+    is_suspect  a worker has died with it: it is asked once more, with no other such request
     """
 
     id: str
@@ -103,6 +104,7 @@ class TensorRequest:
     no_cache: bool = False
     no_store: bool = False
     only_if_cached: bool = False
+    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

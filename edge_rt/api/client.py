@@ -24,6 +24,7 @@ from edge_rt.tensor_types import Box, Data, Label, MediaAnswer, MediaRequest, Sp
 from edge_rt.types import Energy, FinishReason, Message, Usage
 
 _CONNECT_TIMEOUT_S: Final = 5.0
+_HEADER_LENGTH: Final = infer_client.HEADER_LENGTH.lower()
 _DATA: Final = "data: "
 _LOOK_PATHS: Final = {
     "classify": "/v1/vision/classify",
@@ -110,7 +111,7 @@ class Client:
         reply = self._post(f"/v2/models/{quote(model)}/infer", headers, body)
         if reply.status >= 400:
             raise rebuild(reply.status, reply.body)
-        return infer_client.read(self.address, reply.headers.get(infer_client.HEADER_LENGTH.lower()), reply.body)
+        return infer_client.read(self.address, reply.header(_HEADER_LENGTH), reply.body)
 
     def models(self) -> list[dict[str, Any]]:
         """List the models that have been pulled, as /v1/models shows them."""
@@ -246,7 +247,8 @@ class Client:
         if self._plain is None:
             with self._reached():
                 response = self._http.post(target, content=b"".join(body), headers=dict(headers))
-            return Reply(response.status_code, dict(response.headers), response.content)
+            lines = (b"\r\n%b: %b" % header for header in response.headers.raw)
+            return Reply(response.status_code, b"".join((*lines, b"\r\n")), response.content)
         try:
             return self._plain.post(target, headers, body)
         except ConnectingError as exc:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,6 +15,7 @@ from edge_rt.catalog.manifest import Manifest
 from edge_rt.config import Config
 from edge_rt.errors import OverloadedError, UnsupportedFeatureError
 from edge_rt.router.decide import Decision
+from edge_rt.scheduler.direct import OnEnd
 from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRegion, TensorRequest
@@ -58,6 +59,12 @@ class RuntimeProtocol(Protocol):
         ...
 
     async def infer(self, request: TensorRequest) -> TensorAnswer: ...
+
+    def infer_now(
+        self, request: TensorRequest, on_end: OnEnd, *, is_checked: bool = False
+    ) -> Callable[[], None] | None:
+        """Infer without a task; see runtime.Runtime.infer_now."""
+        ...
 
     async def look(self, request: MediaRequest) -> MediaAnswer: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -28,6 +29,9 @@ _DTYPES: Final[Mapping[str, Datatype]] = {
     "f4": "FP32",
     "f8": "FP64",
 }
+
+
+_Described = tuple[str, str, tuple[int, ...], RegionPart | int]  # name, datatype, shape and where it is
 
 
 class Array(Protocol):
@@ -89,26 +93,50 @@ def write(
     parameters: Mapping[str, Any],
 ) -> tuple[dict[str, str], list[Data]]:
     """Give a request's headers and its body's parts; its outputs come back binary, or into their regions."""
-    described: list[dict[str, Any]] = []
+    described: list[_Described] = []
     data: list[Data] = []
     for name, value in inputs.items():
         if isinstance(value, SharedTensor):
-            where = region_parameters(value.part.region, value.part.offset, value.part.size_bytes)
-            tensor: SharedTensor | Tensor = value
+            described.append((name, value.datatype, tuple(value.shape), value.part))
         else:
             tensor = to_wire(value)
-            where = {"binary_data_size": len(tensor.data)}
             data.append(tensor.data)
-        described.append({"name": name, "datatype": tensor.datatype, "shape": tensor.shape, "parameters": where})
-    wanted: list[dict[str, Any]] = [{"name": name} for name in outputs if name not in regions]
-    wanted += [
-        {"name": name, "parameters": region_parameters(part.region, part.offset, part.size_bytes)}
-        for name, part in regions.items()
-    ]
-    head = msgspec.json.encode(
-        {"inputs": described, "outputs": wanted, "parameters": {**parameters, "binary_data_output": True}}
-    )
+            described.append((name, tensor.datatype, tensor.shape, len(tensor.data)))
+    if regions or parameters:
+        head = _head(described, outputs, regions, parameters)
+    else:
+        head = _plain_head(tuple(described), tuple(outputs))
     return {HEADER_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}, [head, *data]
+
+
+@lru_cache(maxsize=64)
+def _plain_head(described: tuple[_Described, ...], outputs: tuple[str, ...]) -> bytes:
+    """Write a request's JSON as _head does; most are like the one before."""
+    return _head(described, outputs, {}, {})
+
+
+def _head(
+    described: Sequence[_Described],
+    outputs: Sequence[str],
+    regions: Mapping[str, RegionPart],
+    parameters: Mapping[str, Any],
+) -> bytes:
+    inputs = [
+        {"name": name, "datatype": datatype, "shape": shape, "parameters": _where(where)}
+        for name, datatype, shape, where in described
+    ]
+    wanted: list[dict[str, Any]] = [{"name": name} for name in outputs if name not in regions]
+    wanted += [{"name": name, "parameters": _where(part)} for name, part in regions.items()]
+    return msgspec.json.encode(
+        {"inputs": inputs, "outputs": wanted, "parameters": {**parameters, "binary_data_output": True}}
+    )
+
+
+def _where(where: RegionPart | int) -> Parameters:
+    """Tell where a tensor's bytes are: in shared memory, or so many behind the JSON."""
+    if isinstance(where, int):
+        return {"binary_data_size": where}
+    return region_parameters(where.region, where.offset, where.size_bytes)
 
 
 def read(address: str, header_length: str | None, body: bytes) -> InferResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,22 +12,23 @@ from typing import Any, Final
 from msgspec import UNSET, Raw
 from starlette.types import Receive, Scope, Send
 
-from edge_rt import telemetry
 from edge_rt.api import kserve_models as models
 from edge_rt.api import kserve_wire as wire
 from edge_rt.api.callers import Peer
 from edge_rt.api.context import Api
-from edge_rt.api.kserve_plan import Plan, Plans
+from edge_rt.api.kserve_plan import Plan, Plans, tensor_data
 from edge_rt.api.schemas import encode
 from edge_rt.api.sse import HangUps, StopOnHangUp
 from edge_rt.api.tensor_json import MAX_JSON_BYTES, from_json, to_json
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_shape, check_size
-from edge_rt.tensor_types import Data, Datatype, Tensor, TensorAnswer, TensorRegion, TensorRequest
+from edge_rt.tensor_types import Data, Tensor, TensorAnswer, TensorRegion, TensorRequest
 from edge_rt.types import CacheWishes
 from edge_rt.worker.regions import put
 
 HEADER_LENGTH: Final = "inference-header-content-length"
+_HEADER_LENGTH: Final = HEADER_LENGTH.encode()
+_NO_TEXTS: Final[Mapping[str, bytes]] = {}
 _JSON: Final = b"application/json"
 _BINARY: Final = b"application/octet-stream"
 _INLINE_BYTES: Final = 16 * 1024  # of JSON data that is converted on the event loop: less than a millisecond
@@ -49,11 +50,11 @@ class Converter:
             return await asyncio.to_thread(convert)
 
 
-def split(header_length: str | None, body: bytes) -> tuple[bytes, memoryview]:
+def split(header_length: str | None, body: Data) -> tuple[bytes, memoryview]:
     """Cut a body into its JSON and the binary tensors behind it."""
-    if header_length is None:
-        head, tensors = body, memoryview(b"")
-    else:
+    view = memoryview(body)
+    n_bytes = len(view)
+    if header_length is not None:
         if not (header_length.isascii() and header_length.isdecimal() and int(header_length[:20]) <= len(body)):
             raise InvalidRequestError(
                 param="Inference-Header-Content-Length",
@@ -61,17 +62,11 @@ def split(header_length: str | None, body: bytes) -> tuple[bytes, memoryview]:
                 f"got {header_length[:40]!r}",
             )
         n_bytes = int(header_length[:20])
-        head, tensors = body[:n_bytes], memoryview(body)[n_bytes:]
-    if len(head) > MAX_JSON_BYTES:
+    if n_bytes > MAX_JSON_BYTES:
         raise InvalidRequestError(
-            param="", problem=f"the JSON is {len(head)} bytes long, the limit is {MAX_JSON_BYTES}; send binary tensors"
+            param="", problem=f"the JSON is {n_bytes} bytes long, the limit is {MAX_JSON_BYTES}; send binary tensors"
         )
-    return head, tensors
-
-
-def _data(datatype: Datatype, part: memoryview) -> Data:
-    """Give a tensor's part of the body: BYTES elements are cut apart, others only passed on."""
-    return bytes(part) if datatype == "BYTES" else part
+    return bytes(view[:n_bytes]), view[n_bytes:]
 
 
 async def _from_json(param: str, sent: wire.WireInput, datatype: Any, convert: Converter) -> bytes:
@@ -101,10 +96,17 @@ class Inference:
         self._leases = ExitStack()  # of the shared memory it uses, until it is answered
 
     @classmethod
+    def of(cls, api: Api, plan: Plan, caller: Caller, convert: Converter, request: TensorRequest) -> Inference:
+        """Make one of a request that has been read; it leases no shared memory."""
+        made = cls(api, plan, caller, convert)
+        made._request = request
+        return made
+
+    @classmethod
     async def read(
         cls,
         api: Api,
-        body: bytes,
+        body: Data,
         header_length: str | None,
         caller: Caller,
         convert: Converter,
@@ -116,26 +118,18 @@ class Inference:
         variant = models.form(api, model, version)
         head, tensors = split(header_length, body)
         made = cls(api, plans.read(head), caller, convert)
-        if (inputs := made._plain_inputs(tensors)) is not None:
-            made._request = made._tensor_request(model, variant, inputs, {})
+        if (inputs := made._plan.plain_inputs(tensors)) is not None:
+            made._request = made._plan.request(model, variant, inputs, caller.tenant, wishes=caller.wishes)
             return made
         with made._leases:
-            made._request = made._tensor_request(model, variant, *await made._inputs_and_regions(tensors))
+            inputs, regions = await made._inputs_and_regions(tensors)
+            made._request = made._plan.request(
+                model, variant, inputs, caller.tenant, regions=regions, wishes=caller.wishes
+            )
             made._leases = made._leases.pop_all()
         return made
 
-    def _plain_inputs(self, binary: memoryview) -> list[Tensor] | None:
-        """Give the inputs, which share the body's memory; None where they are others than the plan's plain ones."""
-        if self._plan.plain is None:
-            return None
-        inputs, start = [], 0
-        for name, datatype, shape, n_bytes in self._plan.plain:
-            data = binary[start : start + n_bytes]
-            start += n_bytes
-            inputs.append(Tensor(name=name, datatype=datatype, shape=shape, data=_data(datatype, data)))
-        return inputs if start == len(binary) else None
-
-    async def _inputs_and_regions(self, binary: memoryview) -> tuple[list[Tensor], dict[str, TensorRegion]]:
+    async def _inputs_and_regions(self, binary: memoryview) -> tuple[tuple[Tensor, ...], dict[str, TensorRegion]]:
         """Read the inputs, and where outputs shall be put."""
         asked, start = self._plan.asked, 0
         inputs = []
@@ -153,28 +147,7 @@ class Inference:
             models.check_output_parameters(f"outputs[{i}]", output.parameters)
             if (region := self._region(f"outputs[{i}]", output.parameters)) is not None:
                 regions[output.name] = region
-        return inputs, regions
-
-    def _tensor_request(
-        self, model: str, variant: str, inputs: list[Tensor], regions: dict[str, TensorRegion]
-    ) -> TensorRequest:
-        options, wishes = self._plan.options, self._caller.wishes
-        return TensorRequest(
-            id=telemetry.request_id.get(),
-            model=model,
-            variant=variant,
-            inputs=tuple(inputs),
-            outputs=self._plan.outputs,
-            regions=regions,
-            tenant=self._caller.tenant,
-            stream=options.stream,
-            is_first=options.is_first,
-            is_last=options.is_last,
-            deadline_s=options.deadline_s,
-            no_cache=wishes.no_cache,
-            no_store=wishes.no_store,
-            only_if_cached=wishes.only_if_cached,
-        )
+        return tuple(inputs), regions
 
     async def _input(
         self, param: str, sent: wire.WireInput, binary: memoryview, start: int, room_bytes: int
@@ -192,7 +165,7 @@ class Inference:
             problem = f"is {n_bytes}, but {len(binary) - start} bytes are left of the binary tensors"
             raise InvalidRequestError(param=f"{param}.parameters.binary_data_size", problem=problem)
         if n_bytes is not None:
-            data = _data(datatype, binary[start : start + n_bytes])
+            data = tensor_data(datatype, binary[start : start + n_bytes])
             start += n_bytes
         elif region is not None:
             data = b""
@@ -224,38 +197,52 @@ class Inference:
             async with StopOnHangUp(receive, hang_ups):
                 answer = await self._api.runtime.infer(self._request)
                 answer = await put_the_rest(answer, self._request)
-                head, tensors = await self._write(answer)
-        headers = [(b"content-type", _JSON)]
-        if tensors:
-            headers = [(b"content-type", _BINARY), (HEADER_LENGTH.encode(), b"%d" % len(head))]
-        parts: list[Data] = [head, *tensors]
-        size_bytes = sum(map(len, parts))
-        headers.append((b"content-length", b"%d" % size_bytes))
-        headers += origin_headers(answer)
-        return headers, [b"".join(parts)] if size_bytes <= _JOINED_BYTES else parts
+                texts = {t.name: await self._text(t) for t in answer.outputs if self._is_text(t)}
+        return written(self._plan, self._request.model, answer, texts)
 
-    async def _write(self, answer: TensorAnswer) -> tuple[bytes, list[Data]]:
-        """Give the JSON and the binary tensors that follow it."""
-        outputs: list[wire.AnswerTensor] = []
-        tensors: list[Data] = []
-        for tensor in answer.outputs:
-            written = wire.AnswerTensor(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-            if tensor.region is not None:
-                written.parameters = placed(tensor.region)
-            elif self._plan.is_output_binary.get(tensor.name, self._plan.is_binary):
-                written.parameters = {"binary_data_size": len(tensor.data)}
-                tensors.append(tensor.data)
-            else:
-                written.data = Raw(await self._convert(len(tensor.data), partial(to_json, tensor)))
-            outputs.append(written)
-        head = wire.InferAnswer(
-            model_name=self._request.model,
+    def _is_text(self, tensor: Tensor) -> bool:
+        return tensor.region is None and not self._plan.wants_binary(tensor.name)
+
+    async def _text(self, tensor: Tensor) -> bytes:
+        return await self._convert(len(tensor.data), partial(to_json, tensor))
+
+
+def written(
+    plan: Plan, model: str, answer: TensorAnswer, texts: Mapping[str, bytes] = _NO_TEXTS
+) -> tuple[Headers, list[Data]]:
+    """Write an answer: its headers, and its body in the parts that leave one by one.
+
+    texts  the outputs that are not binary, in JSON
+    """
+    tensors: list[Data] = []
+    outputs: list[wire.AnswerTensor] = []
+    for tensor in answer.outputs:
+        output = wire.AnswerTensor(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if tensor.region is not None:
+            output.parameters = placed(tensor.region)
+        elif tensor.name in texts:
+            output.data = Raw(texts[tensor.name])
+        else:
+            output.parameters = {"binary_data_size": len(tensor.data)}
+            tensors.append(tensor.data)
+        outputs.append(output)
+    head = encode(
+        wire.InferAnswer(
+            model_name=model,
             model_version=answer.variant,
-            id=self._plan.asked.id,
+            id=plan.asked.id,
             parameters=wire.answer_parameters(answer),
             outputs=outputs,
         )
-        return encode(head), tensors
+    )
+    size_bytes = len(head) + sum(map(len, tensors))
+    headers: Headers = [(b"content-type", _JSON)]
+    if tensors:
+        headers = [(b"content-type", _BINARY), (_HEADER_LENGTH, b"%d" % len(head))]
+    headers.append((b"content-length", b"%d" % size_bytes))
+    headers += origin_headers(answer)
+    parts: list[Data] = [head, *tensors]
+    return headers, [b"".join(parts)] if size_bytes <= _JOINED_BYTES else parts
 
 
 async def put_the_rest(answer: TensorAnswer, request: TensorRequest) -> TensorAnswer:

@@ -9,21 +9,25 @@ from typing import Final
 
 from msgspec import UNSET
 
+from edge_rt import telemetry
 from edge_rt.api import kserve_wire as wire
 from edge_rt.api.schemas import decode_with
 from edge_rt.errors import EdgeRtError
 from edge_rt.guard.limits import check_shape, check_size
-from edge_rt.tensor_types import Datatype
+from edge_rt.tensor_types import Data, Datatype, Tensor, TensorRegion, TensorRequest
+from edge_rt.types import CacheWishes
 
 _MAX_PLANS: Final = 64
 _MAX_PLAN_BYTES: Final = 4096  # of JSON that is remembered
+_NO_REGIONS: Final[Mapping[str, TensorRegion]] = {}
+_NO_WISHES: Final = CacheWishes()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a request's JSON says.
 
-    is_binary  an output of which nothing else is said
+    is_binary  an output of which nothing else is said; gives_binary: all outputs
     plain      name, datatype, shape and bytes of each input, checked, where all of them are binary and no shared memory
                is meant; None: it is not so, or something is wrong
     """
@@ -33,7 +37,50 @@ class Plan:
     outputs: tuple[str, ...]
     is_binary: bool
     is_output_binary: Mapping[str, bool]
+    gives_binary: bool
     plain: tuple[tuple[str, Datatype, tuple[int, ...], int], ...] | None
+
+    def plain_inputs(self, binary: memoryview) -> tuple[Tensor, ...] | None:
+        """Give the inputs, which share the body's memory; None where they are others than the plain ones."""
+        if self.plain is None:
+            return None
+        inputs, start = [], 0
+        for name, datatype, shape, n_bytes in self.plain:
+            data = tensor_data(datatype, binary[start : start + n_bytes])
+            start += n_bytes
+            inputs.append(Tensor(name=name, datatype=datatype, shape=shape, data=data))
+        return tuple(inputs) if start == len(binary) else None
+
+    def wants_binary(self, output: str) -> bool:
+        return self.is_output_binary.get(output, self.is_binary)
+
+    def request(
+        self,
+        model: str,
+        variant: str,
+        inputs: tuple[Tensor, ...],
+        tenant: str,
+        *,
+        regions: Mapping[str, TensorRegion] = _NO_REGIONS,
+        wishes: CacheWishes = _NO_WISHES,
+    ) -> TensorRequest:
+        options = self.options
+        return TensorRequest(
+            id=telemetry.request_id.get(),
+            model=model,
+            variant=variant,
+            inputs=inputs,
+            outputs=self.outputs,
+            regions=regions,
+            tenant=tenant,
+            stream=options.stream,
+            is_first=options.is_first,
+            is_last=options.is_last,
+            deadline_s=options.deadline_s,
+            no_cache=wishes.no_cache,
+            no_store=wishes.no_store,
+            only_if_cached=wishes.only_if_cached,
+        )
 
 
 class Plans:
@@ -61,8 +108,15 @@ class Plans:
             output.name: wire.flag(f"outputs[{i}]", output.parameters, "binary_data", is_binary)
             for i, output in enumerate(asked.outputs)
         }
-        names = tuple(output.name for output in asked.outputs)
-        return Plan(asked, wire.options(asked.parameters), names, is_binary, is_output_binary, self._plain(asked))
+        return Plan(
+            asked=asked,
+            options=wire.options(asked.parameters),
+            outputs=tuple(output.name for output in asked.outputs),
+            is_binary=is_binary,
+            is_output_binary=is_output_binary,
+            gives_binary=is_binary and all(is_output_binary.values()),
+            plain=self._plain(asked),
+        )
 
     def _plain(self, asked: wire.InferRequest) -> tuple[tuple[str, Datatype, tuple[int, ...], int], ...] | None:
         if any(output.parameters.keys() - {"binary_data"} for output in asked.outputs):
@@ -82,3 +136,8 @@ class Plans:
             room_bytes -= n_bytes
             inputs.append((sent.name, datatype, tuple(sent.shape), n_bytes))
         return tuple(inputs) or None
+
+
+def tensor_data(datatype: Datatype, part: memoryview) -> Data:
+    """Give a tensor's part of the body: BYTES elements are cut apart, others only passed on."""
+    return bytes(part) if datatype == "BYTES" else part

@@ -9,9 +9,8 @@ from __future__ import annotations
 import select
 import socket
 import struct
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,16 +20,26 @@ from edge_rt.tensor_types import Data
 
 _READ_BYTES: Final = 256 * 1024
 _SEND_BYTES: Final = 1024 * 1024  # a picture's tensor goes in one write; net.core.wmem_max may allow less
+_OK: Final = b"HTTP/1.1 200 "
 _MAX_KEPT: Final = 16  # connections that wait for the next request
 
 
-@dataclass(slots=True)
 class Reply:
-    """An answer. Header names are in lower case."""
+    """An answer. head is its header lines, each behind a line break and the last one before one."""
 
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    __slots__ = ("_head", "body", "status")
+
+    def __init__(self, status: int, head: bytes, body: bytes) -> None:
+        self.status, self._head, self.body = status, head, body
+
+    def header(self, name: str) -> str | None:
+        """Give a header's value; its name is in lower case."""
+        key = b"\r\n%b: " % name.encode()
+        start = self._head.lower().find(key)
+        if start < 0:
+            return None
+        start += len(key)
+        return self._head[start : self._head.index(b"\r\n", start)].decode("latin-1")
 
 
 class _Connection:
@@ -54,7 +63,8 @@ class _Connection:
         self._readable.register(self._sock, select.POLLIN)
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._parser: Any = None
-        self._reply = Reply()
+        self._status = 0
+        self._lines: list[bytes] = []
         self._parts: list[bytes] = []
         self._is_whole = self._can_keep = False
 
@@ -67,29 +77,37 @@ class _Connection:
 
     def ask(self, head: bytes, body: Sequence[Data]) -> tuple[Reply, bool]:
         """Give the answer, and whether the connection can be used again."""
-        self._parser = httptools.HttpResponseParser(self)
-        self._reply, self._parts, self._is_whole = Reply(), [], False
         parts = [head, *body]
         n_sent = self._sock.sendmsg(parts)
         for part in parts:
             if n_sent < len(part):
                 self._sock.sendall(memoryview(part)[n_sent:])
             n_sent = max(0, n_sent - len(part))
-        while not self._is_whole:
-            n_bytes = self._sock.recv_into(self._buffer)
-            if not n_bytes:
-                raise ConnectionResetError("the connection was closed")
+        n_bytes = self._received()
+        if (reply := _whole(bytes(self._buffer[:n_bytes]))) is not None:
+            return reply, True
+        self._parser = httptools.HttpResponseParser(self)
+        self._lines, self._parts, self._is_whole = [], [], False
+        while True:
             self._parser.feed_data(self._buffer[:n_bytes])
-        self._reply.body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        return self._reply, self._can_keep
+            if self._is_whole:
+                break
+            n_bytes = self._received()
+        head = b"".join((*self._lines, b"\r\n"))
+        return Reply(self._status, head, b"".join(self._parts)), self._can_keep
+
+    def _received(self) -> int:
+        if n_bytes := self._sock.recv_into(self._buffer):
+            return n_bytes
+        raise ConnectionResetError("the connection was closed")
 
     # The parser's callbacks.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._reply.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._lines.append(b"\r\n%b: %b" % (name, value))
 
     def on_headers_complete(self) -> None:
-        self._reply.status = self._parser.get_status_code()
+        self._status = self._parser.get_status_code()
         self._can_keep = self._parser.should_keep_alive()  # behind the answer it would always be no
 
     def on_body(self, body: bytes) -> None:
@@ -97,6 +115,33 @@ class _Connection:
 
     def on_message_complete(self) -> None:
         self._is_whole = True
+
+
+@lru_cache(maxsize=64)
+def _head(target: str, headers: tuple[tuple[str, str], ...], n_bytes: int) -> bytes:
+    """Write a request's head; most are like the one before."""
+    lines = [f"POST {target} HTTP/1.1", "Host: edge_rt", f"Content-Length: {n_bytes}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def _whole(data: bytes) -> Reply | None:
+    """Read a plain answer that is here whole, which most are; None: it is the parser's.
+
+    Plain is what begins with this version and 200, tells its length in one header, and is neither the last of its
+    connection nor encoded.
+    """
+    end = data.find(b"\r\n\r\n")
+    if end < 0 or not data.startswith(_OK):
+        return None
+    body = data[end + 4 :]
+    head = data[: end + 2]
+    names = head.lower()
+    if b"\r\ncontent-length: %d\r\n" % len(body) not in names or names.count(b"\r\ncontent-length:") > 1:
+        return None
+    if b"\r\nconnection:" in names or b"\r\ntransfer-encoding:" in names:
+        return None
+    return Reply(200, head, body)
 
 
 class PlainHttp:
@@ -108,17 +153,15 @@ class PlainHttp:
     def __init__(self, path: Path, *, connect_timeout_s: float, timeout_s: float) -> None:
         self._path = path
         self._connect_timeout_s, self._timeout_s = connect_timeout_s, timeout_s
-        self._lock = threading.Lock()
-        self._kept: list[_Connection] = []
+        self._kept: list[_Connection] = []  # whose append and pop need no lock
+        self._is_closed = False
 
     def post(self, target: str, headers: Mapping[str, str], body: Sequence[Data]) -> Reply:
         """Send a request with its body's parts, and wait for its whole answer.
 
         Raises ConnectingError where nobody can be asked.
         """
-        lines = [f"POST {target} HTTP/1.1", "Host: edge_rt", f"Content-Length: {sum(map(len, body))}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        head = _head(target, tuple(headers.items()), sum(map(len, body)))
         connection = self._connection()
         try:
             reply, can_keep = connection.ask(head, body)
@@ -132,16 +175,15 @@ class PlainHttp:
         return reply
 
     def close(self) -> None:
-        with self._lock:
-            kept, self._kept = self._kept, []
-        for connection in kept:
-            connection.close()
+        self._is_closed = True
+        while self._kept:
+            self._kept.pop().close()
 
     def _connection(self) -> _Connection:
         while True:
-            with self._lock:
-                connection = self._kept.pop() if self._kept else None
-            if connection is None:
+            try:
+                connection = self._kept.pop()
+            except IndexError:
                 try:
                     return _Connection(self._path, connect_timeout_s=self._connect_timeout_s, timeout_s=self._timeout_s)
                 except OSError as exc:
@@ -151,11 +193,10 @@ class PlainHttp:
             connection.close()
 
     def _keep(self, connection: _Connection, *, can_keep: bool) -> None:
-        with self._lock:
-            if can_keep and len(self._kept) < _MAX_KEPT:
-                self._kept.append(connection)
-                return
-        connection.close()
+        if can_keep and not self._is_closed and len(self._kept) < _MAX_KEPT:
+            self._kept.append(connection)
+        else:
+            connection.close()
 
 
 class ConnectingError(Exception):

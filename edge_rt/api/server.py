@@ -10,18 +10,18 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from email.utils import formatdate
-from functools import partial
 from typing import ClassVar, Final, cast
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from edge_rt.api.callers import Peer
 from edge_rt.api.kserve_infer import Headers
-from edge_rt.api.short_way import ShortRequest, ShortWay
+from edge_rt.api.short_way import ReadBuffers, ShortRequest, ShortWay
 from edge_rt.api.sse import HangUps
 from edge_rt.api.status import reply
 from edge_rt.errors import OverloadedError
@@ -34,6 +34,7 @@ _KEEP_ALIVE_S: Final = 75
 _CONTINUE: Final = b"HTTP/1.1 100"
 _JOINED_BYTES: Final = 64 * 1024  # of a body that is written together with its head
 _LAST_WORD_S: Final = 0.2
+_HEAD_END: Final = b"\r\n\r\n"
 
 
 class _HeadHolder:
@@ -81,13 +82,26 @@ class _NoEvent:
 
 
 class _ShortCycle:
-    """A request on the short way, where HttpToolsProtocol looks for its own cycle."""
+    """A request on the short way, where HttpToolsProtocol looks for its own cycle; and what it is answered to."""
 
-    __slots__ = ("before", "disconnected", "keep_alive", "more_body", "request", "response_complete", "timer")
+    __slots__ = (
+        "before",
+        "disconnected",
+        "head",
+        "keep_alive",
+        "more_body",
+        "protocol",
+        "request",
+        "response_complete",
+        "timer",
+    )
     message_event: ClassVar = _NoEvent()
 
-    def __init__(self, request: ShortRequest, before: RequestResponseCycle) -> None:
-        self.request, self.before = request, before
+    def __init__(
+        self, protocol: PeerProtocol, request: ShortRequest, before: RequestResponseCycle, head: bytes
+    ) -> None:
+        self.protocol, self.request, self.before = protocol, request, before
+        self.head = head  # that the parser has not seen, b"": it has
         self.keep_alive = self.more_body = True
         self.disconnected = self.response_complete = False
         self.timer: asyncio.TimerHandle | None = None
@@ -101,8 +115,57 @@ class _ShortCycle:
             self.timer.cancel()
             self.timer = None
 
+    # short_way.Connection
 
-class PeerProtocol(HttpToolsProtocol):
+    def write_now(self, status: int, headers: Headers, parts: Sequence[Data]) -> bool:
+        if self.protocol.flow.write_paused or len(parts) != 1 or len(parts[0]) > _JOINED_BYTES:
+            return False
+        if not self.disconnected:
+            self.protocol.transport.write(b"".join((self._head(status, headers), parts[0])))
+            self._is_complete()
+        return True
+
+    async def write(self, status: int, headers: Headers, parts: Sequence[Data]) -> None:
+        if self.write_now(status, headers, parts):
+            return
+        for data in (self._head(status, headers), *parts):
+            if self.protocol.flow.write_paused and not self.disconnected:
+                await self.protocol.flow.drain()
+            if self.disconnected:
+                return
+            self.protocol.transport.write(data)
+        self._is_complete()
+
+    def spawn(self, answering: Coroutine[None, None, None]) -> None:
+        task = self.protocol.loop.create_task(self._run(answering))
+        self.protocol.tasks.add(task)
+        task.add_done_callback(self.protocol.tasks.discard)
+
+    async def _run(self, answering: Coroutine[None, None, None]) -> None:
+        try:
+            await answering
+        except BaseException:  # noqa: BLE001  as uvicorn does for the app; errors are answered before this
+            _log.exception("an answer cannot be written")
+        if not self.response_complete and not self.disconnected:
+            self.protocol.transport.close()
+
+    def _head(self, status: int, headers: Headers) -> bytes:
+        """Write a response's head as uvicorn does."""
+        self.protocol.tell_date()
+        content = [STATUS_LINE[status]]
+        for name, value in (*self.protocol.server_state.default_headers, *headers):
+            content += (name, b": ", value, b"\r\n")
+        content.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        return b"".join(content)
+
+    def _is_complete(self) -> None:
+        self.response_complete = True
+        if not self.keep_alive:
+            self.protocol.transport.close()
+        self.protocol.on_response_complete()
+
+
+class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     """One connection. Puts its Peer into every request's scope state.
 
     head_timeout_s  for a request's line and headers, counted from the connection or from its first byte
@@ -118,6 +181,8 @@ class PeerProtocol(HttpToolsProtocol):
     _has_moved = False
     _head_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
+    _is_head_alone = False  # given to the parser
+    _is_in_message = False  # the parser
     _arriving: _ShortCycle | None = None  # whose body is not whole
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -135,6 +200,9 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         self._stop_send_timer()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
         if (cycle := self._arriving) is not None:
             self._arriving = None
             cycle.is_whole()
@@ -144,9 +212,50 @@ class PeerProtocol(HttpToolsProtocol):
         self._hang_ups.tell()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview | bytearray:  # noqa: ARG002 - the protocol's
+        if self._arriving is not None:
+            return self._arriving.request.room()
+        return self.server_state.buffers.current  # type: ignore[attr-defined,no-any-return]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._arriving is not None:
+            self._take_body(nbytes)
+            return
+        buffer: bytearray = self.server_state.buffers.current  # type: ignore[attr-defined]
+        data = memoryview(buffer)[:nbytes]
+        end = buffer.find(_HEAD_END, 0, nbytes) + len(_HEAD_END) if self.is_between_requests() else 0
+        if end < len(_HEAD_END):
+            self.data_received(data)
+            return
+        self._take_head(bytes(data[:end]))  # alone: the parser would copy a body
+        if (cycle := self._arriving) is not None:
+            n_bytes = cycle.request.begin_body(buffer, end, nbytes - end)
+            self._take_body(n_bytes)
+            end += n_bytes
+        if end < nbytes and not self.transport.is_closing() and not self.parser.should_upgrade():
+            self.data_received(data[end:])
+
+    def _take_head(self, head: bytes) -> None:
+        """Take what ends as a head does. The parser does not see a request whose whole head has come before."""
+        way: ShortWay | None = self.server_state.short_way  # type: ignore[attr-defined]
+        is_whole = not self._is_in_message and not self._unparsed_bytes
+        if way is not None and is_whole and (request := way.begin_again(head, self._peer, self._hang_ups)) is not None:
+            self._stop_head_timer()
+            self._begin_short(request, head)
+            return
+        self._is_head_alone = True
+        self.data_received(head)
+        self._is_head_alone = False
+        if way is not None and is_whole and self._arriving is not None:
+            way.remember(head)
+
+    def _begin_short(self, request: ShortRequest, head: bytes) -> None:
+        self._arriving = _ShortCycle(self, request, self.cycle, head)
+        self.cycle = cast("RequestResponseCycle", self._arriving)
+
+    def data_received(self, data: Data) -> None:
         self._has_moved = False
-        super().data_received(data)
+        super().data_received(data)  # type: ignore[arg-type]
         # The parser keeps what belongs to a head, or to the trailers behind a body, until that is whole.
         self._unparsed_bytes = 0 if self._has_moved else self._unparsed_bytes + len(data)
         if self._unparsed_bytes > MAX_HEAD_BYTES:
@@ -155,43 +264,64 @@ class PeerProtocol(HttpToolsProtocol):
             self._stop_head_timer()
         elif self._head_timer is None:
             self._await_head()
-        if (cycle := self._arriving) is not None and cycle.timer is None:
+
+    def _take_body(self, n_bytes: int) -> None:
+        """Take what has come of a body on the short way."""
+        cycle = self._arriving
+        assert cycle is not None
+        if not cycle.request.received(n_bytes):
+            self._go_the_long_way(n_bytes)
+        elif cycle.request.is_whole():
+            self._arriving = None
+            cycle.is_whole()
+            if not cycle.head:
+                self._make_parser()  # the old one waits for the body
+            cycle.request.answer(cycle)
+        elif cycle.timer is None:
             cycle.timer = self.loop.call_later(self.whole_s, self._go_the_long_way)
 
+    def _make_parser(self) -> None:
+        self._is_in_message = False
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
     def on_body(self, body: bytes) -> None:
-        self._has_moved = not self.cycle.response_complete
-        if self._arriving is not None:
-            if self._arriving.request.take(body):
-                return
+        if self._arriving is not None:  # a head that ends in another way than is looked for
             self._go_the_long_way()
+        self._has_moved = not self.cycle.response_complete
         super().on_body(body)
 
-    def on_message_complete(self) -> None:
-        if (cycle := self._arriving) is None:
-            super().on_message_complete()
-            return
-        self._arriving = None
-        cycle.is_whole()
-        task = self.loop.create_task(self._answer(cycle))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+    def on_message_begin(self) -> None:
+        self._is_in_message = True
+        super().on_message_begin()
 
-    def on_headers_complete(self) -> None:
-        # uvicorn's own main loop does this ten times a second, also when nobody asks.
+    def on_message_complete(self) -> None:
+        self._is_in_message = False
+        super().on_message_complete()
+
+    def tell_date(self) -> None:
+        """Set the date that answers bear. uvicorn's own main loop does it ten times a second, also when nobody asks."""
         now_s = int(time.time())
         if self.server_state.date_s != now_s:  # type: ignore[attr-defined]
             self.server_state.date_s = now_s  # type: ignore[attr-defined]
             self.server_state.default_headers = [(b"date", formatdate(now_s, usegmt=True).encode())]
+
+    def on_headers_complete(self) -> None:
+        self.tell_date()
         self._has_moved = True
         if (request := self._short_request()) is not None:
-            self._arriving = _ShortCycle(request, self.cycle)
-            self.cycle = cast("RequestResponseCycle", self._arriving)
+            self._begin_short(request, b"")
             return
         self._begin_cycle()
 
     def _short_request(self) -> ShortRequest | None:
         way: ShortWay | None = self.server_state.short_way  # type: ignore[attr-defined]
-        if way is None or not self.is_between_requests() or self.parser.get_method() != b"POST":
+        if (
+            way is None
+            or not self._is_head_alone
+            or not self.is_between_requests()
+            or self.parser.get_method() != b"POST"
+        ):
             return None
         if self.parser.get_http_version() != "1.1" or not self.parser.should_keep_alive():
             return None
@@ -206,9 +336,32 @@ class PeerProtocol(HttpToolsProtocol):
             self.cycle.transport = cast("asyncio.Transport", _HeadHolder(self.transport))
 
     def on_response_complete(self) -> None:
+        """Go on as uvicorn does, but leave the timer of an idle connection alone: it would be set for each request."""
+        self.server_state.total_requests += 1
         self.idle_since_s = self.loop.time()
         self._ahead = [cycle for cycle in self._ahead if not cycle.response_complete]
-        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        elif self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self._idle)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Say nothing to the timer: see _idle."""
+
+    def _idle(self) -> None:
+        """Close a connection that nothing has come over since its last answer."""
+        self.timeout_keep_alive_task = None
+        if self.transport.is_closing() or not self.is_between_requests() or self._unparsed_bytes:
+            return  # the end of the next answer sets the timer again
+        due_at_s = self.idle_since_s + self.timeout_keep_alive
+        if self.loop.time() < due_at_s:
+            self.timeout_keep_alive_task = self.loop.call_at(due_at_s, self._idle)
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -225,48 +378,28 @@ class PeerProtocol(HttpToolsProtocol):
         # None before the first request, whatever uvicorn's annotation says
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
 
-    def _go_the_long_way(self) -> None:
-        """Let uvicorn and the app have a request whose body is not whole."""
+    def _go_the_long_way(self, n_more: int = 0) -> None:
+        """Let uvicorn and the app have a request whose body is not whole; n_more bytes of it have not been counted."""
         cycle = self._arriving
         assert cycle is not None
+        body = cycle.request.give_up(n_more)
         self._arriving = None
         cycle.stop_timer()
         self.cycle = cycle.before
-        self._begin_cycle()
+        if cycle.head:
+            self.data_received(cycle.head)
+        else:
+            self._begin_cycle()
         if not cycle.keep_alive:  # a shutdown has begun since
             self.cycle.keep_alive = False
-        if body := cycle.request.give_up():
-            super().on_body(body)
+        if body:
+            self.data_received(body)
 
-    async def _answer(self, cycle: _ShortCycle) -> None:
-        try:
-            await cycle.request.answer(partial(self._write, cycle))
-        except BaseException:  # noqa: BLE001  as uvicorn does for the app; errors are answered before this
-            _log.exception("an answer cannot be written")
-        if not cycle.response_complete and not cycle.disconnected:
-            self.transport.close()
-
-    async def _write(self, cycle: _ShortCycle, status: int, headers: Headers, parts: Sequence[Data]) -> None:
-        """Write an answer as uvicorn does."""
-        content: list[Data] = [STATUS_LINE[status]]
-        for name, value in (*self.server_state.default_headers, *headers):
-            content += (name, b": ", value, b"\r\n")
-        if not cycle.keep_alive:
-            content.append(b"connection: close\r\n")
-        content.append(b"\r\n")
-        if len(parts) == 1 and len(parts[0]) <= _JOINED_BYTES:
-            content.append(parts[0])
-            parts = ()
-        for data in (b"".join(content), *parts):
-            if self.flow.write_paused and not cycle.disconnected:
-                await self.flow.drain()
-            if cycle.disconnected:
-                return
-            self.transport.write(data)
-        cycle.response_complete = True
-        if not cycle.keep_alive:
-            self.transport.close()
-        self.on_response_complete()
+    def cut_off(self) -> None:
+        """End what is computed without a task, in a shutdown that cannot wait any longer."""
+        for cycle in (*self._ahead, self.cycle):
+            if isinstance(cycle, _ShortCycle):
+                cycle.request.cut_off()
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_late)
@@ -347,6 +480,7 @@ class Server(uvicorn.Server):
         self.server_state.date_s = 0  # type: ignore[attr-defined]
         self.server_state.max_connections = max_connections  # type: ignore[attr-defined]
         self.server_state.short_way = short_way  # type: ignore[attr-defined]
+        self.server_state.buffers = ReadBuffers() if short_way is None else short_way.buffers  # type: ignore[attr-defined]
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._grace_s = 0.0
@@ -389,5 +523,10 @@ class Server(uvicorn.Server):
         # Answers may still be on their way to clients that read slowly; uvicorn closes each connection behind its own.
         while self.server_state.connections and loop.time() < due_at_s:  # noqa: ASYNC110  uvicorn has no event for it
             await asyncio.sleep(0.02)
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, PeerProtocol):
+                connection.cut_off()
+        if tasks := list(self.server_state.tasks):
+            await asyncio.wait(tasks, timeout=_LAST_WORD_S)
         for connection in list(self.server_state.connections):
             connection.transport.abort()

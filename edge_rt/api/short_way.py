@@ -9,26 +9,67 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 from edge_rt import telemetry
 from edge_rt.api.callers import Peer, tenant
 from edge_rt.api.context import Api
 from edge_rt.api.exchange import HUNG_UP, Exchange, Ledger, told
-from edge_rt.api.kserve_infer import HEADER_LENGTH, Caller, Converter, Headers, Inference
-from edge_rt.api.kserve_plan import Plans
+from edge_rt.api.kserve_infer import HEADER_LENGTH, Caller, Converter, Headers, Inference, split, written
+from edge_rt.api.kserve_plan import Plan, Plans
 from edge_rt.api.sse import HangUps, HungUpError
 from edge_rt.api.status import open_inference_body
-from edge_rt.errors import OverloadedError, ShuttingDownError
-from edge_rt.tensor_types import Data
-
-Write = Callable[[int, Headers, Sequence[Data]], Awaitable[None]]  # status, headers, the body's parts
+from edge_rt.errors import EdgeRtError, OverloadedError, ShuttingDownError
+from edge_rt.tensor_types import Data, TensorAnswer, TensorRequest
 
 _PATH: Final = re.compile(rb"/v2/models/([\w.:~-]+)(?:/versions/([\w.:~-]+))?/infer")
+_READ_BYTES: Final = 256 * 1024  # a picture's tensor and its head
+_TAKEN_BYTES: Final = 32 * 1024  # smaller bodies are copied
+_MAX_SPARE: Final = 2
+_MAX_HEADS: Final = 64
+_MAX_HEAD_BYTES: Final = 2048  # of one that is remembered
 _LENGTH: Final = HEADER_LENGTH.encode()
 _LONG: Final = frozenset({b"cache-control", b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"})
+
+
+class ReadBuffers:
+    """What all connections read to. A body that is used where it lies takes the buffer along, and brings it back."""
+
+    def __init__(self) -> None:
+        self.current = bytearray(_READ_BYTES)
+        self._spare: list[bytearray] = []
+
+    def take(self) -> bytearray:
+        taken, self.current = self.current, self._spare.pop() if self._spare else bytearray(_READ_BYTES)
+        return taken
+
+    def give_back(self, buffer: bytearray) -> None:
+        """Take back a buffer that nobody looks at any more."""
+        if len(self._spare) < _MAX_SPARE:
+            self._spare.append(buffer)
+
+
+class _Head:
+    """What a request's head says, and what the last JSON behind it did.
+
+    version  "" for none
+    length   of the JSON, as it was sent
+    size     of the body
+    plan     of json, which was taken without a task before
+    """
+
+    __slots__ = ("json", "length", "model", "path", "plan", "route", "size", "version")
+
+    def __init__(self, model: str, version: str, length: str, size: int) -> None:
+        self.model, self.version, self.length, self.size = model, version, length, size
+        of_version = f"/versions/{version}" if version else ""
+        self.path = f"/v2/models/{model}{of_version}/infer"
+        self.route = "/v2/models/{model}/versions/{version}/infer" if version else "/v2/models/{model}/infer"
+        self.json = b""
+        self.plan: Plan | None = None
 
 
 class ShortWay:
@@ -36,9 +77,14 @@ class ShortWay:
 
     def __init__(self, api: Api, *, access_log: bool) -> None:
         self.api = api
+        self.buffers = ReadBuffers()
+        self._heads: OrderedDict[bytes, _Head] = OrderedDict()
+        self._begun: _Head
         self.ledger = Ledger(api.telemetry, access_log=access_log)
         self.convert, self.plans = Converter(), Plans(api.config.limits.max_tensor_bytes)
-        self._max_body_bytes = api.config.server.max_body_bytes
+        server = api.config.server
+        self._max_body_bytes = server.max_body_bytes
+        self.max_bodies_bytes = max(server.max_bodies_bytes, server.max_body_bytes)
 
     def begin(
         self, url: bytes, headers: Sequence[tuple[bytes, bytes]], peer: Peer | None, hang_ups: HangUps
@@ -50,94 +96,240 @@ class ShortWay:
         length, size = given.get(_LENGTH), given.get(b"content-length", b"")
         if length is None or len(given) != len(headers) or not _LONG.isdisjoint(given):
             return None
-        if not (size.isdigit() and len(size) < 20 and int(size) <= self._max_body_bytes):
+        if not (size.isdigit() and len(size) < 20 and 0 < int(size) <= self._max_body_bytes):
             return None
+        self._begun = _Head(*path, length.decode("latin-1"), int(size))
+        return self._request(self._begun, headers, peer, hang_ups)
+
+    def remember(self, head: bytes) -> None:
+        """Remember the bytes of the head that begin has just taken: the next request with the same is not parsed.
+
+        Not where it names its request.
+        """
+        if len(head) <= _MAX_HEAD_BYTES and b"x-request-id" not in head.lower():
+            self._heads[head] = self._begun
+            if len(self._heads) > _MAX_HEADS:
+                self._heads.popitem(last=False)
+
+    def begin_again(self, head: bytes, peer: Peer | None, hang_ups: HangUps) -> ShortRequest | None:
+        """Take a request whose head is remembered; None: it is not."""
+        if peer is None or (begun := self._heads.get(head)) is None:
+            return None
+        return self._request(begun, (), peer, hang_ups)
+
+    def _request(
+        self, head: _Head, headers: Sequence[tuple[bytes, bytes]], peer: Peer, hang_ups: HangUps
+    ) -> ShortRequest:
         exchange = self.ledger.begin(headers, peer)
         exchange.tenant = tenant(peer, None, ())
-        return ShortRequest(self, exchange, *path, length.decode("latin-1"), hang_ups)
+        return ShortRequest(self, exchange, head, hang_ups)
+
+
+class Connection(Protocol):
+    """What a request is answered to."""
+
+    def write_now(self, status: int, headers: Headers, parts: Sequence[Data]) -> bool:
+        """Write a whole answer if nothing has to be waited for; False: write must be asked."""
+        ...
+
+    async def write(self, status: int, headers: Headers, parts: Sequence[Data]) -> None: ...
+
+    def spawn(self, answering: Coroutine[None, None, None]) -> None:
+        """Answer in a task that a shutdown waits for."""
+        ...
 
 
 class ShortRequest:
     """One request: its body is taken, then it is answered; or it is given up while the body is not whole."""
 
-    __slots__ = ("_exchange", "_hang_ups", "_length", "_model", "_n_bytes", "_parts", "_version", "_way")
+    __slots__ = (
+        "_body",
+        "_buffer",
+        "_connection",
+        "_drop",
+        "_exchange",
+        "_hang_ups",
+        "_head",
+        "_n_bytes",
+        "_plan",
+        "_size",
+        "_way",
+    )
 
-    def __init__(
-        self, way: ShortWay, exchange: Exchange, model: str, version: str, length: str, hang_ups: HangUps
-    ) -> None:
+    def __init__(self, way: ShortWay, exchange: Exchange, head: _Head, hang_ups: HangUps) -> None:
         self._way, self._exchange, self._hang_ups = way, exchange, hang_ups
-        self._model, self._version, self._length = model, version, length
-        self._parts: list[bytes] = []
-        self._n_bytes = 0
+        self._head, self._size = head, head.size
+        self._n_bytes = 0  # of it that are here
+        self._body = memoryview(b"")
+        self._buffer: bytearray | None = None  # which it lies in, if that is one of the connections'
+        self._drop: Callable[[], None] | None = None  # while it is computed without a task
 
-    def take(self, body: bytes) -> bool:
-        """Take a part of the body; False: it must go the long way, which says that there is no room."""
-        server = self._way.api.config.server
+    def begin_body(self, buffer: bytearray, start: int, n_bytes: int) -> int:
+        """Begin the body with what lies from start on in the buffer that was read to; give how much of it that is.
+
+        A large body stays there, and the buffer with it.
+        """
+        n_bytes = min(n_bytes, self._size)
+        end = start + self._size
+        if self._size >= _TAKEN_BYTES and end <= len(buffer):
+            self._buffer = self._way.buffers.take()
+            self._body = memoryview(buffer)[start:end]
+        else:
+            self._body = memoryview(bytearray(self._size))
+            self._body[:n_bytes] = memoryview(buffer)[start : start + n_bytes]
+        return n_bytes
+
+    def room(self) -> memoryview:
+        """Give where the rest of the body goes."""
+        return self._body[self._n_bytes :]
+
+    def received(self, n_bytes: int) -> bool:
+        """Count a part of the body. False: it must go the long way, which says that there is no room."""
         try:
-            self._way.api.bodies.take(len(body), max(server.max_bodies_bytes, server.max_body_bytes))
+            self._way.api.bodies.take(n_bytes, self._way.max_bodies_bytes)
         except OverloadedError:
             return False
-        self._n_bytes += len(body)
-        self._parts.append(body)
+        self._n_bytes += n_bytes
         return True
 
-    def give_up(self) -> bytes:
-        """Give the body as far as it is here. The request is somebody else's from now on."""
+    def is_whole(self) -> bool:
+        return self._n_bytes == self._size
+
+    def give_up(self, n_more: int = 0) -> memoryview:
+        """Give the body as far as it is here, n_more bytes of it uncounted. It is somebody else's from now on."""
         self._way.api.bodies.give_back(self._n_bytes)
-        return b"".join(self._parts)
+        return self._body[: self._n_bytes + n_more]
 
     def hung_up(self) -> None:
-        """Hear that the client has left before its body was whole."""
+        """Hear that the client has left before its body was whole, or while it was computed without a task."""
+        if (drop := self._drop) is not None:
+            self._drop = None
+            drop()
         self._exchange.status, self._exchange.outcome = HUNG_UP, "hung_up"
         self._end()
 
-    async def answer(self, write: Write) -> None:
-        """Run it and write its answer, whatever becomes of it."""
-        exchange = self._exchange
-        telemetry.request_id.set(exchange.request_id)  # the task has a context of its own
+    def answer(self, connection: Connection) -> None:
+        """Run it, now that its body is whole, and write its answer, whatever becomes of it."""
+        self._connection = connection
+        token = telemetry.request_id.set(self._exchange.request_id)
         try:
-            headers, parts = await self._answer()
-            exchange.status = 200
-            await write(200, [*headers, (b"x-request-id", exchange.request_id.encode())], parts)
-        except HungUpError:
-            exchange.status, exchange.outcome = exchange.status or HUNG_UP, "hung_up"
-        except asyncio.CancelledError:  # only the server's last resort in a shutdown cancels a request
-            await self._fail(ShuttingDownError(), write)
+            if not self._begin_now():
+                connection.spawn(self._answer(None))
         except Exception as exc:  # noqa: BLE001  the request boundary: nothing may end without an answer
-            await self._fail(exc, write)
+            connection.spawn(self._answer(exc))
+        finally:
+            telemetry.request_id.reset(token)
+
+    # Without a task.
+
+    def _begin_now(self) -> bool:
+        head = self._head
+        if head.version:
+            return False
+        plan, n_json = head.plan, len(head.json)
+        is_checked = plan is not None and self._body[:n_json] == head.json
+        if plan is None or not is_checked:
+            json, binary = split(head.length, self._body)
+            plan, n_json = self._way.plans.read(json), len(json)
+            if not plan.gives_binary:
+                return False
+        else:
+            binary = self._body[n_json:]
+        if (inputs := plan.plain_inputs(binary)) is None:
+            return False
+        request = plan.request(head.model, "", inputs, self._exchange.tenant)
+        if (drop := self._way.api.runtime.infer_now(request, self._ended, is_checked=is_checked)) is None:
+            return False
+        self._plan, self._drop = plan, drop
+        self._hang_ups.add(self.hung_up)
+        if not is_checked:
+            head.plan, head.json = plan, bytes(self._body[:n_json])
+        return True
+
+    def _ended(self, reply: TensorAnswer | EdgeRtError | TensorRequest) -> None:
+        self._drop = None
+        self._hang_ups.remove(self.hung_up)
+        token = telemetry.request_id.set(self._exchange.request_id)
+        try:
+            if isinstance(reply, TensorAnswer):
+                headers, parts = written(self._plan, self._head.model, reply)
+                self._exchange.status = 200
+                headers.append((b"x-request-id", self._exchange.request_id.encode()))
+                if self._connection.write_now(200, headers, parts):
+                    self._end()
+                else:
+                    self._connection.spawn(self._finish(headers, parts))
+            elif isinstance(reply, TensorRequest):
+                self._connection.spawn(self._answer(None, reply))
+            else:
+                self._connection.spawn(self._answer(reply))
+        except Exception as exc:  # noqa: BLE001  as above
+            self._connection.spawn(self._answer(exc))
+        finally:
+            telemetry.request_id.reset(token)
+
+    async def _finish(self, headers: Headers, parts: Sequence[Data]) -> None:
+        try:
+            await self._connection.write(200, headers, parts)
         finally:
             self._end()
 
-    async def _answer(self) -> tuple[Headers, list[Data]]:
-        way, exchange = self._way, self._exchange
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts.clear()
-        caller = Caller(tenant=exchange.tenant, peer=exchange.peer)
-        inference = await Inference.read(
-            way.api, body, self._length, caller, way.convert, way.plans, model=self._model, version=self._version
-        )
-        del body
-        return await inference.answer(None, self._hang_ups)
+    def cut_off(self) -> None:
+        """End it for a shutdown that cannot wait any longer, if it is computed without a task."""
+        if (drop := self._drop) is not None:
+            self._drop = None
+            self._hang_ups.remove(self.hung_up)
+            drop()
+            self._connection.spawn(self._answer(ShuttingDownError()))
 
-    async def _fail(self, error: BaseException, write: Write) -> None:
+    # In a task.
+
+    async def _answer(self, error: Exception | None, request: TensorRequest | None = None) -> None:
+        """Answer with an error, or with what an inference gives: of request, or of the body."""
+        exchange = self._exchange
+        telemetry.request_id.set(exchange.request_id)  # the task has a context of its own
+        try:
+            if error is not None:
+                raise error
+            inference = await self._inference(request)
+            headers, parts = await inference.answer(None, self._hang_ups)
+            exchange.status = 200
+            headers.append((b"x-request-id", exchange.request_id.encode()))
+            await self._connection.write(200, headers, parts)
+        except HungUpError:
+            exchange.status, exchange.outcome = exchange.status or HUNG_UP, "hung_up"
+        except asyncio.CancelledError:  # only the server's last resort in a shutdown cancels a request
+            await self._fail(ShuttingDownError())
+        except Exception as exc:  # noqa: BLE001  as above
+            await self._fail(exc)
+        finally:
+            self._end()
+
+    async def _inference(self, request: TensorRequest | None) -> Inference:
+        way, caller = self._way, Caller(tenant=self._exchange.tenant, peer=self._exchange.peer)
+        if request is not None:
+            return Inference.of(way.api, self._plan, caller, way.convert, request)
+        head = self._head
+        return await Inference.read(
+            way.api, self._body, head.length, caller, way.convert, way.plans, model=head.model, version=head.version
+        )
+
+    async def _fail(self, error: BaseException) -> None:
         answer = told(error)
         self._exchange.outcome = answer.code
         if self._exchange.status == 0:
             self._exchange.status = answer.status
             body = open_inference_body(answer)
             headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *answer.headers]
-            await write(answer.status, [*headers, (b"x-request-id", self._exchange.request_id.encode())], [body])
+            headers.append((b"x-request-id", self._exchange.request_id.encode()))
+            await self._connection.write(answer.status, headers, [body])
 
     def _end(self) -> None:
+        if self._buffer is not None and self._exchange.status == 200:  # else something may still look at it
+            self._way.buffers.give_back(self._buffer)
         self._way.api.bodies.give_back(self._n_bytes)
-        version = f"/versions/{self._version}" if self._version else ""
-        self._way.ledger.end(
-            self._exchange,
-            method="POST",
-            path=f"/v2/models/{self._model}{version}/infer",
-            route="/v2/models/{model}/versions/{version}/infer" if version else "/v2/models/{model}/infer",
-            client=None,
-        )
+        head = self._head
+        self._way.ledger.end(self._exchange, method="POST", path=head.path, route=head.route, client=None)
 
 
 @lru_cache(maxsize=256)

@@ -33,7 +33,7 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
     if len(tensor.shape) > _MAX_DIMENSIONS:
         problem = f"has {len(tensor.shape)} dimensions, the limit is {_MAX_DIMENSIONS}"
         raise InvalidRequestError(param=param, problem=problem)
-    if any(size < 0 for size in tensor.shape):
+    if min(tensor.shape, default=0) < 0:
         raise InvalidRequestError(param=f"{param}.shape", problem=f"must not be negative, got {_shape(tensor.shape)}")
     n_elements = math.prod(tensor.shape)
     if tensor.datatype == "BYTES":
@@ -65,6 +65,8 @@ def to_tensor(name: str, array: NDArray[Any]) -> Tensor:
 
 def datatype_of(dtype: np.dtype[Any]) -> Datatype | None:
     """Name an array's type as tensors do; None if they have none for it. Text and byte strings are BYTES."""
+    if (known := _DATATYPES.get(dtype)) is not None:
+        return known
     return "BYTES" if dtype.kind in "OSU" else _DATATYPES.get(dtype.newbyteorder("="))
 
 

@@ -34,7 +34,7 @@ Arrays = Mapping[str, NDArray[Any]]
 _PATIENCE = 0.25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen, which takes several times as long to make; nobody changes it
 class Call:
     """One inference, as TensorRequest has it, in arrays."""
 

@@ -76,7 +76,8 @@ def check_shape(param: str, shape: Sequence[int]) -> None:
     if len(shape) > _MAX_DIMENSIONS:
         raise InvalidRequestError(param=param, problem=f"has {len(shape)} dimensions, the limit is {_MAX_DIMENSIONS}")
     for size in shape:
-        _integer(f"{param}.shape", size, 0, _MAX_INT)
+        if type(size) is not int or not 0 <= size <= _MAX_INT:
+            _integer(f"{param}.shape", size, 0, _MAX_INT)
     if math.prod(shape) > _MAX_ELEMENTS:
         raise InvalidRequestError(param=f"{param}.shape", problem="has more than 2^40 elements")
 

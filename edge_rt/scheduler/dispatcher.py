@@ -16,15 +16,13 @@ from dataclasses import replace
 from edge_rt import config
 from edge_rt.breaker import Ticket
 from edge_rt.errors import (
-    BackendError,
     BackendStepError,
     DeadlineError,
     EdgeRtError,
-    ModelFormatError,
-    ModelTooLargeError,
     WorkerLostError,
 )
 from edge_rt.scheduler.agreement import difference
+from edge_rt.scheduler.direct import DEVICE_ERRORS, Direct, OnEnd
 from edge_rt.scheduler.placed_model import DispatchEvents, DispatchStatus, Failure, PlacedModel, Subject
 from edge_rt.scheduler.places import Place
 from edge_rt.scheduler.residency import ModelWorker, Residency
@@ -36,8 +34,6 @@ _log = logging.getLogger(__name__)
 
 _INLINE_BYTES = 64 * 1024  # answers that are compared on the loop itself; larger ones take a thread
 _MAX_WORKERS_LOST = 2  # by one request: it may be the request that kills them
-
-_DEVICE_ERRORS = (BackendError, ModelTooLargeError, ModelFormatError)
 
 Request = TensorRequest | MediaRequest
 Answer = TensorAnswer | MediaAnswer
@@ -97,6 +93,19 @@ class Dispatcher:
         assert isinstance(answer, TensorAnswer)
         return answer
 
+    def direct_place(self, request: TensorRequest) -> Place | None:
+        """Give a request's place if it is a model's only one, and free; None: infer must be asked."""
+        if request.stream or request.variant:
+            return None
+        return self._models[request.model].only_place()
+
+    def begin_direct(self, place: Place, request: TensorRequest, on_end: OnEnd) -> Callable[[], None] | None:
+        """Ask the place that direct_place gave; give what drops the request. None: infer must be asked."""
+        if (lease := self._residency.lease_now(place.key)) is None:
+            return None
+        direct = Direct(self._models[request.model], place, request, self._events, on_end)
+        return direct.cancel if direct.begin(*lease) else None
+
     async def look(self, request: MediaRequest, due_at_s: float) -> MediaAnswer:
         """Run a pipeline on a file; raises as infer does."""
         answer = await self._run(request, due_at_s)
@@ -113,7 +122,7 @@ class Dispatcher:
         for place in model.order:
             try:
                 await self._residency.load(place.key, force=force)
-            except _DEVICE_ERRORS as exc:
+            except DEVICE_ERRORS as exc:
                 error = exc
             else:
                 return
@@ -211,7 +220,7 @@ class Dispatcher:
             finally:
                 place.movable.pop(move, None)
             right = await self._checked(model, place, request, answer, due_at_s)
-        except _DEVICE_ERRORS as exc:
+        except DEVICE_ERRORS as exc:
             _log.warning("request %s failed on %s of %s: %s", request.id, place.name, model.name, exc)
             failures.append(Failure(place, ticket, exc, asyncio.get_running_loop().time() - begun_s))
             self._events.place_failed(model.name, place.name)
@@ -285,7 +294,7 @@ class Dispatcher:
                     reason=f"{home.name}, which has the stream's state, answers wrongly: {home.wrong}"
                 )
             answer = await self._ask(home, request, due_at_s)
-        except _DEVICE_ERRORS as exc:
+        except DEVICE_ERRORS as exc:
             self._streams[model.name].pop(_key(request), None)
             self._events.place_failed(model.name, home.name)
             lost_s = asyncio.get_running_loop().time() - begun_s
@@ -368,7 +377,7 @@ class Dispatcher:
         except EdgeRtError as exc:
             _log.warning("an answer of %s for %s cannot be checked: %s", place.name, model.name, exc)
             lost_s = asyncio.get_running_loop().time() - begun_s
-            model.settle([Failure(reference, ticket, exc, lost_s)], is_answered=isinstance(exc, _DEVICE_ERRORS))
+            model.settle([Failure(reference, ticket, exc, lost_s)], is_answered=isinstance(exc, DEVICE_ERRORS))
             return answer
         except BaseException:
             reference.breaker.abandoned(ticket)

@@ -148,6 +148,20 @@ class PlacedModel:
         now_s = asyncio.get_running_loop().time()
         return found if found is not None and found.state(now_s) == "closed" else None
 
+    def only_place(self) -> Place | None:
+        """Give the only place if it works, and a request would not wait there behind others.
+
+        None too where the ranking is old, or answers are still to be compared.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if self._ranking is None or now_s - self._ranked_at_s >= REPLAN_S or len(self.order) != 1:
+            return None
+        place = self.order[0]
+        if place.wrong or place.n_to_check or place.breaker.retry_at_s is not None:
+            return None
+        # So many are computed at a time, and are never moved to another place.
+        return place if place.n_open < max(1, place.n_joined) else None
+
     def pick(self, failures: Sequence[Failure], *, can_copy: bool) -> tuple[Place, bool] | None:
         """Pick the place for a request that has failed at some; None when there is none left. See places.pick."""
         assert self._ranking is not None
@@ -272,7 +286,10 @@ class PlacedModel:
             self.tell(failure.place)
 
     def tell(self, place: Place) -> None:
-        self._events.place_state(self.name, place.name, place.state(asyncio.get_running_loop().time()))
+        state = place.state(asyncio.get_running_loop().time())
+        if state != place.told:
+            place.told = state
+            self._events.place_state(self.name, place.name, state)
 
     def nowhere(self) -> BackendLoadError:
         assert self._ranking is not None

@@ -46,13 +46,14 @@ class Place:
     n_open      requests under way, those that wait in its worker among them
     n_to_check  answers that are still to be compared, n_checking of them now; waiting: what waits for an end of these
     was_hot     its breaker was opened for heat
+    told        the state that was told last
     wrong       why its answers are not to be trusted, "" if they are
     latency_s   of a request computed alone; service_s: of a request's share of the device, when it is busy
     """
 
     def __init__(self, key: str, row: Ranked, breaker: Breaker, *, n_to_check: int) -> None:
         self.key, self.row, self.breaker, self.n_to_check = key, row, breaker, n_to_check
-        self.wrong, self.was_hot = "", False
+        self.wrong, self.was_hot, self.told = "", False, ""
         self.n_open = self.n_checking = 0
         self.n_joined = 1  # requests computed at a time, when last seen
         self.movable: dict[asyncio.Timeout, None] = {}  # of those under way, in the order they came; see n_to_move

@@ -138,6 +138,21 @@ class Queue:
             raise
         return ticket
 
+    def enter_now(self, tenant: str) -> int | None:
+        """Take a place that is free; give its ticket, which leave takes back. None: enter must be asked.
+
+        Who takes one calls entered soon, when there is nothing more urgent to do.
+        """
+        if self._closed is not None or self._admission.n_running >= self._admission.max_running:
+            return None
+        ticket = next(self._tickets)
+        self._admission.arrive(ticket, tenant)
+        return ticket
+
+    def entered(self) -> None:
+        """Report what enter_now has not."""
+        self._report()
+
     def leave(self, ticket: int, service_s: float | None) -> None:
         """Let the next one run. service_s as in Admission.leave."""
         for admitted in self._admission.leave(ticket, service_s):

@@ -13,11 +13,13 @@ import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from edge_rt.errors import BackendLoadError, EdgeRtError, ModelTooLargeError, ShuttingDownError, from_wire
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.worker.process import OnReply
 from edge_rt.worker.supervisor import WorkerEvents
 
 _log = logging.getLogger(__name__)
@@ -52,6 +54,10 @@ class ModelWorker(Protocol):
     async def detokenize(self, token_ids: list[int]) -> str: ...
 
     async def infer(self, request: TensorRequest) -> TensorAnswer: ...
+
+    def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None] | None:
+        """Ask without a task; give what drops the request. None: infer must be asked, the process is not there."""
+        ...
 
     async def look(self, request: MediaRequest) -> MediaAnswer: ...
 
@@ -230,6 +236,14 @@ class Residency:
         Raises the load's error, for FAILED_PAUSE_S also to those that come after it, or ShuttingDownError.
         """
         return Lease(self, self._slots[model])
+
+    def lease_now(self, model: str) -> tuple[ModelWorker, Callable[[], None]] | None:
+        """Hold a model that is ready; give its worker, and what ends the lease. None: it is not ready."""
+        slot = self._slots[model]
+        if self._closing or slot.state != "ready" or slot.loaded is None:
+            return None
+        loaded = self._take(slot, slot.loaded)
+        return loaded.worker, partial(self.release, slot, loaded)
 
     async def load(self, model: str, *, force: bool = False) -> None:
         """Load a model now, an earlier failure notwithstanding. force skips the memory check."""

@@ -231,9 +231,13 @@ class Inferred(_WithTensors, kw_only=True, array_like=True, tag="inferred"):
     place: str = ""
     n_stream_calls: int = 0
 
-    def answer(self) -> TensorAnswer:
+    def answer(self, *, place: str = "", variant: str = "") -> TensorAnswer:
         return TensorAnswer(
-            outputs=self.tensors(), timings=self.timings, place=self.place, n_stream_calls=self.n_stream_calls
+            outputs=self.tensors(),
+            timings=self.timings,
+            place=place or self.place,
+            variant=variant,
+            n_stream_calls=self.n_stream_calls,
         )
 
 

@@ -9,8 +9,9 @@ import socket
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 from edge_rt.errors import BackendLoadError, EdgeRtError, SlowReaderError, WorkerLostError, from_wire
 from edge_rt.tensor_types import Data, MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
@@ -42,7 +43,8 @@ class Handle(Protocol):
         ...
 
 
-_Reply = list[int] | str | TensorAnswer | MediaAnswer
+_Reply = list[int] | str | channel.Inferred | MediaAnswer
+OnReply = Callable[[channel.Inferred | EdgeRtError], None]
 Launch = Callable[[], Awaitable[tuple[socket.socket, Handle]]]
 
 
@@ -107,7 +109,7 @@ class Process:
         self._channel = ParentChannel(self._received, self._disconnected)
         self._loaded: asyncio.Future[ModelInfo | TensorModelInfo] = asyncio.get_running_loop().create_future()
         self._streams: dict[str, _Stream] = {}
-        self._replies: dict[str, asyncio.Future[_Reply]] = {}
+        self._replies: dict[str, Callable[[Any], None]] = {}  # each hears a _Reply or an EdgeRtError, once
         self._ids = count()
         self._watchdog: asyncio.TimerHandle | None = None
         self._progress_at_s = 0.0
@@ -206,8 +208,19 @@ class Process:
         wire_id = self._wire_id()
         attached = [tensor.data for tensor in request.inputs if tensor.data]
         reply = await self._ask(wire_id, channel.Infer.of(request, wire_id), attached, can_cancel=True)
-        assert isinstance(reply, TensorAnswer)
-        return reply
+        assert isinstance(reply, channel.Inferred)
+        return reply.answer()
+
+    def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None]:
+        """Run a tensor model as infer does, without a task; give what drops the request."""
+        wire_id = self._wire_id()
+        attached = [tensor.data for tensor in request.inputs if tensor.data]
+        self._send(wire_id, channel.Infer.of(request, wire_id), attached, on_reply)
+        return partial(self._drop, wire_id)
+
+    def _drop(self, wire_id: str) -> None:
+        if self._replies.pop(wire_id, None) is not None:
+            self._channel.send(channel.Cancel(wire_id))
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         """Run a tensor model's pipeline on a file; cancelled as infer is."""
@@ -236,17 +249,22 @@ class Process:
     async def _ask(
         self, wire_id: str, message: channel.ToWorker, attached: Sequence[Data] = (), *, can_cancel: bool = False
     ) -> _Reply:
-        self._check_alive()
-        self._channel.send(message, attached)
         reply: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
-        self._replies[wire_id] = reply
-        self._watch()
+        self._send(wire_id, message, attached, partial(_settle, reply))
         try:
             return await reply
         finally:
             self._replies.pop(wire_id, None)
             if can_cancel and reply.cancelled():
                 self._channel.send(channel.Cancel(wire_id))
+
+    def _send(
+        self, wire_id: str, message: channel.ToWorker, attached: Sequence[Data], on_reply: Callable[[Any], None]
+    ) -> None:
+        self._check_alive()
+        self._channel.send(message, attached)
+        self._replies[wire_id] = on_reply
+        self._watch()
 
     def _check_alive(self) -> None:
         if self.lost.done():
@@ -259,7 +277,7 @@ class Process:
             self._progress_at_s = asyncio.get_running_loop().time()
             self._chunk(message.id, message.chunk)
         elif type(message) is channel.Inferred:
-            self._replied(message.id, message.answer())
+            self._replied(message.id, message)
         elif type(message) is channel.Stats:
             if message.stats.steps_total != self._steps_total:
                 self._steps_total = message.stats.steps_total
@@ -297,14 +315,13 @@ class Process:
                 self._loaded.set_exception(error)
         elif (stream := self._streams.pop(wire_id, None)) is not None:
             stream.fail(error)
-        elif (reply := self._replies.get(wire_id)) is not None and not reply.done():
-            reply.set_exception(error)
+        else:
+            self._replied(wire_id, error)
 
-    def _replied(self, wire_id: str, value: _Reply) -> None:
+    def _replied(self, wire_id: str, value: _Reply | EdgeRtError) -> None:
         self._progress_at_s = asyncio.get_running_loop().time()
-        reply = self._replies.get(wire_id)
-        if reply is not None and not reply.done():
-            reply.set_result(value)
+        if (on_reply := self._replies.pop(wire_id, None)) is not None:
+            on_reply(value)
 
     def _disconnected(self, problem: str) -> None:
         self._burial = asyncio.get_running_loop().create_task(self._bury(problem))
@@ -338,9 +355,9 @@ class Process:
         for stream in self._streams.values():
             stream.fail(error())
         self._streams.clear()
-        for reply in self._replies.values():
-            if not reply.done():
-                reply.set_exception(error())
+        while self._replies:
+            _, on_reply = self._replies.popitem()
+            on_reply(error())
 
     # A child that computes without a token, a step or a reply for too long hangs inside the back end.
 
@@ -365,6 +382,15 @@ class Process:
         _log.error("worker %d of %s hangs; killing it", self.pid, self._load.model)
         self._handle.kill()
         self._channel.close()  # one that cannot be killed, deep inside a driver, is lost all the same
+
+
+def _settle(future: asyncio.Future[_Reply], value: _Reply | EdgeRtError) -> None:
+    if future.done():
+        return
+    if isinstance(value, EdgeRtError):
+        future.set_exception(value)
+    else:
+        future.set_result(value)
 
 
 def describe_exit(status: int | None, problem: str, last_words: str) -> str:

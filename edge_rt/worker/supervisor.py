@@ -14,7 +14,7 @@ from edge_rt.errors import BackendLoadError, EdgeRtError, WorkerLostError
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
 from edge_rt.worker.channel import Load
-from edge_rt.worker.process import Launch, Process
+from edge_rt.worker.process import Launch, OnReply, Process
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +105,17 @@ class Worker:
         """Run a tensor model; asked once more after a restart, unless a stream's state was lost with the worker."""
         if request.stream:
             return await (await self._running()).infer(request)
+        if request.is_suspect:
+            async with self._suspects:
+                return await (await self._running()).infer(request)
         return await self._retried(lambda process: process.infer(request), one_by_one=True)
+
+    def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None] | None:
+        """Ask the process if it is there, once; give what drops the request. None: infer must be asked."""
+        process = self._process
+        if process is None or self._stop_error is not None or process.lost.done():
+            return None
+        return process.infer_now(request, on_reply)
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         """Run a tensor model's pipeline on a file; asked once more after a restart."""

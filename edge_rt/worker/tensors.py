@@ -6,6 +6,7 @@ inferences of theirs, which are joined with all others.
 
 from __future__ import annotations
 
+import gc
 import logging
 import queue
 import threading
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from edge_rt.backends.base import TensorSession
+from edge_rt.devices import memory
 from edge_rt.engine import waiting
 from edge_rt.engine.arrays import to_array, to_tensor
 from edge_rt.engine.pipeline import Pipeline, make_pipeline
@@ -33,6 +35,7 @@ _log = logging.getLogger(__name__)
 _N_CLERKS = 4
 # What the reader may compute itself: no cancellation, deadline or figure is late by more.
 _MAX_HOLD_UP_S = 0.05
+_KEPT_BYTES = 8 * 2**20  # of freed memory, as the daemon keeps: a request's tensors would be new pages each time
 
 
 class Engine(service.Engine, waiting.Engine, Protocol):
@@ -156,11 +159,13 @@ class Service(service.Service):
 
     def _take(self, message: channel.ToWorker, *, is_last: bool) -> None:
         if isinstance(message, channel.Infer):
-            if any(tensor.datatype == "BYTES" for tensor in message.sent):
+            if "BYTES" in [tensor.datatype for tensor in message.sent]:
                 self._to_clerks(message)  # element by element takes a while
-            else:
-                with self._failures_of(message.id):
-                    self._infer(message, is_alone=is_last and self._channel.is_quiet())
+                return
+            try:
+                self._infer(message, is_alone=is_last and self._channel.is_quiet())
+            except Exception as exc:  # noqa: BLE001 - as in _failures_of
+                self._failed(message.id, exc)
         elif isinstance(message, channel.Look):
             self._to_clerks(message.request)
         elif isinstance(message, channel.Cancel):
@@ -258,12 +263,15 @@ class Service(service.Service):
             yield
         except waiting.AbandonedError:
             pass
-        except EdgeRtError as exc:
-            self._channel.send(channel.Failed(request_id, *exc.to_wire()))
         except Exception as exc:  # noqa: BLE001 - as above
-            _log.exception("request %s cannot be answered", request_id)
+            self._failed(request_id, exc)
+
+    def _failed(self, request_id: str, exc: Exception) -> None:
+        error = exc
+        if not isinstance(error, EdgeRtError):
+            _log.error("request %s cannot be answered", request_id, exc_info=exc)
             error = BackendStepError(reason=f"{type(exc).__name__}: {exc}")
-            self._channel.send(channel.Failed(request_id, *error.to_wire()))
+        self._channel.send(channel.Failed(request_id, *error.to_wire()))
 
 
 def serve(
@@ -284,6 +292,8 @@ def serve(
     except Exception as exc:  # noqa: BLE001 - whatever it is, the front process must hear of it
         _log.exception("loading %s failed", load.model)
         return service.refuse(out, BackendLoadError(model=load.model, reason=f"{type(exc).__name__}: {exc}"))
+    memory.keep_freed(_KEPT_BYTES)
+    gc.freeze()  # what is here now stays: a collection that looks at it all holds up a request
     out.send(channel.TensorReady(session.info))
     place = f"{session.info.backend}:{session.info.device}"
     tensors = Service(out, engine, pipeline, rss_bytes, place=place, max_streams=tensor.max_streams)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.types import ASGIApp, Message
@@ -16,9 +16,16 @@ from edge_rt.api.context import Api
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.config import Catalog, Config, Limits, Server
-from edge_rt.errors import InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
+from edge_rt.errors import (
+    EdgeRtError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    UnsupportedFeatureError,
+    WorkerLostError,
+)
 from edge_rt.guard.limits import check_media, check_request, check_tensors
 from edge_rt.router.decide import Decision
+from edge_rt.scheduler.direct import OnEnd
 from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.scheduler.placement import Refused
 from edge_rt.telemetry import Telemetry
@@ -112,6 +119,7 @@ class FakeRuntime:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     n_closed: int = 0
     inferences: list[TensorRequest] = field(default_factory=list)
+    is_direct: bool = False  # answers inferences of one model without a task
     outputs: Sequence[Tensor] | BaseException = ()  # of an inference; () gives the inputs back
     looks: list[MediaRequest] = field(default_factory=list)
     findings: dict[str, MediaAnswer | BaseException] = field(default_factory=dict)  # by model
@@ -147,7 +155,9 @@ class FakeRuntime:
         status = self.model(request.model)
         if status.manifest is not None and status.manifest.kind == "text":
             raise UnsupportedFeatureError(feature="tensors", remedy=f"{status.id} is a language model")
-        self.inferences.append(request)
+        # Its inputs' memory is used again behind the answer.
+        kept = tuple(replace(tensor, data=bytes(tensor.data)) for tensor in request.inputs)
+        self.inferences.append(replace(request, inputs=kept))
         self.arrived.set()
         try:
             if self.hold is not None:
@@ -159,6 +169,34 @@ class FakeRuntime:
         outputs = tuple(t for t in self.outputs or request.inputs if not request.outputs or t.name in request.outputs)
         timings = TensorTimings(queue_s=0.0, compute_s=0.001, batch_size=1)
         return TensorAnswer(outputs=outputs, timings=timings, variant=status.variant)
+
+    def infer_now(
+        self, request: TensorRequest, on_end: OnEnd, *, is_checked: bool = False
+    ) -> Callable[[], None] | None:
+        if not self.is_direct or request.model != "eyes" or request.stream:
+            return None
+        check_tensors(request, Limits())
+        asked = asyncio.get_running_loop().create_task(self.infer(request))
+
+        def ended(done: asyncio.Task[TensorAnswer]) -> None:
+            if done.cancelled():
+                return
+            error = done.exception()
+            if isinstance(error, WorkerLostError):
+                self.outputs = ()
+                on_end(replace(request, is_suspect=True))
+            elif error is not None:
+                assert isinstance(error, EdgeRtError)
+                on_end(error)
+            else:
+                on_end(done.result())
+
+        asked.add_done_callback(ended)
+
+        def drop() -> None:
+            asked.cancel()
+
+        return drop
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         check_media(request)

@@ -23,7 +23,7 @@ from edge_rt.api.server import PeerProtocol, Server
 from edge_rt.api.short_way import ShortWay
 from edge_rt.config import Config
 from edge_rt.config import Server as Settings
-from edge_rt.errors import BackendStepError, DeadlineError, QueueFullError
+from edge_rt.errors import BackendStepError, DeadlineError, EdgeRtError, QueueFullError, WorkerLostError
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import Tensor
 from tests.api.asgi import FakeTensorRuntime
@@ -127,7 +127,10 @@ def serving(
     return asyncio.run(run())
 
 
-def test_it_answers_byte_for_byte_what_the_long_way_answers(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_direct", [False, True], ids=["in a task", "without a task"])
+def test_it_answers_byte_for_byte_what_the_long_way_answers(
+    socket_dir: Path, caplog: pytest.LogCaptureFixture, is_direct: bool
+) -> None:
     two = {"inputs": [binary("a", [2], 2), binary("b", [3], 12, "FP32")], "id": "i", "outputs": [{"name": "b"}]}
     requests = {
         "one": GOOD,
@@ -174,7 +177,8 @@ def test_it_answers_byte_for_byte_what_the_long_way_answers(socket_dir: Path, ca
                 answers[name] = await served.ask(sent)
 
         with caplog.at_level(logging.INFO, "edge_rt.access"):
-            served = serving(socket_dir, scenario, has_short_way=has_short_way)
+            runtime = FakeTensorRuntime(is_direct=is_direct)
+            served = serving(socket_dir, scenario, has_short_way=has_short_way, runtime=runtime)
         names = ("outcome", "tenant", "uid", "gid", "pid", "client")
         log = [(r.getMessage(), *(getattr(r, n) for n in names)) for r in caplog.records if r.name == "edge_rt.access"]
         return answers, served, log
@@ -197,9 +201,12 @@ def test_errors_of_the_runtime_are_answered_alike(socket_dir: Path, error: Excep
     async def scenario(served: Served) -> None:
         answers.append((await served.ask(GOOD), served.metrics))
 
-    for has_short_way in (True, False):
-        serving(socket_dir, scenario, runtime=FakeTensorRuntime(outputs=error), has_short_way=has_short_way)
-    assert answers[0] == answers[1]
+    for has_short_way, is_direct in ((False, False), (True, False), (True, True)):
+        if is_direct and not isinstance(error, EdgeRtError):
+            continue  # what nobody foresaw comes from a task only
+        runtime = FakeTensorRuntime(outputs=error, is_direct=is_direct)
+        serving(socket_dir, scenario, runtime=runtime, has_short_way=has_short_way)
+    assert answers[1:] == [answers[0]] * (len(answers) - 1)
     assert b"HTTP/1.1 200" not in answers[0][0]
 
 
@@ -282,16 +289,19 @@ def test_a_body_in_many_parts_and_requests_one_behind_the_other(socket_dir: Path
     serving(socket_dir, scenario)
 
 
-def test_a_client_that_hangs_up_ends_its_inference(socket_dir: Path) -> None:
-    runtime = FakeTensorRuntime(hold=asyncio.Event())
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_a_client_that_hangs_up_ends_its_inference(socket_dir: Path, is_direct: bool) -> None:
+    runtime = FakeTensorRuntime(hold=asyncio.Event(), is_direct=is_direct)
 
     async def scenario(served: Served) -> None:
         _, writer = await asyncio.open_unix_connection(served.path)
         writer.write(GOOD)
         await runtime.arrived.wait()
         writer.close()
-        while served.server.server_state.tasks:  # noqa: ASYNC110 - nothing else tells
+        state = served.server.server_state
+        while state.tasks or state.connections:  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0)
+        await asyncio.sleep(0)
         assert runtime.n_closed == 1
         assert 'outcome="hung_up",route="/v2/models/{model}/infer",status="499"} 1.0' in served.metrics
         assert served.n_long == 0
@@ -366,8 +376,9 @@ def test_a_client_that_hangs_up_with_requests_behind_the_running_one_is_no_error
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_bodies_beyond_the_limit_of_all_are_refused(socket_dir: Path) -> None:
-    runtime = FakeTensorRuntime(hold=asyncio.Event())
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_bodies_beyond_the_limit_of_all_are_refused(socket_dir: Path, is_direct: bool) -> None:
+    runtime = FakeTensorRuntime(hold=asyncio.Event(), is_direct=is_direct)
     large = request({"inputs": [binary("image", [8_000], 8_000)]}, bytes(8_000))
 
     async def scenario(served: Served) -> None:
@@ -383,8 +394,9 @@ def test_bodies_beyond_the_limit_of_all_are_refused(socket_dir: Path) -> None:
     serving(socket_dir, scenario, runtime=runtime, max_body_bytes=10_000, max_bodies_bytes=12_000)
 
 
-def test_a_shutdown_waits_for_an_answer_and_closes_behind_it(socket_dir: Path) -> None:
-    runtime = FakeTensorRuntime(hold=asyncio.Event())
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_a_shutdown_waits_for_an_answer_and_closes_behind_it(socket_dir: Path, is_direct: bool) -> None:
+    runtime = FakeTensorRuntime(hold=asyncio.Event(), is_direct=is_direct)
 
     async def scenario(served: Served) -> None:
         assert runtime.hold is not None
@@ -398,8 +410,9 @@ def test_a_shutdown_waits_for_an_answer_and_closes_behind_it(socket_dir: Path) -
     serving(socket_dir, scenario, runtime=runtime)
 
 
-def test_a_shutdown_that_cannot_wait_says_so(socket_dir: Path) -> None:
-    runtime = FakeTensorRuntime(hold=asyncio.Event())
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_a_shutdown_that_cannot_wait_says_so(socket_dir: Path, is_direct: bool) -> None:
+    runtime = FakeTensorRuntime(hold=asyncio.Event(), is_direct=is_direct)
 
     async def scenario(served: Served) -> None:
         asked = asyncio.create_task(served.ask(GOOD))
@@ -412,11 +425,22 @@ def test_a_shutdown_that_cannot_wait_says_so(socket_dir: Path) -> None:
     serving(socket_dir, scenario, runtime=runtime)
 
 
+def test_a_request_whose_worker_died_is_asked_once_more(socket_dir: Path) -> None:
+    runtime = FakeTensorRuntime(outputs=WorkerLostError(model="eyes", reason="x"), is_direct=True)
+
+    async def scenario(served: Served) -> None:
+        assert (await served.ask(GOOD)).endswith(b"1234")
+        assert [request.is_suspect for request in runtime.inferences] == [False, True]
+
+    serving(socket_dir, scenario, runtime=runtime)
+
+
 class ImpatientProtocol(PeerProtocol):
     send_timeout_s = 0.01
 
 
-def test_a_client_that_does_not_read_is_cut_off(socket_dir: Path) -> None:
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_a_client_that_does_not_read_is_cut_off(socket_dir: Path, is_direct: bool) -> None:
     flood = Tensor(name="image", datatype="UINT8", shape=(8 * 2**20,), data=bytes(8 * 2**20))
 
     async def scenario(served: Served) -> None:
@@ -427,4 +451,9 @@ def test_a_client_that_does_not_read_is_cut_off(socket_dir: Path) -> None:
             await asyncio.sleep(0)
         writer.close()
 
-    serving(socket_dir, scenario, runtime=FakeTensorRuntime(outputs=[flood]), protocol=ImpatientProtocol)
+    serving(
+        socket_dir,
+        scenario,
+        runtime=FakeTensorRuntime(outputs=[flood], is_direct=is_direct),
+        protocol=ImpatientProtocol,
+    )

@@ -57,7 +57,7 @@ def test_one_connection_serves_one_request_after_the_other(socket_dir: Path) -> 
     with serving(socket_dir / "s", [OK, chunked]) as seen:
         client = plain(socket_dir / "s")
         reply = client.post("/a", {"X-Mine": "1"}, [b"bo", b"dy"])
-        assert (reply.status, reply.headers["x-seen"], reply.body) == (200, "Yes", b"hello")
+        assert (reply.status, reply.header("x-seen"), reply.body) == (200, "Yes", b"hello")
         reply = client.post("/b", {}, [b"more"])
         assert (reply.status, reply.body) == (400, b"hello")
         client.close()
