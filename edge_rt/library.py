@@ -193,7 +193,7 @@ class Model(Running):
     def stream(self, request: GenerateRequest) -> ChunkStream:
         """Submit a request as it is and give its chunks. Its id must be unique among the model's open requests."""
         check_request(request, self._limits)
-        answer = _Answer(self._energy.computing(self._engine_name))
+        answer = _Answer(self._energy.computing(self._engine_name, n_threads=self.info.n_threads))
 
         def let_go(is_over: bool) -> None:
             self._open.discard(answer)

@@ -98,7 +98,7 @@ class TensorModel(Running):
         arrays = {name: _array(value, self._specs.get(name)) for name, value in feeds.items()}
         with self._using():
             call = Call(id=self._id(), feeds=arrays, outputs=tuple(outputs), stream=stream, is_last=is_last)
-            with self._energy.computing(self._engine_name) as measured:
+            with self._energy.computing(self._engine_name, n_threads=self.info.n_threads) as measured:
                 found = infer_once(self._engine, call)[0]
                 energy = measured.energy(found.timings)
             return found if energy is None else replace(found, energy=energy)
@@ -123,7 +123,7 @@ class TensorModel(Running):
         check_media(request)
         with self._using():
             infer = WaitingInfer(self._engine, request_id=request.id, max_streams=self._max_streams)
-            with self._energy.computing(self._engine_name) as measured:
+            with self._energy.computing(self._engine_name, n_threads=self.info.n_threads) as measured:
                 try:
                     answer = self._pipeline.run(request, infer)
                 finally:

@@ -2,8 +2,8 @@
 
 The engine tells of each answer how many seconds of its steps were for it (engine-seconds): steps are shared by rows, so
 one engine's answers together have as many as it computed. Several engines compute at the same time. An answer's share
-of the energy of a window is its engine-seconds in it over those of all engines, and an engine counts as computing while
-it has an answer to give, so that nothing has to be waited for when an answer ends.
+of the energy of a window is its engine-seconds in it, times the threads of its engine, over those of all engines. An
+engine counts as computing while it has an answer to give, so that nothing has to be waited for when an answer ends.
 
 Idle power is learned from windows in which nobody asked for anything: of the last ones the lower quartile, because what
 other programs do in some of them is not idle.
@@ -44,6 +44,7 @@ class Open:
 
     engine: str
     begun_s: float
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class EnergyAccount:
         self._idle: deque[float] = deque(maxlen=_N_IDLE)
         self._idle_since_s = -math.inf
         self._n_open: dict[str, int] = {}
-        self._busy = Curve(min_step_s=_STEP_S)  # engine-seconds of all engines
+        self._weights: dict[str, float] = {}  # of the engines that compute
+        self._busy = Curve(min_step_s=_STEP_S)  # weighted engine-seconds of all of them
         self._busy_s = -math.inf
 
     @property
@@ -82,11 +84,15 @@ class EnergyAccount:
             return self._prior_idle_w
         return sorted(self._idle)[(len(self._idle) - 1) // 4]
 
-    def begin(self, engine: str, now_s: float) -> Open:
-        """Note that an engine, which has one name, computes for one more answer."""
+    def begin(self, engine: str, now_s: float, *, weight: float = 1.0) -> Open:
+        """Note that an engine, which has one name, computes for one more answer.
+
+        weight  of its seconds beside those of others: the threads it computes with
+        """
         self._advance(now_s)
         self._n_open[engine] = self._n_open.get(engine, 0) + 1
-        return Open(engine, now_s)
+        self._weights[engine] = weight
+        return Open(engine, now_s, weight)
 
     def abandon(self, answer: Open, now_s: float) -> None:
         """Note that it does no more, with or without an answer."""
@@ -96,6 +102,7 @@ class EnergyAccount:
             self._n_open[answer.engine] = n_left
         else:
             self._n_open.pop(answer.engine, None)
+            self._weights.pop(answer.engine, None)
             if not self._n_open:
                 self._idle_since_s = now_s
 
@@ -148,7 +155,7 @@ class EnergyAccount:
     def _advance(self, now_s: float) -> None:
         dt_s = now_s - self._busy_s
         if dt_s > 0:
-            self._busy.add(now_s, len(self._n_open) * dt_s if self._n_open else 0.0)
+            self._busy.add(now_s, sum(self._weights.values()) * dt_s if self._weights else 0.0)
             self._busy_s = now_s
 
     def _part(self, answer: Open, now_s: float, part: Part) -> _Share:
@@ -156,7 +163,8 @@ class EnergyAccount:
         from_s = max(answer.begun_s, to_s - max(0.0, part.span_s))
         window = self.log.window(from_s, to_s)
         # Nobody has computed for longer than all together, whatever the clocks of two processes make of it.
-        share = part.engine_s / max(self._busy.between(from_s, to_s), part.engine_s) if part.engine_s > 0 else 0.0
+        own = part.engine_s * answer.weight
+        share = own / max(self._busy.between(from_s, to_s), own) if own > 0 else 0.0
         return _Share(window.span_s, window.covered_s, window.energy_j, share)
 
 

@@ -126,7 +126,8 @@ class LateMeter:
 
 
 def extra_meters(settings: Power, *, origin: str = "default", root: SysfsRoot | None = None) -> tuple[Meter, ...]:
-    """Open the meters that no search of the machine finds: the serial one that is configured, and the board's table.
+    """Open the meters that no search of the machine finds: the serial one that is configured, powerd's, and the board's
+    table.
 
     Raises ConfigError as open_meter does.
     """
@@ -134,6 +135,8 @@ def extra_meters(settings: Power, *, origin: str = "default", root: SysfsRoot | 
     if settings.meter.startswith("serial:"):
         serial = open_meter(settings, origin=origin).meter
         opened += [] if serial is None else [serial]
+    if settings.socket_path and not (told := PowerdMeter(settings.socket_path)).reason:
+        opened.append(told)
     table = calibration.read(Path(settings.model_file) if settings.model_file else calibration.DEFAULT_FILE)
     if table is not None:
         opened.append(ModelledMeter(table, root=root))

@@ -65,15 +65,21 @@ class MeteredWorker:
     def __init__(self, worker: Worker, monitor: EnergyMonitor, model: str, told: Told) -> None:
         self._worker, self._monitor, self._model, self._told = worker, monitor, model, told
         self._engine = f"{model}#{next(_NUMBERS)}"
-        self.late_s, self.start, self.stop = worker.late_s, worker.start, worker.stop
+        self._n_threads = 1
+        self.late_s, self.stop = worker.late_s, worker.stop
         self.tokenize, self.detokenize = worker.tokenize, worker.detokenize
 
     @property
     def pid(self) -> int | None:
         return self._worker.pid
 
+    async def start(self) -> ModelInfo | TensorModelInfo:
+        info = await self._worker.start()
+        self._n_threads = info.n_threads
+        return info
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        with self._monitor.computing(self._engine) as measured:
+        with self._monitor.computing(self._engine, n_threads=self._n_threads) as measured:
             async with aclosing(self._worker.generate(request)) as answer:
                 async for chunk in answer:
                     if chunk.usage is None or chunk.timings is None:
@@ -82,7 +88,7 @@ class MeteredWorker:
                         yield replace(chunk, usage=replace(chunk.usage, energy=measured.energy(chunk.timings)))
 
     async def infer(self, request: TensorRequest) -> TensorAnswer:
-        with self._monitor.computing(self._engine) as measured:
+        with self._monitor.computing(self._engine, n_threads=self._n_threads) as measured:
             answer = await self._worker.infer(request)
             energy = measured.energy(answer.timings)
         if energy is None:
@@ -91,7 +97,7 @@ class MeteredWorker:
         return replace(answer, energy=energy)
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
-        with self._monitor.computing(self._engine) as measured:
+        with self._monitor.computing(self._engine, n_threads=self._n_threads) as measured:
             answer = await self._worker.look(request)
             energy = None if answer.timings is None else measured.energy(answer.timings)
         if energy is None:

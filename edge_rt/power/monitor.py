@@ -50,8 +50,8 @@ class Measured:
 
     __slots__ = ("_is_over", "_monitor", "_open")
 
-    def __init__(self, monitor: EnergyMonitor, engine: str) -> None:
-        self._monitor, self._open, self._is_over = monitor, monitor.begin(engine), False
+    def __init__(self, monitor: EnergyMonitor, engine: str, n_threads: int) -> None:
+        self._monitor, self._open, self._is_over = monitor, monitor.begin(engine, n_threads=n_threads), False
 
     def __enter__(self) -> Self:
         return self
@@ -73,8 +73,8 @@ class Measured:
 class Unmeasured:
     """Stands where there is no meter: every answer's energy is unknown."""
 
-    def computing(self, engine: str) -> Self:
-        del engine
+    def computing(self, engine: str, *, n_threads: int = 1) -> Self:
+        del engine, n_threads
         return self
 
     def __enter__(self) -> Self:
@@ -127,17 +127,17 @@ class EnergyMonitor:
 
     # -- what answers take -----------------------------------------------------------------------------------------
 
-    def computing(self, engine: str) -> Measured:
+    def computing(self, engine: str, *, n_threads: int = 1) -> Measured:
         """Keep account of an answer while it is computed; each engine has a name of its own."""
-        return Measured(self, engine)
+        return Measured(self, engine, n_threads)
 
-    def begin(self, engine: str) -> Open:
+    def begin(self, engine: str, *, n_threads: int = 1) -> Open:
         """Note that an engine computes an answer; to be followed by abandon, with or without end before."""
         now_s = self._clock()
         with self._lock:
             self._used_s = now_s
             is_late = self._next_s - now_s > max(BUSY_S, self._meter.interval_s)
-            answer = self._account.begin(engine, now_s)
+            answer = self._account.begin(engine, now_s, weight=float(max(1, n_threads)))
         if is_late:
             self._wake.set()
         return answer

@@ -65,6 +65,16 @@ def test_two_models_share_by_their_time() -> None:
     assert (a.total_j, b.total_j) == (pytest.approx(20.0), pytest.approx(20.0))
 
 
+def test_more_threads_take_more() -> None:
+    bench = Bench()
+    wide = bench.account.begin("wide", 0.0, weight=3.0)
+    narrow = bench.account.begin("narrow", 0.0)
+    bench.run(4.0, 10.0)
+    a = found(bench.account.end(wide, 4.0, prefill=Part(4.0, 4.0)))
+    b = found(bench.account.end(narrow, 4.0, prefill=Part(4.0, 4.0)))
+    assert (a.total_j, b.total_j) == (pytest.approx(30.0), pytest.approx(10.0))
+
+
 def test_who_came_late_shares_only_the_end() -> None:
     bench = Bench()
     text = bench.account.begin("text", 0.0)

@@ -16,7 +16,7 @@ from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest, TensorTimings
 from edge_rt.types import Chunk, Energy, GenerateRequest
 from tests import virtual_time
-from tests.unit.worker.fake_child import LAST, LOAD
+from tests.unit.worker.fake_child import INFO, LAST, LOAD
 
 INFER = TensorRequest(id="i", model="m", inputs=())
 LOOK = MediaRequest(id="l", model="m", data=b"x")
@@ -31,7 +31,10 @@ class FakeWorker:
     def late_s(self) -> float:
         return 1.5
 
-    async def start(self) -> Any: ...
+    n_threads = 1
+
+    async def start(self) -> Any:
+        return replace(INFO, n_threads=self.n_threads)
 
     async def stop(self, error: Any) -> None: ...
 
@@ -115,6 +118,19 @@ def test_workers_of_one_model_share_what_is_drawn() -> None:
         await asyncio.sleep(1.0)
         answers = await asyncio.gather(cpu.infer(INFER), npu.infer(INFER))
         assert [answer.energy.total_j for answer in answers] == pytest.approx([4.0, 4.0])
+        bench.reading.cancel()
+
+    virtual_time.run(main())
+
+
+def test_a_worker_with_more_threads_takes_more() -> None:
+    async def main() -> None:
+        bench = Bench()
+        wide, narrow = bench.worker(), bench.worker()
+        bench.made[0].n_threads = 3
+        await asyncio.gather(wide.start(), narrow.start(), asyncio.sleep(1.0))
+        answers = await asyncio.gather(wide.infer(INFER), narrow.infer(INFER))
+        assert [answer.energy.total_j for answer in answers] == pytest.approx([6.0, 2.0])
         bench.reading.cancel()
 
     virtual_time.run(main())
