@@ -12,6 +12,7 @@ _COMMANDS: Final = {
     "status": "Show every meter, clock and temperature now.",
     "watch": "Plot the power as it changes.",
     "plan": "Show what powerd would set, and why.",
+    "cap": "Cap the power until powerd ends.",
     "calibrate": "Measure what this board takes at each clock.",
 }
 

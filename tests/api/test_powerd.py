@@ -75,3 +75,16 @@ def test_a_daemon_that_is_gone_has_no_work(socket_dir: Path) -> None:
         daemon.process.kill()
         seen(powerd, None)
         assert isinstance(answer.exception(), httpx2.HTTPError)
+
+
+def test_tensor_requests_are_work_too(socket_dir: Path) -> None:
+    body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1.0, 2.0, 3.0, 4.0]}]}
+    with both(socket_dir) as (powerd, _, client), ThreadPoolExecutor() as others:
+
+        def ask_often() -> set[int]:
+            return {client.post("/v2/models/null/infer", json=body).status_code for _ in range(400)}
+
+        answers = others.submit(ask_often)
+        assert seen(powerd, "prefill")["n_running"] == 1
+        assert answers.result() == {200}
+        seen(powerd, "idle")
