@@ -56,10 +56,20 @@ def merge(hints: Sequence[Hint], now_s: float) -> Hint | None:
 class Governor:
     """Sets clocks by a policy. Belongs to one thread.
 
+    sleep       waits until a limit that was given back is in force; None: it is at once
     stopped_by  why it does not act, "" while it does
     """
 
-    def __init__(self, sensing: Sensing, actuators: Actuators, policy: Policy, *, is_dry: bool, say: Say) -> None:
+    def __init__(
+        self,
+        sensing: Sensing,
+        actuators: Actuators,
+        policy: Policy,
+        *,
+        is_dry: bool,
+        say: Say,
+        sleep: Callable[[float], None] | None = None,
+    ) -> None:
         self.sensing, self.actuators, self.policy = sensing, actuators, policy
         self.is_dry = is_dry
         self.stopped_by = ""
@@ -67,7 +77,7 @@ class Governor:
         self.decision = Decision(max_hz={}, reason="none yet")
         self.applied = Applied()
         self.n_steps = self.n_writes = 0
-        self._say = say
+        self._say, self._sleep = say, sleep
         self._hint: Hint | None = None
         self._domains: tuple[Domain, ...] | None = None
 
@@ -111,10 +121,10 @@ class Governor:
             self.stopped_by = ""
             self._say(5, "resumed", "sets clocks again")
 
-    def restore(self, sleep: Callable[[float], None] | None = None) -> bool:
-        """Give the user's own limits back; False if not all of them are."""
+    def restore(self) -> bool:
+        """Give the user's own limits back, which may take some hundredths of a second; False if not all of them are."""
         try:
-            found = self.actuators.restore(sleep)
+            found = self.actuators.restore(self._sleep)
         except OSError as exc:
             self._say(3, "snapshot", f"the snapshot cannot be changed: {exc.strerror or exc}")
             return False

@@ -31,7 +31,7 @@ class Knob:
     in_force     what the file said last; None: unknown
     fault        why it cannot be read or written now; None: it can
     n_writes     since the start
-    n_clamped    of them that did not read back as written
+    n_clamped    of them that were not in force when the file was looked at next
     """
 
     __slots__ = (
@@ -39,6 +39,7 @@ class Knob:
         "_conflicts_s",
         "_due_s",
         "_filled_s",
+        "_is_judged",
         "_n_faults",
         "_sent",
         "_tokens",
@@ -57,6 +58,7 @@ class Knob:
         self.n_writes = self.n_clamped = 0
         self._sent: str | None = None  # what we wrote last …
         self._answer: str | None = None  # … and what it read back as, or later, nearer to it
+        self._is_judged = True  # that value
         self._n_faults = 0  # one after the other
         self._due_s = -math.inf  # not touched before
         self._tokens, self._filled_s = _BURST, -math.inf
@@ -86,6 +88,10 @@ class Knob:
         if self.in_force is None and self.fault is not None and self.fault.doing != "write":
             self.fault, self._n_faults = None, 0
         self.in_force = found
+        if not self._is_judged:
+            # Not when it was written: cpufreq brings a value into force a moment after it took it.
+            self._is_judged = True
+            self.n_clamped += self._sent is not None and found != self._sent
         if self._answer is None or found == self._answer:
             return "same"
         if found == self._sent:
@@ -129,8 +135,7 @@ class Knob:
         except OSError as exc:
             self._failed(exc, "read back", now_s)
             return False
-        if self._answer != text:
-            self.n_clamped += 1
+        self._is_judged = False
         self.fault, self._n_faults = None, 0
         return True
 

@@ -123,7 +123,7 @@ class Powerd:
         """Decide once and print what came of it."""
         self.governor.step(self.clock(), [], self.limits)
         found = self.status()
-        is_back = self.governor.restore(time.sleep)
+        is_back = self.governor.restore()
         print(json.dumps(found, indent=2))
         return 0 if is_back else 1
 
@@ -168,7 +168,7 @@ class Powerd:
             self._loop(selector, clients)
             notify("STOPPING=1", self.environ)
         finally:
-            is_back = self.governor.restore(time.sleep)
+            is_back = self.governor.restore()
             clients.close()
             if is_own:
                 _remove(now.socket_path)
@@ -246,7 +246,7 @@ class Powerd:
                 self.settings.cap_group,
             ):
                 self.log.say(4, "reload socket", "a change of the socket or of who may cap needs a restart")
-            self.governor.restore(time.sleep)
+            self.governor.restore()
             self.governor.sensing.close()
             self.settings = fresh
             self.governor = self._governor(fresh)
@@ -265,7 +265,9 @@ class Powerd:
         meter = make_meter(now, self._root, self.log.say)
         sensing = Sensing(self._root, self._files, meter, groups(self._root), self.clock)
         actuators = Actuators(files, found, None if is_dry else self._snapshot, also=now.actuators)
-        governor = Governor(sensing, actuators, make_policy(now, self.log.say), is_dry=is_dry, say=self.log.say)
+        governor = Governor(
+            sensing, actuators, make_policy(now, self.log.say), is_dry=is_dry, say=self.log.say, sleep=time.sleep
+        )
         if self._snapshot_problem and not is_dry:
             governor.stopped_by = self._snapshot_problem
         return governor

@@ -160,6 +160,7 @@ def test_a_value_written_in_the_heat_rises_with_it_to_what_was_asked(kernel: Fak
     kernel.heat(1_000_000)
     knob.look(0.0, lambda: True)
     knob.set("2000000", 0.0)
+    assert knob.look(0.5, lambda: True) == "same"
     assert (knob.in_force, knob.n_clamped) == ("1000000", 1)
     for khz in (1_500_000, None):
         kernel.heat(khz)
