@@ -18,6 +18,7 @@ from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
 from edge_rt.types import Chunk, Energy, GenerateRequest, ModelInfo
 from edge_rt.worker.channel import Load
+from edge_rt.worker.process import OnReply
 from edge_rt.worker.supervisor import WorkerEvents
 
 _NUMBERS: Final = count(1)
@@ -40,6 +41,8 @@ class Worker(Protocol):
     async def detokenize(self, token_ids: list[int]) -> str: ...
 
     async def infer(self, request: TensorRequest) -> TensorAnswer: ...
+
+    def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None] | None: ...
 
     async def look(self, request: MediaRequest) -> MediaAnswer: ...
 
@@ -95,6 +98,9 @@ class MeteredWorker:
             return answer
         self._told(self._model, energy)
         return replace(answer, energy=energy)
+
+    def infer_now(self, request: TensorRequest, on_reply: OnReply) -> None:
+        """Leave it to infer, which says what an answer took."""
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         with self._monitor.computing(self._engine, n_threads=self._n_threads) as measured:

@@ -15,7 +15,7 @@ from edge_rt.config_change import _RULES, plan, when
 
 def load(**flags: Any) -> Config:
     named = {name.replace("__", "."): value for name, value in flags.items()}
-    return config.load(environ={}, flags=named, system_file=Path("/nonexistent")).config
+    return config.load(environ={}, flags=named, system_file=Path("/nonexistent/config.toml")).config
 
 
 def all_keys() -> list[tuple[str, ...]]:
@@ -56,7 +56,7 @@ def test_what_can_change_does_and_what_needs_a_restart_stays() -> None:
 
 def test_an_endpoint_comes_and_goes() -> None:
     one = {"cloud.one.base_url": "https://a/v1", "cloud.one.model": "m"}
-    with_one = config.load(environ={}, flags=one, system_file=Path("/nonexistent")).config
+    with_one = config.load(environ={}, flags=one, system_file=Path("/nonexistent/config.toml")).config
     assert set(plan(load(), with_one).config.cloud) == {"one"}
     assert plan(with_one, load()).config.cloud == {}
     assert plan(with_one, load()).keys("restart") == ()
@@ -83,11 +83,11 @@ def test_what_is_planned_differs_from_the_old_in_what_may_change_only(chosen: di
     flags = {}
     for key, value in chosen.items():
         try:
-            config.load(environ={}, flags={dotted(key): value}, system_file=Path("/nonexistent"))
+            config.load(environ={}, flags={dotted(key): value}, system_file=Path("/nonexistent/config.toml"))
         except config.ConfigError:
             continue
         flags[dotted(key)] = value
-    old, new = load(), config.load(environ={}, flags=flags, system_file=Path("/nonexistent")).config
+    old, new = load(), config.load(environ={}, flags=flags, system_file=Path("/nonexistent/config.toml")).config
     found = plan(old, new)
     again = plan(old, found.config)
     assert again.keys("restart") == ()

@@ -156,7 +156,7 @@ class World:
 
 def loaded(**flags: Any) -> config.Loaded:
     settings = {"models.null.backend": "null"} | {name.replace("__", "."): value for name, value in flags.items()}
-    return config.load(environ={}, flags=settings, system_file=Path("/nonexistent"))
+    return config.load(environ={}, flags=settings, system_file=Path("/nonexistent/config.toml"))
 
 
 def make(

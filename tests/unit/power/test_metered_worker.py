@@ -163,3 +163,12 @@ def test_the_rest_is_the_workers_own() -> None:
         bench.reading.cancel()
 
     virtual_time.run(main())
+
+
+def test_what_is_asked_without_a_task_is_asked_with_one_beside_a_meter() -> None:
+    async def main() -> None:
+        bench = Bench()
+        assert bench.worker().infer_now(INFER, lambda reply: None) is None
+        bench.reading.cancel()
+
+    virtual_time.run(main())
