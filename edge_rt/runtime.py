@@ -39,7 +39,7 @@ from edge_rt.liveness import Activity
 from edge_rt.model_table import Entry, ModelTable
 from edge_rt.ports import MakeWorker, ModelStore, RuntimeEvents, make_worker
 from edge_rt.power.metered_worker import metered
-from edge_rt.power.monitor import EnergyMonitor, Unmeasured
+from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.power.workload import Workload
 from edge_rt.router.decide import Decision
 from edge_rt.scheduler.direct import Held, OnEnd
@@ -203,7 +203,7 @@ class Runtime:
             check_tensors(request, self._config.limits)
         if (ticket := entry.queue.enter_now(request.tenant)) is None:
             return None
-        held = Held(request.model, entry.queue, ticket, Unmeasured(), self._telemetry, on_end)
+        held = Held(entry.queue, ticket, on_end)
         return held.begin(partial(self._dispatcher.begin_direct, place, request))
 
     async def _infer(self, entry: Entry, request: TensorRequest) -> TensorAnswer:

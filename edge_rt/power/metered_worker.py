@@ -17,7 +17,7 @@ from edge_rt.errors import EdgeRtError
 from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
 from edge_rt.types import Chunk, Energy, GenerateRequest, ModelInfo
-from edge_rt.worker.channel import Load
+from edge_rt.worker.channel import Inferred, Load
 from edge_rt.worker.process import OnReply
 from edge_rt.worker.supervisor import WorkerEvents
 
@@ -99,8 +99,32 @@ class MeteredWorker:
         self._told(self._model, energy)
         return replace(answer, energy=energy)
 
-    def infer_now(self, request: TensorRequest, on_reply: OnReply) -> None:
-        """Leave it to infer, which says what an answer took."""
+    def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None] | None:
+        """Ask without a task, as the worker does; the reply has its energy."""
+        measured = self._monitor.computing(self._engine, n_threads=self._n_threads)
+
+        def replied(reply: Inferred | EdgeRtError) -> None:
+            if isinstance(reply, Inferred):
+                reply.energy = measured.energy(reply.timings)
+                if reply.energy is not None:
+                    self._told(self._model, reply.energy)
+            measured.end()
+            on_reply(reply)
+
+        try:
+            drop = self._worker.infer_now(request, replied)
+        except BaseException:
+            measured.end()
+            raise
+        if drop is None:
+            measured.end()
+            return None
+
+        def dropped() -> None:
+            measured.end()
+            drop()
+
+        return dropped
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         with self._monitor.computing(self._engine, n_threads=self._n_threads) as measured:

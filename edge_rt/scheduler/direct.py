@@ -10,15 +10,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 from edge_rt.errors import BackendError, EdgeRtError, ModelFormatError, ModelTooLargeError, WorkerLostError
 from edge_rt.scheduler.placed_model import DispatchEvents, Failure, PlacedModel
 from edge_rt.scheduler.places import Place
 from edge_rt.scheduler.queue import Queue
 from edge_rt.scheduler.residency import ModelWorker
-from edge_rt.tensor_types import TensorAnswer, TensorRequest, TensorTimings
-from edge_rt.types import Energy
+from edge_rt.tensor_types import TensorAnswer, TensorRequest
 from edge_rt.worker.channel import Inferred
 
 _log = logging.getLogger(__name__)
@@ -104,28 +102,13 @@ class Direct:
         return error if model.pick([failure], can_copy=True) is None else self._request
 
 
-class Measured(Protocol):
-    """An answer's energy; power.monitor has two that are."""
-
-    def energy(self, timings: TensorTimings) -> Energy | None: ...
-
-    def end(self) -> None: ...
-
-
-class EnergyEvents(Protocol):
-    def energy_used(self, model: str, energy: Energy) -> None: ...
-
-
 class Held:
-    """What such a request holds beside its place: a ticket of its model's queue, and an account of its energy."""
+    """What such a request holds beside its place: a ticket of its model's queue."""
 
-    __slots__ = ("_begun_at_s", "_drop", "_events", "_measured", "_model", "_on_end", "_queue", "_ticket")
+    __slots__ = ("_begun_at_s", "_drop", "_on_end", "_queue", "_ticket")
 
-    def __init__(
-        self, model: str, queue: Queue, ticket: int, measured: Measured, events: EnergyEvents, on_end: OnEnd
-    ) -> None:
-        self._model, self._queue, self._ticket = model, queue, ticket
-        self._measured, self._events, self._on_end = measured, events, on_end
+    def __init__(self, queue: Queue, ticket: int, on_end: OnEnd) -> None:
+        self._queue, self._ticket, self._on_end = queue, ticket, on_end
         self._begun_at_s = asyncio.get_running_loop().time()
 
     def begin(self, ask: Callable[[OnEnd], Callable[[], None] | None]) -> Callable[[], None] | None:
@@ -147,9 +130,6 @@ class Held:
         try:
             if isinstance(reply, TensorAnswer):
                 service_s = asyncio.get_running_loop().time() - self._begun_at_s
-                if (energy := self._measured.energy(reply.timings)) is not None:
-                    self._events.energy_used(self._model, energy)
-                    reply = replace(reply, energy=energy)
             self._on_end(reply)
         finally:
             self._leave(service_s)
@@ -159,5 +139,4 @@ class Held:
         self._leave(None)
 
     def _leave(self, service_s: float | None) -> None:
-        self._measured.end()
         self._queue.leave(self._ticket, service_s)

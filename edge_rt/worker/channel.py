@@ -33,7 +33,7 @@ from edge_rt.tensor_types import (
     TensorRequest,
     TensorTimings,
 )
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.types import Chunk, Energy, EngineStats, GenerateRequest, ModelInfo
 
 # The largest honest frame holds a tensor request's inputs; anything near the cap is a bug or a broken peer.
 MAX_FRAME_BYTES = 256 * 2**20
@@ -225,11 +225,15 @@ class TextOut(msgspec.Struct, frozen=True, array_like=True, tag="text"):
 
 
 class Inferred(_WithTensors, kw_only=True, array_like=True, tag="inferred"):
-    """A TensorAnswer but for its form, which the front process knows."""
+    """A TensorAnswer but for its form, which the front process knows.
+
+    energy  is not the worker's to tell: the front process sets it where there is a meter
+    """
 
     timings: TensorTimings
     place: str = ""
     n_stream_calls: int = 0
+    energy: Energy | None = None
 
     def answer(self, *, place: str = "", variant: str = "") -> TensorAnswer:
         return TensorAnswer(
@@ -238,6 +242,7 @@ class Inferred(_WithTensors, kw_only=True, array_like=True, tag="inferred"):
             place=place or self.place,
             variant=variant,
             n_stream_calls=self.n_stream_calls,
+            energy=self.energy,
         )
 
 

@@ -15,10 +15,12 @@ from edge_rt.power.metered_worker import metered
 from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest, TensorTimings
 from edge_rt.types import Chunk, Energy, GenerateRequest
+from edge_rt.worker.channel import Inferred
 from tests import virtual_time
 from tests.unit.worker.fake_child import INFO, LAST, LOAD
 
 INFER = TensorRequest(id="i", model="m", inputs=())
+TIMINGS = TensorTimings(queue_s=0.0, compute_s=1.0, batch_size=1, engine_s=1.0)
 LOOK = MediaRequest(id="l", model="m", data=b"x")
 
 
@@ -56,6 +58,12 @@ class FakeWorker:
         if self.is_lost:
             raise WorkerLostError(model="m", reason="gone")
         return TensorAnswer(outputs=(), timings=TensorTimings(queue_s=0.0, compute_s=1.0, batch_size=1, engine_s=1.0))
+
+    def infer_now(self, request: TensorRequest, on_reply: Any) -> Any:
+        if self.is_lost:
+            return None
+        reply = Inferred(id="w", sent=(), timings=TIMINGS)
+        return asyncio.get_running_loop().call_later(1.0, on_reply, reply).cancel
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
         return MediaAnswer(task="classify", timings=(await self.infer(INFER)).timings)
@@ -111,6 +119,30 @@ def test_every_kind_of_answer_says_what_it_took() -> None:
     virtual_time.run(main())
 
 
+def test_a_request_without_a_task_says_it_too_and_leaves_nothing_open() -> None:
+    async def main() -> None:
+        bench = Bench()
+        worker = bench.worker()
+        await asyncio.sleep(1.0)
+        replies: list[Any] = []
+        assert worker.infer_now(INFER, replies.append) is not None
+        await asyncio.sleep(1.5)
+        (reply,) = replies
+        assert reply.answer().energy.total_j == pytest.approx(8.0)
+        assert bench.told == [("m", reply.energy)]
+        drop = worker.infer_now(INFER, replies.append)
+        await asyncio.sleep(0.5)
+        assert bench.monitor._account.is_busy
+        drop()
+        assert not bench.monitor._account.is_busy
+        bench.made[0].is_lost = True
+        assert worker.infer_now(INFER, replies.append) is None
+        assert not bench.monitor._account.is_busy
+        bench.reading.cancel()
+
+    virtual_time.run(main())
+
+
 def test_workers_of_one_model_share_what_is_drawn() -> None:
     async def main() -> None:
         bench = Bench()
@@ -160,15 +192,6 @@ def test_the_rest_is_the_workers_own() -> None:
         assert (worker.pid, worker.late_s()) == (7, 1.5)
         assert await worker.tokenize("x", special=False, add_bos=False) == [1, 2]
         assert await worker.detokenize([1]) == "text"
-        bench.reading.cancel()
-
-    virtual_time.run(main())
-
-
-def test_what_is_asked_without_a_task_is_asked_with_one_beside_a_meter() -> None:
-    async def main() -> None:
-        bench = Bench()
-        assert bench.worker().infer_now(INFER, lambda reply: None) is None
         bench.reading.cancel()
 
     virtual_time.run(main())
