@@ -1,22 +1,27 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_rt.devices.base import Reading, known, unknown
 from edge_rt.devices.kernel_files import KernelFiles
 from edge_rt.devices.meters import Boundary, Quality, Sample
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.power.actuators import Actuators
+from edge_rt.power.assemble import Chooser
 from edge_rt.power.governor import Governor, cap_w, merge, safe
 from edge_rt.power.sensing import PowerReader, Sensing
 from edge_rt.power.snapshot import Snapshot
-from edge_rt.power.state import Decision, Domain, Hint, Limits, Observation
-from tests.unit.power.fake_kernel import BOOT, CPUFREQ, FakeKernel, domain
+from edge_rt.power.state import Decision, Domain, Hint, Limits, Observation, Power
+from tests.unit.power.fake_kernel import BOOT, CPUFREQ, FakeKernel, Policy, domain
 from tests.unit.power.tree import machine
 
 MAX = f"{CPUFREQ}/policy0/scaling_max_freq"
@@ -303,3 +308,74 @@ def test_battery_and_throttling_are_seen(tmp_path: Path) -> None:
     machine(tmp_path, more)
     found = Sensing(SysfsRoot(tmp_path), KernelFiles(str(tmp_path)), None, {}).observe(0.0, None, {})
     assert (found.is_on_battery, found.battery, found.throttled) == (True, 0.55, True)
+
+
+# Whatever happens, with the real policy.
+
+
+class Weather(Sensing):
+    """Sensors that tell what a test says."""
+
+    def __init__(self) -> None:
+        self.groups, self.power = {}, None
+        self.seen = Observation(now_s=0.0)
+
+    def observe(self, now_s: float, hint: Hint | None, max_hz: Mapping[str, float]) -> Observation:
+        return replace(self.seen, now_s=now_s, hint=hint, max_hz=max_hz)
+
+
+POWER = st.none() | st.builds(
+    Power,
+    power_w=st.none() | st.floats(0.1, 100),
+    boundary=st.sampled_from(("soc", "board")),
+    quality=st.just("measured"),
+    age_s=st.floats(0, 3),
+)
+MOMENT = st.tuples(
+    st.floats(0.0, 2.0),  # since the last one
+    st.sampled_from(("idle", "prefill", "decode", None)),
+    st.integers(0, 3),
+    st.none() | st.floats(-1.0, 3.0),
+    st.none() | st.floats(0.001, 1.0),
+    POWER,
+    st.none() | st.floats(20.0, 110.0),
+    st.sampled_from((0, errno.EBUSY, errno.EIO, errno.ENOENT)),
+)
+
+
+@given(
+    moments=st.lists(MOMENT, max_size=40),
+    own=st.sampled_from((2_400_000, 1_700_000)),
+    own_min=st.sampled_from((600_000, 1_200_000)),
+    max_w=st.sampled_from((0.0, 5.0)),
+)
+def test_with_the_real_policy_limits_stay_within_the_users_and_are_given_back(
+    moments: list[tuple[Any, ...]], own: int, own_min: int, max_w: float
+) -> None:
+    kernel = FakeKernel({"policy0": Policy(max_khz=own, min_khz=own_min), "policy4": Policy()})
+    before, weather, said = kernel.limits(), Weather(), []
+    with tempfile.TemporaryDirectory() as folder:
+        actuators = Actuators(kernel, [domain(), domain("policy4")], Snapshot(f"{folder}/snapshot", BOOT))
+        chooser = Chooser(None, lambda *_: None)
+        governor = Governor(weather, actuators, chooser, is_dry=False, say=lambda *line: said.append(line))
+        now_s = 100.0
+        for passed_s, work, n_waiting, left_s, tpot_s, power, temperature_c, fault in moments:
+            now_s += passed_s
+            weather.seen = Observation(now_s=now_s, power=power, temperature_c=temperature_c)
+            kernel.faults = {(MAX, doing): fault for doing in ("read", "write") if fault}
+            hint = Hint(
+                work=work or "idle",
+                n_waiting=n_waiting,
+                n_running=1,
+                n_prompt_tokens=50,
+                ttft_left_s=left_s,
+                tpot_s=tpot_s,
+                sent_s=now_s,
+            )
+            governor.step(now_s, [hint] if work else [], Limits(max_w=max_w))
+            assert own_min <= kernel.policies["policy0"].max_khz <= own
+        assert [line for line in said if line[1] == "policy"] == []
+        kernel.faults.clear()
+        assert governor.restore()
+        assert kernel.limits() == before
+        assert not Path(f"{folder}/snapshot").exists()
