@@ -26,10 +26,10 @@ DWELL_S = 0.1
 MAX_SWITCHES_HZ = 5
 
 _N_FOR_LIMITS, _N_FOR_UP = 1, 1  # of these switches a second, kept for limits and for going up
-_TPOT_ROOM = 0.90  # of the objective: what a level is chosen for
-_TTFT_ROOM = 0.75  # what prompts cost is told by their length only
+_TPOT_ROOM = 0.80  # of the objective: what a level is chosen for
+_TTFT_ROOM = 0.55  # much less, for how many tokens a prompt has is estimated by its length
 _LAG_S = 0.02  # from a hint to the clock
-_NEAR = 1.05  # the fastest level is taken whose joules are below this times the fewest: near them the curve is flat
+_NEAR = 1.03  # the fastest level is taken whose joules are below this times the fewest: near them the curve is flat
 _SAME = 1.02  # and kept while they are below that much more: no reason to switch
 _N_SLACK = 5  # hints in a row that are fast enough before one level is given back
 _WAIT_S = 0.15  # a request that waits longer waits for others, not for the next step

@@ -156,10 +156,10 @@ def test_the_kernel_throttles_a_board_that_is_too_hot() -> None:
 def test_the_oracle_is_in_time_and_takes_less_than_any_governor(board: Board) -> None:
     trace = traces.poisson(2, rate_hz=0.08, span_s=300.0)
     performance = simulator.run(board, trace, Fixed(board.top), name="performance")
-    slos = {"ttft_slo_s": 1.0, "tpot_slo_s": 0.1}
-    best = oracle.per_phase(board, trace, performance, **slos)
-    static = oracle.best_static(board, trace, performance, **slos)
-    assert oracle.is_allowed(best, performance, **slos)
+    kept = oracle.rules(performance, performance, ttft_slo_s=1.0, tpot_slo_s=0.1)
+    best = oracle.per_phase(board, trace, kept, performance)
+    static = oracle.best_static(board, trace, kept, performance)
+    assert kept.allow(best)
     assert best.soc_j_token <= static.soc_j_token * 1.005
     assert static.soc_j_token <= performance.soc_j_token
     schedutil = simulator.run(board, trace, Schedutil(board.points_hz), name="schedutil")

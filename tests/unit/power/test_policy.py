@@ -85,7 +85,7 @@ def test_decoding_gets_the_fastest_level_near_the_fewest_joules_above_idling() -
     play = Play()
     play.look(IDLE)
     decision = play.look(DECODING)
-    assert costs[_level(decision)] <= 1.05 * min(costs) < costs[_level(decision) + 1]
+    assert costs[_level(decision)] <= 1.03 * min(costs) < costs[_level(decision) + 1]
     assert 0 < costs.index(min(costs)) <= _level(decision) < TOP
     assert decision.reason == "decode"
 
@@ -104,14 +104,14 @@ def test_many_rows_need_a_higher_clock_for_the_same_time_per_token() -> None:
 def test_a_prompt_gets_the_cheapest_clock_that_is_in_time() -> None:
     levels_of = [
         _level(Play().look(Hint(work="prefill", n_running=1, n_prompt_tokens=100, ttft_left_s=left_s)))
-        for left_s in (30.0, 0.9, 0.75, 0.6, 0.2)
+        for left_s in (30.0, 1.5, 1.2, 0.95, 0.2)
     ]
     assert levels_of == sorted(levels_of)
     assert levels_of[0] < levels_of[2] < levels_of[-1] == TOP
 
 
 def test_the_clock_of_a_prompt_is_never_too_low_by_what_is_known() -> None:
-    for left_s in (0.5, 0.6, 0.7, 0.8, 1.0, 2.0):
+    for left_s in (0.5, 0.7, 0.9, 1.1, 1.5, 2.0):
         decision = Play().look(Hint(work="prefill", n_running=1, n_prompt_tokens=100, ttft_left_s=left_s))
         need_s = 100 * MODEL.levels[_level(decision)].prefill_s
         assert need_s <= left_s or decision.reason == "race"
@@ -264,12 +264,12 @@ def test_a_prompt_that_was_late_against_a_promise_makes_the_next_ones_careful() 
 
 def test_a_prompt_that_is_told_of_again_and_again_is_not_begun_again() -> None:
     play = Play()
-    hint = Hint(work="prefill", n_running=1, n_prompt_tokens=400, ttft_left_s=4.0)
+    hint = Hint(work="prefill", n_running=1, n_prompt_tokens=800, ttft_left_s=9.0)
     levels_seen = [_level(play.look(hint))]
     for i in range(1, 6):
         for _ in range(9):
             play.look()
-        levels_seen.append(_level(play.look(replace(hint, ttft_left_s=4.0 - i / 2))))
+        levels_seen.append(_level(play.look(replace(hint, ttft_left_s=9.0 - i / 2))))
     assert play.decision.reason == "prefill"
     assert max(levels_seen) - min(levels_seen) <= 1
     start_s = play.memory.prompt_s
