@@ -296,6 +296,7 @@ async def _start(
     runtime: Runtime, parts: Parts, listening: Listening, reporter: Reporter, ready: Callable[[Listening], None]
 ) -> None:
     await asyncio.gather(runtime.start(), parts.begin())
+    gc.collect()
     gc.freeze()  # what is here now stays: a collection that looks at it all holds up a request for milliseconds
     reporter.started()
     ready(listening)

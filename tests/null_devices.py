@@ -30,7 +30,8 @@ from edge_rt.tensor_types import (
     TensorTimings,
 )
 from edge_rt.types import Chunk, GenerateRequest
-from edge_rt.worker.channel import Load
+from edge_rt.worker.channel import Inferred, Load, SentTensor
+from edge_rt.worker.process import OnReply
 from edge_rt.worker.supervisor import WorkerEvents
 
 PROBE_S, READING_S = 0.5, 0.01  # what a child takes for the first reading, and for others
@@ -234,6 +235,24 @@ class Worker:
         output = Tensor(name="y", datatype="UINT8", shape=(len(data),), data=b"" if region else data, region=region)
         return TensorAnswer(outputs=(output,), timings=timings)
 
+    def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None]:
+        asked = asyncio.get_running_loop().create_task(self.infer(request))
+
+        def ended(done: asyncio.Task[TensorAnswer]) -> None:
+            if done.cancelled():
+                return
+            if (error := done.exception()) is not None:
+                assert isinstance(error, EdgeRtError)
+                on_reply(error)
+                return
+            answer = done.result()
+            reply = Inferred("1", tuple(map(SentTensor.of, answer.outputs)), timings=answer.timings)
+            reply.attached = b"".join(output.data for output in answer.outputs)
+            on_reply(reply)
+
+        asked.add_done_callback(ended)
+        return asked.cancel
+
     def late_s(self) -> float:
         return 0.0
 
@@ -254,7 +273,7 @@ def lost() -> EdgeRtError:
     return WorkerLostError(model="m", reason="scripted")
 
 
-def request(number: int, *, stream: str = "", is_last: bool = False) -> TensorRequest:
+def request(number: int, *, stream: str = "", is_last: bool = False, variant: str = "") -> TensorRequest:
     data = number.to_bytes(4, "little")
     tensor = Tensor(name="x", datatype="UINT8", shape=(4,), data=data)
-    return TensorRequest(id=f"r{number}", model="m", inputs=(tensor,), stream=stream, is_last=is_last)
+    return TensorRequest(id=f"r{number}", model="m", inputs=(tensor,), stream=stream, is_last=is_last, variant=variant)

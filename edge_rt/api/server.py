@@ -10,17 +10,17 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator
 from email.utils import formatdate
 from typing import ClassVar, Final, cast
 
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from edge_rt.api.callers import Peer
-from edge_rt.api.kserve_infer import Headers
+from edge_rt.api.cycles import HeadHolder, ShortCycle
 from edge_rt.api.short_way import ReadBuffers, ShortRequest, ShortWay
 from edge_rt.api.sse import HangUps
 from edge_rt.api.status import reply
@@ -31,138 +31,8 @@ _log = logging.getLogger("edge_rt.api")
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 _KEEP_ALIVE_S: Final = 75
-_CONTINUE: Final = b"HTTP/1.1 100"
-_JOINED_BYTES: Final = 64 * 1024  # of a body that is written together with its head
 _LAST_WORD_S: Final = 0.2
 _HEAD_END: Final = b"\r\n\r\n"
-
-
-class _HeadHolder:
-    """What an answer is written to: its head waits for its body, so that both wake the client once.
-
-    uvicorn writes them apart.
-    """
-
-    __slots__ = ("_head", "_is_past", "_transport")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._head = b""
-        self._is_past = False
-
-    def write(self, data: bytes) -> None:
-        if self._is_past or data.startswith(_CONTINUE):
-            self._transport.write(data)
-        elif not self._head:
-            self._head = data
-        elif len(data) <= _JOINED_BYTES:
-            self._is_past = True
-            self._transport.write(self._head + data)
-        else:  # a copy would cost more
-            self._flush()
-            self._transport.write(data)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def _flush(self) -> None:
-        if not self._is_past:
-            self._is_past = True
-            self._transport.write(self._head)
-
-
-class _NoEvent:
-    """Nobody waits for the events of the short way."""
-
-    def set(self) -> None: ...
-
-
-class _ShortCycle:
-    """A request on the short way, where HttpToolsProtocol looks for its own cycle; and what it is answered to."""
-
-    __slots__ = (
-        "before",
-        "disconnected",
-        "head",
-        "keep_alive",
-        "more_body",
-        "protocol",
-        "request",
-        "response_complete",
-        "timer",
-    )
-    message_event: ClassVar = _NoEvent()
-
-    def __init__(
-        self, protocol: PeerProtocol, request: ShortRequest, before: RequestResponseCycle, head: bytes
-    ) -> None:
-        self.protocol, self.request, self.before = protocol, request, before
-        self.head = head  # that the parser has not seen, b"": it has
-        self.keep_alive = self.more_body = True
-        self.disconnected = self.response_complete = False
-        self.timer: asyncio.TimerHandle | None = None
-
-    def is_whole(self) -> None:
-        self.more_body = False
-        self.stop_timer()
-
-    def stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-    # short_way.Connection
-
-    def write_now(self, status: int, headers: Headers, parts: Sequence[Data]) -> bool:
-        if self.protocol.flow.write_paused or len(parts) != 1 or len(parts[0]) > _JOINED_BYTES:
-            return False
-        if not self.disconnected:
-            self.protocol.transport.write(b"".join((self._head(status, headers), parts[0])))
-            self._is_complete()
-        return True
-
-    async def write(self, status: int, headers: Headers, parts: Sequence[Data]) -> None:
-        if self.write_now(status, headers, parts):
-            return
-        for data in (self._head(status, headers), *parts):
-            if self.protocol.flow.write_paused and not self.disconnected:
-                await self.protocol.flow.drain()
-            if self.disconnected:
-                return
-            self.protocol.transport.write(data)
-        self._is_complete()
-
-    def spawn(self, answering: Coroutine[None, None, None]) -> None:
-        task = self.protocol.loop.create_task(self._run(answering))
-        self.protocol.tasks.add(task)
-        task.add_done_callback(self.protocol.tasks.discard)
-
-    async def _run(self, answering: Coroutine[None, None, None]) -> None:
-        try:
-            await answering
-        except BaseException:  # noqa: BLE001  as uvicorn does for the app; errors are answered before this
-            _log.exception("an answer cannot be written")
-        if not self.response_complete and not self.disconnected:
-            self.protocol.transport.close()
-
-    def _head(self, status: int, headers: Headers) -> bytes:
-        """Write a response's head as uvicorn does."""
-        self.protocol.tell_date()
-        content = [STATUS_LINE[status]]
-        for name, value in (*self.protocol.server_state.default_headers, *headers):
-            content += (name, b": ", value, b"\r\n")
-        content.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-        return b"".join(content)
-
-    def _is_complete(self) -> None:
-        self.response_complete = True
-        if not self.keep_alive:
-            self.protocol.transport.close()
-        self.protocol.on_response_complete()
 
 
 class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
@@ -183,7 +53,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     _send_timer: asyncio.TimerHandle | None = None
     _is_head_alone = False  # given to the parser
     _is_in_message = False  # the parser
-    _arriving: _ShortCycle | None = None  # whose body is not whole
+    _arriving: ShortCycle | None = None  # whose body is not whole
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._ahead: list[RequestResponseCycle] = []  # not answered yet, of which uvicorn only knows the last
@@ -250,7 +120,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             way.remember(head)
 
     def _begin_short(self, request: ShortRequest, head: bytes) -> None:
-        self._arriving = _ShortCycle(self, request, self.cycle, head)
+        self._arriving = ShortCycle(self, request, self.cycle, head)
         self.cycle = cast("RequestResponseCycle", self._arriving)
 
     def data_received(self, data: Data) -> None:
@@ -333,7 +203,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._ahead.append(before)
         super().on_headers_complete()
         if self.cycle is not before and self.scope["method"] != "HEAD":  # whose answer is a head only
-            self.cycle.transport = cast("asyncio.Transport", _HeadHolder(self.transport))
+            self.cycle.transport = cast("asyncio.Transport", HeadHolder(self.transport))
 
     def on_response_complete(self) -> None:
         """Go on as uvicorn does, but leave the timer of an idle connection alone: it would be set for each request."""
@@ -398,7 +268,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def cut_off(self) -> None:
         """End what is computed without a task, in a shutdown that cannot wait any longer."""
         for cycle in (*self._ahead, self.cycle):
-            if isinstance(cycle, _ShortCycle):
+            if isinstance(cycle, ShortCycle):
                 cycle.request.cut_off()
 
     def _await_head(self) -> None:

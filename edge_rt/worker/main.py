@@ -36,7 +36,8 @@ from edge_rt.engine.tokens import EngineSettings, TokenEngine
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
 from edge_rt.types import Chunk, GenerateRequest
 from edge_rt.worker import channel, service, tensors
-from edge_rt.worker.channel import ChannelError, Load, WorkerChannel
+from edge_rt.worker.channel import ChannelError, Load
+from edge_rt.worker.ends import WorkerChannel
 from edge_rt.worker.load import unpack
 from edge_rt.worker.memory import check
 

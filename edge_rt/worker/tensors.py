@@ -25,7 +25,8 @@ from edge_rt.engine.tensors import Arrays, Call, TensorEngine, TensorSettings
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
 from edge_rt.tensor_types import MediaRequest, Tensor, TensorTimings
 from edge_rt.worker import channel, service
-from edge_rt.worker.channel import ChannelError, Load, TensorLoad, WorkerChannel
+from edge_rt.worker.channel import ChannelError, Load, TensorLoad
+from edge_rt.worker.ends import WorkerChannel
 from edge_rt.worker.regions import fetch, put
 from edge_rt.worker.tensor_load import load_tensor_session
 
@@ -293,6 +294,7 @@ def serve(
         _log.exception("loading %s failed", load.model)
         return service.refuse(out, BackendLoadError(model=load.model, reason=f"{type(exc).__name__}: {exc}"))
     memory.keep_freed(_KEPT_BYTES)
+    gc.collect()
     gc.freeze()  # what is here now stays: a collection that looks at it all holds up a request
     out.send(channel.TensorReady(session.info))
     place = f"{session.info.backend}:{session.info.device}"

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from edge_rt.api.app import build_app
@@ -100,11 +102,11 @@ def serving(
     protocol: type[PeerProtocol] = PeerProtocol,
     keys: tuple[str, ...] = (),
     sock: socket.socket | None = None,
-    **settings: Any,
+    **limits: Any,
 ) -> Served:
     async def run() -> Served:
         fake = runtime or FakeTensorRuntime()
-        config = Config(server=Settings(**{"max_body_bytes": 100_000, **settings}))
+        config = Config(server=Settings(**{"max_body_bytes": 100_000, **limits}))
         api = Api(runtime=fake, config=config, telemetry=Telemetry())
         app = build_app(fake, config, api.telemetry, api=api, api_keys=ApiKeys(keys) if keys else None)
 
@@ -307,6 +309,53 @@ def test_a_client_that_hangs_up_ends_its_inference(socket_dir: Path, is_direct: 
         assert served.n_long == 0
 
     serving(socket_dir, scenario, runtime=runtime)
+
+
+PLAIN = GOOD.replace(b"X-Request-Id: mine\r\n", b"")  # whose head is remembered
+LARGE = request({"inputs": [binary("image", [60_000], 60_000)], "parameters": ONE["parameters"]}, bytes(60_000))
+LONG = b"POST /v2/models/eyes/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n\r\n\r\n"
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from([PLAIN, GOOD, LARGE, LONG]), min_size=1, max_size=5), st.data())
+def test_requests_are_answered_alike_however_they_are_cut(
+    socket_dir: Path, requests: list[bytes], data: st.DataObject
+) -> None:
+    stream = b"".join(requests)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    is_direct, is_paced = data.draw(st.booleans()), data.draw(st.booleans())
+
+    async def scenario(served: Served) -> None:
+        reader, writer = await asyncio.open_unix_connection(served.path)
+        for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+            writer.write(stream[start:end])
+            for _ in range(3 if is_paced else 0):
+                await asyncio.sleep(0)
+        for sent in requests:
+            got = await answer(reader)
+            assert got.startswith(b"HTTP/1.1 400 " if sent is LONG else b"HTTP/1.1 200 ")
+            assert sent is LONG or got.endswith(bytes(60_000) if sent is LARGE else b"1234")
+        writer.close()
+
+    serving(socket_dir, scenario, runtime=FakeTensorRuntime(is_direct=is_direct))
+
+
+def test_a_head_that_comes_again_is_not_parsed_and_is_another_request(socket_dir: Path) -> None:
+    async def scenario(served: Served) -> None:
+        answers = [await served.ask(PLAIN) for _ in range(3)]
+        ids = {re.search(rb"x-request-id: (\w+)", head)[1] for head in answers}  # type: ignore[index]
+        assert len(ids) == 3
+        assert {re.sub(rb"x-request-id: \w+", b"", head) for head in answers} == {
+            re.sub(rb"x-request-id: \w+", b"", answers[0])
+        }
+        other = PLAIN[:-4] + b"5678"
+        assert (await served.ask(other)).endswith(b"5678")
+        wrong = PLAIN.replace(b'"shape": [1, 4]', b'"shape": [1, 5]')
+        assert (await served.ask(wrong)).startswith(b"HTTP/1.1 400 ")
+        assert served.n_long == 0
+
+    for is_direct in (False, True):
+        serving(socket_dir, scenario, runtime=FakeTensorRuntime(is_direct=is_direct))
 
 
 def test_a_client_that_hangs_up_within_its_body_is_counted(socket_dir: Path) -> None:

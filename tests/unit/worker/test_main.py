@@ -17,7 +17,8 @@ from edge_rt.errors import BackendUnavailableError, InvalidRequestError, ModelTo
 from edge_rt.tensor_types import TensorRequest
 from edge_rt.types import Chunk, EngineStats, GenerateRequest
 from edge_rt.worker import channel
-from edge_rt.worker.channel import FrameReader, FromWorker, Load, ToWorker, WorkerChannel, encode
+from edge_rt.worker.channel import FrameReader, FromWorker, Load, ToWorker, encode
+from edge_rt.worker.ends import WorkerChannel
 from edge_rt.worker.main import Engine, Service, load_session, serve
 from edge_rt.worker.service import STATS_INTERVAL_S
 from tests.unit.worker.fake_child import LAST, request

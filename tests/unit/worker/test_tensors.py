@@ -28,7 +28,8 @@ from edge_rt.errors import (
 )
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, Tensor, TensorRequest
 from edge_rt.worker import channel
-from edge_rt.worker.channel import Load, TensorLoad, WorkerChannel
+from edge_rt.worker.channel import Load, TensorLoad
+from edge_rt.worker.ends import WorkerChannel
 from edge_rt.worker.tensors import Service, serve
 from tests.unit.engine.tensor_sessions import STATEFUL, WatchedSession, alone, rows, session
 from tests.unit.engine.test_tensors import STATE

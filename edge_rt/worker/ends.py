@@ -1,0 +1,158 @@
+"""The two ends of a worker's channel: the front process' on its event loop, the worker's blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import select
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from edge_rt.tensor_types import Data
+from edge_rt.worker.channel import ChannelError, FrameReader, FromWorker, ToWorker, encode
+
+
+class ParentChannel(asyncio.BufferedProtocol):
+    """The front process' end. Callbacks run on the event loop and must not block."""
+
+    def __init__(self, on_message: Callable[[FromWorker], None], on_lost: Callable[[str], None]) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._reader: FrameReader[FromWorker] = FrameReader(FromWorker)
+        self._transport: asyncio.WriteTransport | None = None
+        self._sock: socket.socket
+        self._problem = ""
+
+    async def connect(self, sock: socket.socket) -> None:
+        """Take over a connected socket."""
+        sock.setblocking(False)
+        self._sock = sock
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
+
+    def send(self, message: ToWorker, attached: Sequence[Data] = ()) -> None:
+        """Queue a message; one to a lost worker is dropped, on_lost tells of it. Raises ChannelError if too large.
+
+        attached  its tensors' bytes; they may be sent when the call has ended, and must not change
+        """
+        frame = encode(message, attached)
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if not attached:
+            transport.write(frame)
+            return
+        parts = [memoryview(part) for part in (frame, *attached)]
+        n_sent = 0
+        if not transport.get_write_buffer_size():
+            with contextlib.suppress(OSError):  # the transport meets it again
+                n_sent = self._sock.sendmsg(parts)
+        for part in parts:
+            if n_sent < len(part):
+                transport.write(part[n_sent:])
+            n_sent = max(0, n_sent - len(part))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's
+        return self._reader.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            messages = self._reader.received(nbytes)
+        except ChannelError as exc:
+            self._problem = str(exc)
+            self.close()
+            return
+        for message in messages:
+            self._on_message(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost(self._problem or (str(exc) if exc is not None else "it closed its channel"))
+
+
+class WorkerChannel:
+    """The worker's blocking end. One thread receives; any thread may send, and none of them blocks in it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._sock = sock
+        # A timeout of the socket object would bind the writer thread too, hence poll.
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._reader: FrameReader[ToWorker] = FrameReader(ToWorker)
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._n_queued = 0  # frames that the writer has or shall have; those sent at once come after them
+        self._order = threading.Lock()
+        self._writer = threading.Thread(target=self._write, name="channel-writer", daemon=True)
+        self._writer.start()
+
+    def receive(self, timeout_s: float | None = None) -> list[ToWorker] | None:
+        """Wait for messages; [] after timeout_s without one, None when the front process is gone."""
+        reader = self._reader
+        while True:
+            if reader.is_in_long_frame:
+                flags: int = socket.MSG_WAITALL  # the rest of it is on its way
+            elif self._readable.poll(None if timeout_s is None else timeout_s * 1000):
+                flags = 0
+            else:
+                return []
+            try:
+                n_bytes = self._sock.recv_into(reader.room(), 0, flags)
+            except OSError:
+                return None
+            if not n_bytes:
+                return None
+            if messages := reader.received(n_bytes):
+                return messages
+
+    def is_quiet(self) -> bool:
+        """Say whether nothing has come that receive has not given; for the thread that receives."""
+        return self._reader.is_empty and not self._readable.poll(0)
+
+    def send(self, message: FromWorker, attached: Sequence[Data] = (), *, at_once: bool = False) -> None:
+        """Queue a message for the writer thread. Raises ChannelError if it is too large.
+
+        attached  its tensors' bytes
+        at_once   write it here as far as the socket takes it, if nothing is queued: one thread less has to wake up, but
+                  messages of one moment are not joined
+        """
+        parts: list[Data | bytearray] = [encode(message, attached), *attached]
+        with self._order:
+            n_sent = self._sent_at_once(parts) if at_once and not self._n_queued else 0
+            if n_sent < sum(map(len, parts)):
+                self._n_queued += 1
+                self._outbox.put(b"".join(parts)[n_sent:])
+
+    def flush(self) -> None:
+        """Write out what is queued and end the writer; nothing can be sent after it."""
+        self._outbox.put(None)
+        self._writer.join()
+
+    def _sent_at_once(self, parts: Sequence[Data | bytearray]) -> int:
+        """Give how many bytes the socket took; the writer meets an error again."""
+        try:
+            return self._sock.sendmsg(parts, [], socket.MSG_DONTWAIT)
+        except OSError:
+            return 0
+
+    def _write(self) -> None:
+        closing = False
+        while not closing:
+            frames = [self._outbox.get()]
+            while not self._outbox.empty():
+                frames.append(self._outbox.get())
+            closing = None in frames
+            try:
+                self._sock.sendall(b"".join(frame for frame in frames if frame is not None))
+            except OSError:
+                return  # the front process is gone; receive sees it too and ends this one
+            with self._order:
+                self._n_queued -= sum(frame is not None for frame in frames)
