@@ -11,6 +11,7 @@ from edge_rt.backends.base import SeqRows, TokenSession
 from edge_rt.bench.metering import Metering
 from edge_rt.bench.workload import token_ids
 from edge_rt.devices.base import Reading
+from edge_rt.devices.idle import cpu_ticks
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import PowerUnknownError
 from edge_rt.power.calibration import CalibratedDomain, Point
@@ -18,7 +19,6 @@ from edge_rt.power.calibration import CalibratedDomain, Point
 _SEED: Final = 42
 _SEQ: Final = 0
 _SETTLE_S: Final = 1.0  # after a change of clock
-_TICKS: Final = slice(1, 9)  # of /proc/stat's first line (proc_stat(5)); guest time is in user's already
 
 
 class Watts(Protocol):
@@ -122,13 +122,13 @@ class Calibrator:
     def _phase(self, what: str, run: Callable[[], int]) -> tuple[float, float]:
         """Run for the plan's time; give seconds a token and watts."""
         run()  # caches and clocks warm up
-        before, mark, begun_s = self._ticks(), self._watts.mark(), self._now()
+        before, mark, begun_s = cpu_ticks(self._root), self._watts.mark(), self._now()
         n_tokens = 0
         while n_tokens == 0 or self._now() - begun_s < self._plan.seconds:
             n_tokens += run()
         spent_s = self._now() - begun_s
         watts = _known(self._watts.since(mark, what))
-        after = self._ticks()
+        after = cpu_ticks(self._root)
         if before is not None and after is not None:
             self._busy_ticks += after[0] - before[0]
             self._all_ticks += after[1] - before[1]
@@ -147,13 +147,6 @@ class Calibrator:
         self._session.seq_trim(_SEQ, at)
         self._session.decode([SeqRows(_SEQ, at, self._prompt[-1:], want_logits=True)])
         return 1
-
-    def _ticks(self) -> tuple[int, int] | None:
-        words = (self._root.text("proc/stat").value or "").partition("\n")[0].split()[_TICKS]
-        if len(words) < 5 or not all(word.isdecimal() for word in words):
-            return None
-        numbers = [int(word) for word in words]
-        return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
 
 
 class MeterWatts:

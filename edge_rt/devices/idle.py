@@ -59,3 +59,30 @@ class IdleMeter:
                 ticks += int(words[4]) + int(words[5])
                 n_found += 1
         return ticks * _TICK_S if n_found else None
+
+
+def cpu_ticks(root: SysfsRoot) -> tuple[int, int] | None:
+    """Give all CPUs' ticks since boot: those in which they worked, and all; None where /proc/stat does not tell.
+
+    Its first line (proc_stat(5)): idle and iowait are the fourth and fifth number, guest time is in user's already.
+    """
+    words = (root.text("proc/stat").value or "").partition("\n")[0].split()
+    if len(words) < 6 or words[0] != "cpu" or not all(word.isdecimal() for word in words[1:9]):
+        return None
+    numbers = [int(word) for word in words[1:9]]
+    return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
+
+
+class LoadShare:
+    """Calling it gives the share of all CPUs' time that was worked since the call before; None: not known."""
+
+    def __init__(self, root: SysfsRoot | None = None) -> None:
+        self._root = root or SysfsRoot()
+        self._last = cpu_ticks(self._root)
+
+    def __call__(self) -> float | None:
+        last, now = self._last, cpu_ticks(self._root)
+        self._last = now
+        if last is None or now is None or now[1] <= last[1]:
+            return None
+        return min(1.0, max(0.0, (now[0] - last[0]) / (now[1] - last[1])))

@@ -5,8 +5,8 @@ one engine's answers together have as many as it computed. Several engines compu
 of the energy of a window is its engine-seconds in it, times the threads of its engine, over those of all engines. An
 engine counts as computing while it has an answer to give, so that nothing has to be waited for when an answer ends.
 
-Idle power is learned from windows in which nobody asked for anything: of the last ones the lower quartile, because what
-other programs do in some of them is not idle.
+Idle power is learned from windows in which nobody asked for anything and no other program worked: of the last ones the
+lower quartile.
 """
 
 from __future__ import annotations
@@ -141,6 +141,11 @@ class EnergyAccount:
             source=self.source.name,
             coverage=coverage,
         )
+
+    def disturbed(self, now_s: float) -> None:
+        """Note that other programs work: what is drawn now is not idle power."""
+        if not self._n_open:
+            self._idle_since_s = now_s
 
     def learn_idle(self, now_s: float) -> None:
         """Take in the last seconds' power if nothing was computed in them; to be called now and then."""

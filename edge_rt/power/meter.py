@@ -10,6 +10,7 @@ from pathlib import Path
 from edge_rt.config import Power
 from edge_rt.devices import meter_choice
 from edge_rt.devices.base import Reading, unknown
+from edge_rt.devices.idle import LoadShare
 from edge_rt.devices.meters import Boundary, Meter, Quality, Sample
 from edge_rt.devices.serial_meter import open_serial, parse_spec
 from edge_rt.devices.sysfs import SysfsRoot
@@ -41,7 +42,7 @@ class Chosen:
         """Begin to read the meter; None without one."""
         if self.meter is None:
             return None
-        monitor = EnergyMonitor(self.meter, idle_w=self.idle_w)
+        monitor = EnergyMonitor(self.meter, idle_w=self.idle_w, load=LoadShare())
         monitor.start()
         return monitor
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from edge_rt.devices.base import Reading, known, unknown
+from edge_rt.devices.idle import cpu_ticks
 from edge_rt.devices.meters import Boundary, Quality, Sample
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.power.calibration import CalibratedDomain, Calibration, Point
@@ -45,7 +46,7 @@ class ModelledMeter:
 
     def read(self, now_s: float) -> Reading[Sample]:
         """Give the mean power since the last read that saw the CPUs' counters move."""
-        ticks = self._busy_and_all()
+        ticks = cpu_ticks(self._root)
         if ticks is None:
             self._ticks = None
             return unknown("/proc/stat", "the CPUs' load cannot be read")
@@ -80,15 +81,6 @@ class ModelledMeter:
         if not name.startswith("policy") or not name.removeprefix("policy").isdecimal():
             return None
         return self._root.scaled(f"{_POLICIES}/{name}/scaling_cur_freq", _KHZ).value
-
-    def _busy_and_all(self) -> tuple[int, int] | None:
-        """Sum all CPUs' ticks: busy ones, and all (proc_stat(5); guest time is in user's already)."""
-        words = (self._root.text("proc/stat").value or "").partition("\n")[0].split()
-        if len(words) < 6 or words[0] != "cpu" or not all(word.isdecimal() for word in words[1:9]):
-            return None
-        numbers = [int(word) for word in words[1:9]]
-        idle = numbers[3] + numbers[4]
-        return sum(numbers) - idle, sum(numbers)
 
 
 def _mean_w(point: Point) -> float:

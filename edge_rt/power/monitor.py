@@ -26,6 +26,7 @@ BUSY_S: Final = 0.05
 IDLE_S: Final = 1.0
 _LINGER_S: Final = 1.0  # between two requests that follow each other it does not go to sleep
 _RECENT_S: Final = 60.0
+_QUIET: Final = 0.1  # share of the CPUs' time that others may work while idle power is learned
 _MARK_S: Final = 1.0  # that mark waits at most
 
 
@@ -92,12 +93,18 @@ class EnergyMonitor:
     """Any thread may ask; only the monitor's own reads the meter, which it closes in the end.
 
     idle_w  what is known of the machine's idle power from before; None: nothing
+    load    share of all CPUs' time that was worked since it was asked last; None: not known
     """
 
     def __init__(
-        self, meter: Meter, *, idle_w: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        meter: Meter,
+        *,
+        idle_w: float | None = None,
+        load: Callable[[], float | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._meter, self._clock = meter, clock
+        self._meter, self._load, self._clock = meter, load, clock
         self._account = EnergyAccount(
             Source(meter.name, meter.boundary, meter.quality), meter.interval_s, idle_w=idle_w
         )
@@ -198,12 +205,15 @@ class EnergyMonitor:
         asked_s = self._clock()
         reading = self._meter.read(asked_s)
         now_s, interval_s = (asked_s + self._clock()) / 2, self._meter.interval_s  # it was read in between
+        load = None if is_busy else self._load()
         period_s, longest_s = max(BUSY_S if is_busy else IDLE_S, interval_s), max(IDLE_S, interval_s)
         with self._lock:
             self._account.log.interval_s = interval_s  # some meters show it only after a while, or are found late
             self._account.source = Source(self._meter.name, self._meter.boundary, self._meter.quality)
             # A period that has just become shorter began as the longer one.
             self._account.log.take(reading, now_s, period_s=max(period_s, min(now_s - self._read_s, longest_s)))
+            if load is not None and load > _QUIET:
+                self._account.disturbed(now_s)
             self._account.learn_idle(now_s)
             self._read_s = now_s
             # Something may have begun meanwhile, which found no need to wake this thread.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edge_rt.devices.idle import IdleMeter
+import pytest
+
+from edge_rt.devices.idle import IdleMeter, LoadShare
 from edge_rt.devices.sysfs import SysfsRoot
 from tests.fakes import FakeClock
 
@@ -59,3 +61,22 @@ def test_a_long_pause_is_no_measure_of_now(tmp_path: Path) -> None:
     write_stat(tmp_path, 60.5)
     clock.advance(1.0)
     assert meter() == 0.5
+
+
+def test_the_share_that_was_worked(tmp_path: Path) -> None:
+    def stat(text: str) -> None:
+        (tmp_path / "proc").mkdir(exist_ok=True)
+        (tmp_path / "proc/stat").write_text(text)
+
+    stat("cpu  100 0 100 800 0 0 0 0 50 0\n")
+    load = LoadShare(SysfsRoot(tmp_path))
+    stat("cpu  130 0 100 860 10 0 0 0 50 0\n")
+    assert load() == pytest.approx(0.3)
+    assert load() is None  # no time has gone by
+    for text in ("", "cpu 1 2", "intr 1 2 3 4 5 6 7 8", "cpu a b c d e f g h"):
+        stat(text)
+        assert load() is None
+    stat("cpu  130 0 100 860 10 0 0 0 50 0\n")
+    assert load() is None
+    stat("cpu  130 0 100 870 10 0 0 0 50 0\n")
+    assert load() == 0.0

@@ -150,6 +150,18 @@ def test_before_the_first_value_all_is_unknown() -> None:
     assert now.reason == "nothing has been read yet"
 
 
+def test_idle_power_is_not_learned_while_others_work() -> None:
+    _, meter, clock = make()
+    loads = [0.6]
+    monitor = EnergyMonitor(meter, load=lambda: loads[0], clock=clock)
+    meter.watts = 9.0
+    run(monitor, clock, 20.0)
+    assert monitor.now().idle_w is None
+    loads[0], meter.watts = 0.02, 2.0
+    run(monitor, clock, 20.0)
+    assert monitor.now().idle_w == pytest.approx(2.0)
+
+
 def test_a_known_idle_power_counts_until_it_is_learned() -> None:
     _, meter, clock = make()
     monitor = EnergyMonitor(meter, idle_w=1.5, clock=clock)
