@@ -215,8 +215,8 @@ class SideServer(Protocol):
     async def stop(self, grace_s: float) -> None: ...
 
 
-def _side_servers(loaded: Loaded, api: Api) -> list[SideServer]:
-    server = loaded.config.server
+def _side_servers(loaded: Loaded, running: Running) -> list[SideServer]:
+    server, api = loaded.config.server, running.api
     found: list[SideServer] = []
     if api.regions is not None:
         found.append(RegionServer(api.regions, Path(server.shm_socket_path), server))
@@ -229,7 +229,8 @@ def _side_servers(loaded: Loaded, api: Api) -> list[SideServer]:
                 problem=f"needs gRPC ({exc}); install it with `pip install 'edge_rt[grpc]'`",
                 origin=loaded.origins.get("server.grpc_socket_path", "default"),
             ) from exc
-        found.append(GrpcServer(api, Path(server.grpc_socket_path)))
+        running.grpc = GrpcServer(api, Path(server.grpc_socket_path))
+        found.append(running.grpc)
     return found
 
 
@@ -244,7 +245,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     runtime, server = running.runtime, running.server
     stop, hurry = asyncio.Event(), asyncio.Event()
-    sides = _side_servers(loaded, running.api)
+    sides = _side_servers(loaded, running)
     async with AsyncExitStack() as started:
         for side in sides:
             await side.start()

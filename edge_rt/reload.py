@@ -37,9 +37,15 @@ class Reports(Protocol):
     def reloaded(self, note: str) -> None: ...
 
 
+class ApiUser(Protocol):
+    """A server beside the HTTP one that answers by the same configuration; api.grpc_server.GrpcServer is one."""
+
+    def use(self, api: Api) -> None: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Running:
-    """The daemon as it runs; what a reload replaces is replaced here."""
+    """The daemon as it runs; what a reload replaces is replaced here. grpc is None where none is configured."""
 
     config: Config
     runtime: Runtime
@@ -48,6 +54,7 @@ class Running:
     api: Api
     server: Server
     metrics: telemetry.Telemetry
+    grpc: ApiUser | None = None
 
 
 class Reloader:
@@ -101,6 +108,8 @@ class Reloader:
         now.api = replace(now.api, config=found.config)
         app = build_app(now.runtime, found.config, now.metrics, api_keys=keys, api=now.api)
         now.server.use(app, ShortWay(now.api, access_log=found.config.server.access_log))
+        if now.grpc is not None:
+            now.grpc.use(now.api)
         telemetry.configure_logging(found.config.log.level, found.config.log.format)
         _tell(found)
         restart = found.keys("restart")

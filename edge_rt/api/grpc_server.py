@@ -77,6 +77,10 @@ class GrpcServer:
         self._server: Any = None
         self._inode: tuple[int, int] | None = None
 
+    def use(self, api: Api) -> None:
+        """Answer all calls from now on by another configuration. gRPC's own limit of a message stays."""
+        self._api = api
+
     async def start(self) -> None:
         server = self._api.config.server
         mode, key = int(server.socket_mode, 8), "server.grpc_socket_path"
@@ -127,14 +131,13 @@ class GrpcServer:
 
     def _observed(self, rpc: Rpc, handler: Handler) -> Callable[[bytes, Context], Awaitable[bytes]]:
         """Wrap a handler as api/boundary.py wraps routes: limits, the request's id, errors, metrics, the access log."""
-        server = self._api.config.server
-        max_bodies_bytes = max(server.max_bodies_bytes, server.max_body_bytes + _HEAD_BYTES)
 
         async def answer(raw: bytes, context: Context) -> bytes:
+            server = self._api.config.server
             if len(raw) > (limit := server.max_body_bytes + _HEAD_BYTES):
                 problem = f"the message is {len(raw)} bytes long, the limit is {limit}; server.max_body_bytes sets it"
                 raise InvalidRequestError(param="", problem=problem)
-            self._api.bodies.take(len(raw), max_bodies_bytes)
+            self._api.bodies.take(len(raw), max(server.max_bodies_bytes, limit))
             try:
                 fields = await handler(rpc.request.FromString(raw), context)
                 encoded: bytes = rpc.response(**fields).SerializeToString()
@@ -165,7 +168,7 @@ class GrpcServer:
                 self._api.telemetry.request_finished(
                     f"/{SERVICE}/{rpc.name}", status=status, outcome=outcome, duration_s=duration_s
                 )
-                if server.access_log:
+                if self._api.config.server.access_log:
                     extra = {"duration_s": round(duration_s, 4), "outcome": outcome, "tenant": TENANT}
                     _access.info("gRPC %s %s", rpc.name, code, extra=extra)
 

@@ -11,12 +11,17 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
+import pytest
 
 from edge_rt.api import listen
+from edge_rt.api.client import Client
+from edge_rt.tensor_types import Tensor
 from tests.api.daemon import CONFIG, Daemon
 
 WITHOUT_CACHE = "[cache]\nenabled = false\n"
@@ -82,6 +87,31 @@ def test_keys_change_for_connections_that_are_open(socket_dir: Path) -> None:
             keys.write_text("new-key\n")
             daemon.reload("", until="keys were read again")
             assert (asked("old-key"), asked("new-key")) == (401, 200)
+
+
+def test_limits_change_for_tensors_over_http_and_grpc(socket_dir: Path) -> None:
+    pytest.importorskip("grpc", reason="grpcio is not installed: edge_rt[grpc]")
+    triton = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
+    extra = f"[server]\ngrpc_socket_path = '{socket_dir / 'g'}'\n"
+    x = triton.InferInput("x", [4, 4], "FP32")
+    x.set_data_from_numpy(np.zeros((4, 4), np.float32))
+    binary = Tensor(name="x", datatype="FP32", shape=(4, 4), data=bytes(64))
+    with Daemon(socket_dir, extra=f"{extra}[limits]\nmax_tensor_bytes = 63\n") as daemon:
+        over_grpc = triton.InferenceServerClient(f"unix:{socket_dir / 'g'}")
+        with closing(over_grpc), Client(daemon.socket) as over_http:
+
+            def problems() -> list[str]:
+                found = []
+                for ask in (lambda: over_grpc.infer("null", [x]), lambda: over_http.infer("null", {"x": binary})):
+                    try:
+                        ask()
+                    except Exception as exc:  # noqa: BLE001  of two libraries
+                        found.append(str(exc))
+                return found
+
+            assert ["limits.max_tensor_bytes" in problem for problem in problems()] == [True, True]
+            daemon.reload(f"{extra}[limits]\nmax_tensor_bytes = 64\n", until="changed: limits.max_tensor_bytes")
+            assert [problems() for _ in range(3)] == [[], [], []]
 
 
 def test_no_request_is_lost_while_it_reloads_again_and_again(socket_dir: Path) -> None:
