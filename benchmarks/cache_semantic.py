@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from numpy.typing import NDArray
 
 from edge_rt.bench.samples import quantile
 from edge_rt.cache import similarity
+from edge_rt.cache.judge import PairJudge
 from edge_rt.cache.lexical import differs, read
 from edge_rt.cache.refusal import refusal
 from edge_rt.cache.semantic import MIN_SIMILARITY, N_NEAREST, SemanticTier
-from edge_rt.cache.threshold import ErrorController
+from edge_rt.cache.threshold import ErrorController, Evidence, sigmoid
 from edge_rt.cache.vector_index import VectorIndex
 from edge_rt.text_vectors import N_DIMENSIONS, TextVectors
 
@@ -56,7 +58,7 @@ def main() -> None:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the public query pairs lie; else $EDGE_RT_DATA")
-    parser.add_argument("--fit", action="store_true", help="fit score.py's weights on streams of --data and print them")
+    parser.add_argument("--fit", action="store_true", help="fit score.py's and threshold.py's weights")
 
 
 def _false_hits(directory: Path, vectors: TextVectors, figures: list[harness.Figure]) -> list[dict[str, Any]]:
@@ -203,48 +205,91 @@ def _latency(
 
 
 def _fit(questions: qqp.Questions, vectors: TextVectors) -> None:
-    """Fit the weights on streams that share no cluster with those measured, or with each other."""
-    taken: set[str] = {questions.cluster[q] for seed in range(3) for q in questions.stream(seed)}
-    values: list[tuple[float, ...]] = []
-    labels: list[bool] = []
-    for seed in range(100, 103):
-        asked = questions.stream(seed, without=frozenset(taken))
-        taken |= {questions.cluster[question] for question in asked}
-        for pair, is_same in _pairs(asked, questions, vectors):
-            values.append(pair)
-            labels.append(is_same)
-    x, y = np.array(values), np.array(labels, np.float64)
+    """Fit the weights on a stream that shares no cluster with those measured, nor with the judge's training."""
+    measured = frozenset(questions.cluster[q] for seed in range(3) for q in questions.stream(seed))
+    asked = questions.stream(qqp.FIT_SEED, without=measured)
+    pairs = _pairs(asked, vectors)
+    labels = np.array([questions.cluster[asked[p.at]] == questions.cluster[asked[p.other]] for p in pairs], np.float64)
+    weights, bias = _logistic(np.array([p.values for p in pairs]), labels, penalty=3.0)
+    print("WEIGHTS =", tuple(round(float(w), 4) for w in weights))
+    print("BIAS =", round(bias, 4), f"# {len(pairs)} pairs")
+    scores = [bias + float(weights @ np.array(p.values)) for p in pairs]
+    x, y = _evidence(asked, questions, pairs, scores)
+    weights, bias = _logistic(x[:, 1:], y, penalty=1.0)
+    print("_PRIOR =", tuple(round(float(w), 2) for w in (bias, *weights)), f"# {len(x)} matches; n_served by hand")
+
+
+def _logistic(x: NDArray[np.float64], y: NDArray[np.float64], *, penalty: float) -> tuple[NDArray[np.float64], float]:
+    """Give weights and bias; the penalty is on weights of standardised columns."""
     mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-9
     z = np.c_[np.ones(len(x)), (x - mean) / scale]
     weights = np.zeros(z.shape[1])
-    penalty = np.r_[0.0, np.full(x.shape[1], 3.0)]
+    hold = np.r_[0.0, np.full(x.shape[1], penalty)]
     for _ in range(30):  # Newton's method, ridge
         p = 1 / (1 + np.exp(-z @ weights))
-        hessian = (z * (p * (1 - p))[:, None]).T @ z + np.diag(penalty)
-        weights += np.linalg.solve(hessian, z.T @ (y - p) - penalty * weights)
+        hessian = (z * (p * (1 - p))[:, None]).T @ z + np.diag(hold)
+        weights += np.linalg.solve(hessian, z.T @ (y - p) - hold * weights)
     by_unit = weights[1:] / scale
-    print("WEIGHTS =", tuple(round(float(w), 4) for w in by_unit))
-    print("BIAS =", round(float(weights[0] - (by_unit * mean).sum()), 4), f"# {len(x)} pairs")
+    return by_unit, float(weights[0] - (by_unit * mean).sum())
 
 
-def _pairs(
-    asked: Sequence[str], questions: qqp.Questions, vectors: TextVectors
-) -> list[tuple[tuple[float, ...], bool]]:
-    """Give the measures of each question's nearest earlier ones that the guard lets pass."""
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A question by its number in the stream, an earlier one near it, and their measures with the judge's word."""
+
+    at: int
+    other: int
+    values: tuple[float, ...]
+
+
+def _pairs(asked: Sequence[str], vectors: TextVectors) -> list[_Pair]:
+    """Give each question's nearest earlier ones that nothing forbids."""
     index: VectorIndex[int] = VectorIndex(len(asked), N_DIMENSIONS)
     subjects = [similarity.subject(question, vectors) for question in asked]
+    judge = PairJudge.load()
     found = []
     for at, (question, vector) in enumerate(zip(asked, vectors.embed(asked), strict=True)):
         if refusal(question):
             continue
         near = index.nearest(b"", vector, N_NEAREST)
         for other, cosine in near:
-            if cosine >= MIN_SIMILARITY and not differs(subjects[at].reading, subjects[other].reading):
+            a, b = subjects[at], subjects[other]
+            if cosine >= MIN_SIMILARITY and not differs(a.reading, b.reading):
                 rivals = [c for rival, c in near if rival != other]
-                measured = similarity.measures(subjects[at], subjects[other], vectors, cosine=cosine, rivals=rivals)
-                found.append((measured, questions.cluster[question] == questions.cluster[asked[other]]))
+                values = similarity.measures(a, b, vectors, cosine=cosine, rivals=rivals)
+                judged = similarity.judged(a, b, vectors, judge, values)
+                found.append(_Pair(at, other, (*values, judged)))
         index.add(b"", at, vector)
     return found
+
+
+def _evidence(
+    asked: Sequence[str], questions: qqp.Questions, pairs: Sequence[_Pair], scores: Sequence[float]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Replay a stream in which everything is compared and nothing served: each match's evidence, and was it right."""
+    near: dict[int, list[tuple[int, float]]] = {}
+    for pair, score in zip(pairs, scores, strict=True):
+        near.setdefault(pair.at, []).append((pair.other, score))
+    known: dict[tuple[int, int], bool] = {}
+    marks: dict[int, list[tuple[float, bool]]] = {}
+    rows, labels = [], []
+    for at, matches in near.items():
+        for other, score in matches:
+            right, wrong = ([s for s, is_right in marks.get(other, ()) if is_right is kind] for kind in (True, False))
+            votes = [(s, known.get((max(o, other), min(o, other)))) for o, s in matches if o != other]
+            support, against = (
+                max((sigmoid(s) for s, is_same in votes if is_same is kind), default=0.0) for kind in (True, False)
+            )
+            evidence = Evidence(
+                score, max(wrong, default=None), min(right, default=None), len(wrong), len(right), 0, support, against
+            )
+            rows.append(evidence.features())
+            labels.append(questions.cluster[asked[at]] == questions.cluster[asked[other]])
+        for (other, score), is_right in zip(matches, labels[-len(matches) :], strict=True):
+            known[at, other] = is_right
+            for entry in (at, other):
+                marks.setdefault(entry, []).append((score, is_right))
+    return np.array(rows), np.array(labels, np.float64)
 
 
 if __name__ == "__main__":

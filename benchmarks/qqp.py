@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 SHARE_REPEATED = 0.345  # of a stream's questions, that mean what an earlier one meant
+FIT_SEED = 100  # of the stream that the cache's weights are fitted on; 0, 1 and 2 are measured
 MISLABELLED = "Order does matter for asymmetric relations"  # 1 upstream, and means 0
 
 

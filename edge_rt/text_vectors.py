@@ -55,6 +55,11 @@ class TextVectors:
             raise _misfit(package_dir / _WEIGHTS, _TENSOR, f"{len(rows)} rows for {n_tokens} tokens")
         return cls(rows, tokenizer)
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that have a vector."""
+        return len(self._rows)
+
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Give one unit vector per text, float32 [n, 256]; zeros for a text without any token."""
         vectors = np.zeros((len(texts), N_DIMENSIONS), np.float32)

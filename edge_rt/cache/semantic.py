@@ -15,17 +15,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.cache import score, similarity
+from edge_rt.cache import similarity
 from edge_rt.cache.agreement import is_same_answer
+from edge_rt.cache.judge import PairJudge
 from edge_rt.cache.lexical import differs
 from edge_rt.cache.refusal import has_own_numbers, refusal
 from edge_rt.cache.similarity import Subject
-from edge_rt.cache.threshold import ErrorController, Evidence, reading_state
+from edge_rt.cache.threshold import ErrorController, Evidence, reading_state, sigmoid
 from edge_rt.cache.vector_index import VectorIndex
 from edge_rt.text_vectors import N_DIMENSIONS, TextVectors
 
@@ -35,6 +37,7 @@ Outcome = Literal["hit", "verify", "shadow", "miss"]
 MIN_SIMILARITY = 0.6  # cosine below which nothing is looked at more closely
 N_NEAREST = 3  # candidates compared word by word
 _N_TOMBSTONES = 16  # questions an entry remembers as not its own
+_N_KNOWN = 16  # other entries whose answers an entry's was compared with
 _N_ASKED = 64  # questions whose vectors wait for their answers
 
 
@@ -74,16 +77,22 @@ class Lookup:
 @dataclass(slots=True)
 class _Entry:
     subject: Subject
+    number: int
     wrong: float | None = None
     right: float | None = None
     n_wrong: int = 0
     n_right: int = 0
-    has_served: bool = False
+    n_served: int = 0
     is_vetoed: bool = False
     tombstones: list[bytes] = field(default_factory=list)
+    known: dict[int, bool] = field(default_factory=dict)  # by other entries' numbers: have they the same answer?
+
+    def knows(self, other: _Entry) -> bool | None:
+        """Tell whether another entry's answer is the same; None where they were never compared."""
+        return self.known.get(other.number, other.known.get(self.number))
 
     def mark(self, score: float, is_right: bool) -> None:
-        self.has_served = False
+        self.n_served = 0
         if is_right:
             self.n_right += 1
             self.right = score if self.right is None else min(self.right, score)
@@ -111,11 +120,14 @@ class SemanticTier:
         mode: Mode,
         max_entries: int,
         draw: Callable[[], float],
+        judge: PairJudge | None = None,
     ) -> None:
         self.mode = mode
         self.controller = controller
         self._vectors = vectors
         self._draw = draw
+        self._pairs = judge or PairJudge.load()
+        self._numbers = count()
         self._index: VectorIndex[bytes] = VectorIndex(max_entries, N_DIMENSIONS)
         self._entries: dict[bytes, _Entry] = {}
         self._asked: OrderedDict[bytes, _Asked] = OrderedDict()
@@ -156,10 +168,13 @@ class SemanticTier:
         self._n["right" if is_right else "wrong"] += 1
         if match.is_best:
             self.controller.learn(match.evidence, is_right, chance=match.chance)
-        if (asked := self._asked.get(match.asked)) is not None:
+        asked = self._asked.get(match.asked)
+        if asked is not None:
             asked.entry.mark(match.evidence.score, is_right)
         if (entry := self._entries.get(match.answer_ref)) is None:
             return
+        if asked is not None and len(asked.entry.known) < _N_KNOWN:
+            asked.entry.known[entry.number] = is_right
         entry.mark(match.evidence.score, is_right)
         if not is_right:
             entry.tombstones = [*entry.tombstones[1 - _N_TOMBSTONES :], match.asked]
@@ -172,7 +187,7 @@ class SemanticTier:
     def corrected(self, answer_ref: bytes) -> None:
         """An entry's answer was replaced: what was verified of the old one says nothing now."""
         if answer_ref in self._entries:
-            self._entries[answer_ref] = _Entry(self._entries[answer_ref].subject)
+            self._entries[answer_ref] = _Entry(self._entries[answer_ref].subject, next(self._numbers))
 
     def forget(self, answer_ref: bytes) -> None:
         """An answer is gone from the store."""
@@ -201,8 +216,12 @@ class SemanticTier:
 
     def state(self) -> dict[str, Any]:
         """What must outlive a restart beside the questions themselves, as plain JSON: verified entries, controller."""
+        names = {entry.number: ref.hex() for ref, entry in self._entries.items()}
         verified = {
-            ref.hex(): [e.wrong, e.right, e.n_wrong, e.n_right, e.is_vetoed, [t.hex() for t in e.tombstones]]
+            ref.hex(): [
+                *(e.wrong, e.right, e.n_wrong, e.n_right, e.is_vetoed, [t.hex() for t in e.tombstones]),
+                {names[number]: is_same for number, is_same in e.known.items() if number in names},
+            ]
             for ref, e in self._entries.items()
             if e.n_right or e.n_wrong
         }
@@ -215,16 +234,19 @@ class SemanticTier:
         """
         restored: dict[bytes, _Entry] = {}
         with reading_state():
-            for name, (wrong, right, n_wrong, n_right, is_vetoed, tombstones) in state["verified"].items():
+            for name, (wrong, right, n_wrong, n_right, is_vetoed, tombstones, known) in state["verified"].items():
                 if (entry := self._entries.get(ref := bytes.fromhex(name))) is not None:
+                    others = [(self._entries.get(bytes.fromhex(other)), same) for other, same in known.items()]
                     restored[ref] = _Entry(
                         entry.subject,
+                        entry.number,
                         wrong=None if wrong is None else float(wrong),
                         right=None if right is None else float(right),
                         n_wrong=int(n_wrong),
                         n_right=int(n_right),
                         is_vetoed=bool(is_vetoed),
                         tombstones=[bytes.fromhex(digest) for digest in tombstones][-_N_TOMBSTONES:],
+                        known={other.number: bool(same) for other, same in others[:_N_KNOWN] if other is not None},
                     )
             controller = state["controller"]
         self.controller.restore(controller)
@@ -254,13 +276,13 @@ class SemanticTier:
         )
         if outcome == "hit":
             self._index.touch(matches[0].answer_ref)
-            self._entries[matches[0].answer_ref].has_served = True
+            self._entries[matches[0].answer_ref].n_served += 1
         return Lookup(outcome, matches, "below the threshold" if outcome == "miss" else "")
 
     def _candidates(self, partition: bytes, asked: _Asked) -> tuple[list[tuple[bytes, float, Evidence]], str]:
         """Give the nearest entries that nothing speaks against, the likeliest first, or why there is none."""
         near = self._index.nearest(partition, asked.vector, N_NEAREST)
-        found: list[tuple[bytes, float, Evidence]] = []
+        scores: dict[bytes, float] = {}
         reason = "nothing near"
         for at, (ref, cosine) in enumerate(near):
             if cosine < MIN_SIMILARITY:
@@ -271,14 +293,31 @@ class SemanticTier:
             elif difference := differs(asked.subject.reading, entry.subject.reading):
                 reason = difference
             else:
-                rivals = [other for i, (_, other) in enumerate(near) if i != at]
-                values = similarity.measures(asked.subject, entry.subject, self._vectors, cosine=cosine, rivals=rivals)
-                evidence = Evidence(
-                    score.log_odds(values), entry.wrong, entry.right, entry.n_wrong, entry.n_right, entry.has_served
+                scores[ref] = similarity.log_odds(
+                    asked.subject,
+                    entry.subject,
+                    self._vectors,
+                    self._pairs,
+                    cosine=cosine,
+                    rivals=[other for i, (_, other) in enumerate(near) if i != at],
                 )
-                found.append((ref, cosine, evidence))
+        found = [(ref, cosine, self._evidence(ref, scores)) for ref, cosine in near if ref in scores]
         found.sort(key=lambda candidate: -self.controller.probability(candidate[2]))
         return found, reason
+
+    def _evidence(self, ref: bytes, scores: Mapping[bytes, float]) -> Evidence:
+        """Gather what is known of a match, and what the other matches say of it: some were compared with it."""
+        entry = self._entries[ref]
+        support = against = 0.0
+        for other, score in scores.items():
+            is_same = entry.knows(self._entries[other]) if other != ref else None
+            if is_same:
+                support = max(support, sigmoid(score))
+            elif is_same is not None:
+                against = max(against, sigmoid(score))
+        return Evidence(
+            scores[ref], entry.wrong, entry.right, entry.n_wrong, entry.n_right, entry.n_served, support, against
+        )
 
     def _ask(self, partition: bytes, question: str) -> _Asked:
         """Take a question apart; the last few are kept until their answers come."""
@@ -287,7 +326,7 @@ class SemanticTier:
         if asked is None:
             subject = similarity.subject(question, self._vectors)
             vector = self._vectors.embed([question])[0]
-            asked = self._asked[digest] = _Asked(vector, subject, digest, _Entry(subject))
+            asked = self._asked[digest] = _Asked(vector, subject, digest, _Entry(subject, next(self._numbers)))
             if len(self._asked) > _N_ASKED:
                 self._asked.popitem(last=False)
         return asked

@@ -1,8 +1,8 @@
-"""How likely two questions want the same answer: a few measures of the pair, weighed by a logistic regression.
+"""How likely two questions want the same answer: measures of the pair and the judge's word, weighed by a regression.
 
-The cosine of two means sees no word that matters; matching the tokens one by one does. The weights were fitted by
-tools/train_cache_score.py and are a starting point: the controller (threshold.py) recalibrates on this device's own
-verified answers. Loads numpy.
+The cosine of two means sees no word that matters; matching the tokens one by one does, and the judge (judge.py) knows
+what kinds of words may be another's. The weights (score.py) are a starting point: the controller (threshold.py)
+recalibrates on this device's own verified answers. Loads numpy.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_rt.cache import score
+from edge_rt.cache.judge import PairJudge
 from edge_rt.cache.lexical import Reading, read
-from edge_rt.text_vectors import TextVectors
+from edge_rt.text_vectors import N_DIMENSIONS, TextVectors
 
 _MAX_TOKENS = 64  # matched one by one
 
@@ -39,6 +41,25 @@ def subject(question: str, vectors: TextVectors) -> Subject:
     reading = read(question)
     ids = array("H", vectors.token_ids(question.lower())[:_MAX_TOKENS])
     return Subject(reading, frozenset(reading.roles), ids)
+
+
+def log_odds(
+    a: Subject,
+    b: Subject,
+    vectors: TextVectors,
+    judge: PairJudge,
+    *,
+    cosine: float,
+    rivals: Sequence[float],
+) -> float:
+    """Give the log-odds that two questions want the same answer; arguments as of measures()."""
+    measured = measures(a, b, vectors, cosine=cosine, rivals=rivals)
+    return score.log_odds((*measured, judged(a, b, vectors, judge, measured)))
+
+
+def judged(a: Subject, b: Subject, vectors: TextVectors, judge: PairJudge, measured: Sequence[float]) -> float:
+    """Give what the judge says of a pair."""
+    return judge.log_odds(judge.align(_rows(a, vectors)), judge.align(_rows(b, vectors)), measured)
 
 
 def measures(
@@ -78,6 +99,10 @@ def measures(
 
 
 def _unit(one: Subject, vectors: TextVectors) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    rows = vectors.token_vectors(one.ids) if one.ids else np.ones((1, 1), np.float32).repeat(256, axis=1)
+    rows = _rows(one, vectors)
     lengths = np.maximum(np.linalg.norm(rows, axis=1), np.float32(1e-6))
     return rows / lengths[:, None], lengths
+
+
+def _rows(one: Subject, vectors: TextVectors) -> NDArray[np.float32]:
+    return vectors.token_vectors(one.ids) if one.ids else np.ones((1, N_DIMENSIONS), np.float32)

@@ -24,15 +24,15 @@ _WINDOW = 1000  # requests over which errors are counted
 _N_SHADOW = 1000  # requests at first of which every would-be hit is computed and compared
 _MIN_LABELS = 30  # comparisons without which nothing is served
 _RENEW_EVERY = 20  # requests between two settings of the threshold
-_AIM = 0.72  # of the declared share: errors come in bursts, and no window may exceed it
-_STOP = 0.90  # of the declared share: with so many expected errors in the last window nothing is served
+_AIM = 0.8  # of the declared share: errors come in bursts, and no window may exceed it
+_STOP = 0.98  # of the declared share: with so many expected errors in the last window nothing is served
 _FORGET = 0.9995  # per comparison
 _FORGET_BIAS = 0.99
 _N_DOUBT = 6.0  # errors' worth of trust in the model before its bias is believed
 _MIN_VERIFY, _MAX_VERIFY = 0.01, 0.6
 # Weights of Evidence.features(), as benchmarks/cache_semantic.py --fit found them, and how far they may be off here.
-_PRIOR = (0.32, 0.99, -0.83, -0.29, -0.52, 0.25, 0.44, -0.26, -0.6)
-_PRIOR_VARIANCE = (0.2, 0.02, 0.05, 0.02, 0.05, 0.02, 0.05, 0.02, 0.1)
+_PRIOR = (0.31, 0.87, -0.29, -0.11, -1.24, 0.2, 0.58, -0.26, -0.6, 2.09, -1.8)
+_PRIOR_VARIANCE = (0.2, 0.02, 0.05, 0.02, 0.05, 0.02, 0.05, 0.02, 0.1, 0.1, 0.1)
 _REACH = 3.0  # log-odds beyond which a distance says no more, and comparisons beyond which their number does not
 
 
@@ -43,8 +43,10 @@ class Evidence:
     wrong    highest score at which the entry's answer was found wrong for another question, None if never
     right    lowest score at which it was found right
     n_wrong  how often the one, and n_right how often the other
-    has_served  the entry was given to another question since it was last compared: what draws many questions is
-             wrong for twice as many of them
+    n_served  how often the entry was given to another question since it was last compared: what draws many questions
+             is wrong for twice as many of them
+    support  how likely right the best other match is whose answer is known to be the same as this one's, 0 without one
+    against  the same of the best other match whose answer is known to be another
     """
 
     score: float
@@ -52,7 +54,9 @@ class Evidence:
     right: float | None = None
     n_wrong: int = 0
     n_right: int = 0
-    has_served: bool = False
+    n_served: int = 0
+    support: float = 0.0
+    against: float = 0.0
 
     def features(self) -> tuple[float, ...]:
         """An entry that lies close to other questions needs a better match than one that never was wrong."""
@@ -65,7 +69,9 @@ class Evidence:
             0.0 if self.right is None else _clipped(self.score - self.right),
             min(self.n_right, _REACH),
             min(self.n_wrong, _REACH),
-            float(self.has_served),
+            min(self.n_served, _REACH),
+            self.support,
+            self.against,
         )
 
 
@@ -110,7 +116,7 @@ class ErrorController:
         return self._wrong_seen / self._wrong_expected
 
     def probability(self, evidence: Evidence) -> float:
-        return _sigmoid(sum(m * x for m, x in zip(self._mean, evidence.features(), strict=True)))
+        return sigmoid(sum(m * x for m, x in zip(self._mean, evidence.features(), strict=True)))
 
     def judge(self, evidence: Evidence | None, draw: float, *, may_serve: bool = True) -> Judgement:
         """Decide one request; evidence is None where nothing comes near. Every request must pass here.
@@ -188,7 +194,7 @@ class ErrorController:
             return Judgement("verify", p_right)
         if self._spent_sum + (1 - p_right) * self.bias > self.max_error * _STOP * _WINDOW:
             return Judgement("miss", p_right)
-        chance = self._verify_probability(p_right) * (0.5 if evidence.n_right >= 2 else 1.0)
+        chance = min(self._verify_probability(p_right) * _eagerness(evidence), _MAX_VERIFY)
         return Judgement("verify" if draw < chance else "hit", p_right, chance)
 
     def _verify_probability(self, p_right: float) -> float:
@@ -225,11 +231,18 @@ class ErrorController:
         self._mean = [m + g * (is_right - p_right) for m, g in zip(self._mean, gain, strict=True)]
 
 
+def _eagerness(evidence: Evidence) -> float:
+    """Compare an entry that goes on serving sooner than others, or one wrong answer becomes a burst of them."""
+    if evidence.n_served:
+        return 1 + min(evidence.n_served, _REACH)
+    return 0.5 if evidence.n_right >= 2 else 1.0
+
+
 def _clipped(distance: float) -> float:
     return min(max(distance, -_REACH), _REACH)
 
 
-def _sigmoid(z: float) -> float:
+def sigmoid(z: float) -> float:
     return 1 / (1 + math.exp(-min(max(z, -30.0), 30.0)))
 
 

@@ -162,6 +162,40 @@ def test_a_near_miss_found_wrong_forbids_the_pair_only(vectors: TextVectors) -> 
     assert found(tier, "Which is the best way to learn cooking?").match is not None
 
 
+def test_matches_that_were_compared_with_each_other_speak_for_and_against_each_other(tier: SemanticTier) -> None:
+    tier.admit(A, ASKED, b"one", "Cook.")
+    other = "What is the best way to learn how to cook?"
+    for is_same in (True, False):
+        tier.forget(b"two")
+        for match in found(tier, other).matches:
+            tier.verified(match, is_same)
+        tier.admit(A, other, b"two", "Cook.")
+        match = next(m for m in found(tier, SAME).matches if m.answer_ref == b"two")
+        assert (match.evidence.support > 0.5, match.evidence.against > 0.5) == (is_same, not is_same)
+        if is_same:
+            again = json.loads(json.dumps(tier.state()))["verified"][b"two".hex()]
+            assert again[-1] == {b"one".hex(): True}
+            tier.corrected(b"one")
+            match = next(m for m in found(tier, SAME).matches if m.answer_ref == b"two")
+            assert match.evidence.support == 0, "another answer: what was compared of the old one says nothing"
+
+
+def test_what_an_entry_served_is_counted_until_it_is_compared(vectors: TextVectors) -> None:
+    tier = tier_of(vectors)
+    teach(tier)
+    tier.admit(A, ASKED, b"ref", "Cook.")
+    served = []
+    for question in (SAME, "Which is the best way to learn cooking?", "What's the best way to learn cooking?"):
+        match = found(tier, question).match
+        assert match is not None
+        served.append(match.evidence.n_served)
+    assert served == [0, 1, 2]
+    tier.verified(match, is_right=True)
+    again = found(tier, SAME).match
+    assert again is not None
+    assert again.evidence.n_served == 0
+
+
 def test_an_answer_that_is_gone_is_forgotten(tier: SemanticTier) -> None:
     tier.admit(A, ASKED, b"ref", "Cook.")
     tier.forget(b"ref")

@@ -108,6 +108,21 @@ def test_a_trusted_entry_is_verified_less() -> None:
     assert served[1].chance < served[0].chance
 
 
+def test_an_entry_that_goes_on_serving_is_compared_sooner() -> None:
+    controller = ErrorController(0.2, 0.08, n_shadow=0)
+    World(controller, 8).run(2000)
+    chances = [controller.judge(Evidence(6.0, n_right=2, n_served=n), 0.999).chance for n in (0, 1, 2)]
+    assert chances == sorted(set(chances))
+
+
+def test_other_matches_speak_for_and_against() -> None:
+    controller = ErrorController(0.02, 0.08)
+    plain, supported, opposed = (
+        controller.probability(Evidence(1.0, **votes)) for votes in ({}, {"support": 0.9}, {"against": 0.9})
+    )
+    assert opposed < plain < supported
+
+
 def test_no_candidate_is_a_miss() -> None:
     assert ErrorController(0.02, 0.08).judge(None, 0.0) == Judgement("miss", 0.0)
 
