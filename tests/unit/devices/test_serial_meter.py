@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import threading
 import time
 import tty
@@ -15,6 +16,7 @@ import pytest
 from edge_rt.devices.base import Reading
 from edge_rt.devices.meters import Sample
 from edge_rt.devices.serial_meter import SerialMeter, Spec, open_serial, parse_spec
+from tests.unit.devices.test_tc66 import answer
 
 _DEADLINE_S = 20.0
 
@@ -180,3 +182,51 @@ def test_a_value_ages_and_is_unknown_after_three_periods() -> None:
     assert fresh.value == Sample(power_w=3.0, age_s=pytest.approx(0.1))
     assert again.value == Sample(power_w=3.0, age_s=pytest.approx(0.25))
     assert (late.value, late.reason) == (None, "silent for 0.4 s")
+
+
+@contextmanager
+def answering(device: int, reply: bytes) -> Iterator[None]:
+    """Say reply whenever getva is asked, until the end."""
+    done = threading.Event()
+
+    def speak() -> None:
+        asked = b""
+        while not done.is_set():
+            if select.select([device], [], [], 0.05)[0]:
+                try:
+                    asked += os.read(device, 64)
+                except OSError:  # nobody has the port open
+                    done.wait(0.05)
+            if asked.endswith(b"getva"):
+                asked = b""
+                os.write(device, reply)
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        speaker.join()
+
+
+def test_a_tc66_on_a_real_port_is_asked_and_answers() -> None:
+    with plugged() as (device, port), answering(device, answer(5.1, 0.5, 2.55)):
+        meter = open_serial(f"serial:{port}:tc66")
+        try:
+            reading = until(meter, lambda r: r.value is not None)
+        finally:
+            meter.close()
+    assert reading.value is not None
+    assert reading.value.power_w == pytest.approx(2.55)
+    assert (meter.name, meter.quality, meter.interval_s) == (f"tc66 {port}", "measured", 0.1)
+
+
+def test_another_device_than_a_tc66_is_unknown_with_a_reason() -> None:
+    with plugged() as (device, port), answering(device, b"U" * 192):
+        meter = open_serial(f"serial:{port}:tc66")
+        try:
+            reason = until(meter, lambda r: "nothing yet" not in r.reason).reason
+        finally:
+            meter.close()
+    assert "not a TC66's: block 1 does not begin with pac1" in reason
