@@ -95,7 +95,9 @@ class ShortCycle:
     )
     message_event: ClassVar = _NoEvent()
 
-    def __init__(self, protocol: _Connection, request: ShortRequest, before: RequestResponseCycle, head: bytes) -> None:
+    def __init__(
+        self, protocol: _Connection, request: ShortRequest, before: RequestResponseCycle | None, head: bytes
+    ) -> None:
         self.protocol, self.request, self.before = protocol, request, before
         self.head = head  # that the parser has not seen, b"": it has
         self.keep_alive = self.more_body = True
@@ -104,6 +106,7 @@ class ShortCycle:
 
     def is_whole(self) -> None:
         self.more_body = False
+        self.before = None  # which would keep the one before it, and so on
         self.stop_timer()
 
     def stop_timer(self) -> None:

@@ -255,7 +255,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         body = cycle.request.give_up(n_more)
         self._arriving = None
         cycle.stop_timer()
-        self.cycle = cycle.before
+        self.cycle = cast("RequestResponseCycle", cycle.before)
         if cycle.head:
             self.data_received(cycle.head)
         else:

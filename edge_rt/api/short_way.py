@@ -29,6 +29,7 @@ _PATH: Final = re.compile(rb"/v2/models/([\w.:~-]+)(?:/versions/([\w.:~-]+))?/in
 _READ_BYTES: Final = 256 * 1024  # a picture's tensor and its head
 _TAKEN_BYTES: Final = 32 * 1024  # smaller bodies are copied
 _MAX_SPARE: Final = 2
+_NOTHING: Final = memoryview(b"")
 _MAX_HEADS: Final = 64
 _MAX_HEAD_BYTES: Final = 2048  # of one that is remembered
 _LENGTH: Final = HEADER_LENGTH.encode()
@@ -160,7 +161,8 @@ class ShortRequest:
         self._way, self._exchange, self._hang_ups = way, exchange, hang_ups
         self._head, self._size = head, head.size
         self._n_bytes = 0  # of it that are here
-        self._body = memoryview(b"")
+        self._body = _NOTHING
+        self._connection: Connection
         self._buffer: bytearray | None = None  # which it lies in, if that is one of the connections'
         self._drop: Callable[[], None] | None = None  # while it is computed without a task
 
@@ -325,6 +327,7 @@ class ShortRequest:
             await self._connection.write(answer.status, headers, [body])
 
     def _end(self) -> None:
+        self._body = _NOTHING  # the connection knows this request until its next one comes
         if self._buffer is not None and self._exchange.status == 200:  # else something may still look at it
             self._way.buffers.give_back(self._buffer)
         self._way.api.bodies.give_back(self._n_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import re
@@ -20,9 +21,10 @@ from starlette.types import Receive, Scope, Send
 from edge_rt.api.app import build_app
 from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api
+from edge_rt.api.cycles import ShortCycle
 from edge_rt.api.listen import bind_unix
 from edge_rt.api.server import PeerProtocol, Server
-from edge_rt.api.short_way import ShortWay
+from edge_rt.api.short_way import ShortRequest, ShortWay
 from edge_rt.config import Config
 from edge_rt.config import Server as Settings
 from edge_rt.errors import BackendStepError, DeadlineError, EdgeRtError, QueueFullError, WorkerLostError
@@ -356,6 +358,24 @@ def test_a_head_that_comes_again_is_not_parsed_and_is_another_request(socket_dir
 
     for is_direct in (False, True):
         serving(socket_dir, scenario, runtime=FakeTensorRuntime(is_direct=is_direct))
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_a_connection_keeps_none_of_the_requests_that_it_has_answered(socket_dir: Path, is_direct: bool) -> None:
+    def count() -> int:
+        gc.collect()
+        return sum(isinstance(thing, ShortCycle | ShortRequest) for thing in gc.get_objects())
+
+    async def scenario(served: Served) -> None:
+        before = count()
+        reader, writer = await asyncio.open_unix_connection(served.path)
+        for _ in range(5):
+            writer.write(GOOD)
+            await answer(reader)
+        assert count() <= before + 2  # the last one, of which the connection asks whether it is answered
+        writer.close()
+
+    serving(socket_dir, scenario, runtime=FakeTensorRuntime(is_direct=is_direct))
 
 
 def test_a_client_that_hangs_up_within_its_body_is_counted(socket_dir: Path) -> None:
