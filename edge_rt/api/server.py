@@ -91,15 +91,15 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self._arriving is not None:
             self._take_body(nbytes)
             return
-        buffer: bytearray = self.server_state.buffers.current  # type: ignore[attr-defined]
-        data = memoryview(buffer)[:nbytes]
-        end = buffer.find(_HEAD_END, 0, nbytes) + len(_HEAD_END) if self.is_between_requests() else 0
+        buffers: ReadBuffers = self.server_state.buffers  # type: ignore[attr-defined]
+        data = memoryview(buffers.current)[:nbytes]
+        end = buffers.current.find(_HEAD_END, 0, nbytes) + len(_HEAD_END) if self.is_between_requests() else 0
         if end < len(_HEAD_END):
             self.data_received(data)
             return
         self._take_head(bytes(data[:end]))  # alone: the parser would copy a body
         if (cycle := self._arriving) is not None:
-            n_bytes = cycle.request.begin_body(buffer, end, nbytes - end)
+            n_bytes = cycle.request.begin_body(buffers, end, nbytes - end)
             self._take_body(n_bytes)
             end += n_bytes
         if end < nbytes and not self.transport.is_closing() and not self.parser.should_upgrade():
@@ -350,7 +350,7 @@ class Server(uvicorn.Server):
         self.server_state.date_s = 0  # type: ignore[attr-defined]
         self.server_state.max_connections = max_connections  # type: ignore[attr-defined]
         self.server_state.short_way = short_way  # type: ignore[attr-defined]
-        self.server_state.buffers = ReadBuffers() if short_way is None else short_way.buffers  # type: ignore[attr-defined]
+        self.server_state.buffers = ReadBuffers()  # type: ignore[attr-defined]
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._grace_s = 0.0

@@ -27,11 +27,13 @@ from edge_rt.tensor_types import Data, TensorAnswer, TensorRequest
 
 _PATH: Final = re.compile(rb"/v2/models/([\w.:~-]+)(?:/versions/([\w.:~-]+))?/infer")
 _READ_BYTES: Final = 256 * 1024  # a picture's tensor and its head
-_TAKEN_BYTES: Final = 32 * 1024  # smaller bodies are copied
+_TAKEN_BYTES: Final = _READ_BYTES // 2  # smaller bodies are copied, so that none holds more than twice its size
+_MAX_ARRIVING_BYTES: Final = 16 * 2**20  # that are made room for before they are here: a head is quickly sent
 _MAX_SPARE: Final = 2
 _NOTHING: Final = memoryview(b"")
 _MAX_HEADS: Final = 64
 _MAX_HEAD_BYTES: Final = 2048  # of one that is remembered
+_MAX_JSON_BYTES: Final = 4096  # likewise
 _LENGTH: Final = HEADER_LENGTH.encode()
 _LONG: Final = frozenset({b"cache-control", b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"})
 
@@ -78,7 +80,7 @@ class ShortWay:
 
     def __init__(self, api: Api, *, access_log: bool) -> None:
         self.api = api
-        self.buffers = ReadBuffers()
+        self.n_arriving_bytes = 0
         self._heads: OrderedDict[bytes, _Head] = OrderedDict()
         self._begun: _Head
         self.ledger = Ledger(api.telemetry, access_log=access_log)
@@ -120,7 +122,10 @@ class ShortWay:
 
     def _request(
         self, head: _Head, headers: Sequence[tuple[bytes, bytes]], peer: Peer, hang_ups: HangUps
-    ) -> ShortRequest:
+    ) -> ShortRequest | None:
+        if self.n_arriving_bytes + head.size > _MAX_ARRIVING_BYTES:
+            return None
+        self.n_arriving_bytes += head.size
         exchange = self.ledger.begin(headers, peer)
         exchange.tenant = tenant(peer, None, ())
         return ShortRequest(self, exchange, head, hang_ups)
@@ -146,6 +151,7 @@ class ShortRequest:
     __slots__ = (
         "_body",
         "_buffer",
+        "_buffers",
         "_connection",
         "_drop",
         "_exchange",
@@ -166,15 +172,16 @@ class ShortRequest:
         self._buffer: bytearray | None = None  # which it lies in, if that is one of the connections'
         self._drop: Callable[[], None] | None = None  # while it is computed without a task
 
-    def begin_body(self, buffer: bytearray, start: int, n_bytes: int) -> int:
+    def begin_body(self, buffers: ReadBuffers, start: int, n_bytes: int) -> int:
         """Begin the body with what lies from start on in the buffer that was read to; give how much of it that is.
 
         A large body stays there, and the buffer with it.
         """
         n_bytes = min(n_bytes, self._size)
         end = start + self._size
+        buffer = buffers.current
         if self._size >= _TAKEN_BYTES and end <= len(buffer):
-            self._buffer = self._way.buffers.take()
+            self._buffers, self._buffer = buffers, buffers.take()
             self._body = memoryview(buffer)[start:end]
         else:
             self._body = memoryview(bytearray(self._size))
@@ -199,6 +206,7 @@ class ShortRequest:
 
     def give_up(self, n_more: int = 0) -> memoryview:
         """Give the body as far as it is here, n_more bytes of it uncounted. It is somebody else's from now on."""
+        self._way.n_arriving_bytes -= self._size
         self._way.api.bodies.give_back(self._n_bytes)
         return self._body[: self._n_bytes + n_more]
 
@@ -207,12 +215,15 @@ class ShortRequest:
         if (drop := self._drop) is not None:
             self._drop = None
             drop()
+        else:
+            self._way.n_arriving_bytes -= self._size
         self._exchange.status, self._exchange.outcome = HUNG_UP, "hung_up"
         self._end()
 
     def answer(self, connection: Connection) -> None:
         """Run it, now that its body is whole, and write its answer, whatever becomes of it."""
         self._connection = connection
+        self._way.n_arriving_bytes -= self._size
         token = telemetry.request_id.set(self._exchange.request_id)
         try:
             if not self._begin_now():
@@ -244,7 +255,7 @@ class ShortRequest:
             return False
         self._plan, self._drop = plan, drop
         self._hang_ups.add(self.hung_up)
-        if not is_checked:
+        if not is_checked and n_json <= _MAX_JSON_BYTES:
             head.plan, head.json = plan, bytes(self._body[:n_json])
         return True
 
@@ -329,7 +340,7 @@ class ShortRequest:
     def _end(self) -> None:
         self._body = _NOTHING  # the connection knows this request until its next one comes
         if self._buffer is not None and self._exchange.status == 200:  # else something may still look at it
-            self._way.buffers.give_back(self._buffer)
+            self._buffers.give_back(self._buffer)
         self._way.api.bodies.give_back(self._n_bytes)
         head = self._head
         self._way.ledger.end(self._exchange, method="POST", path=head.path, route=head.route, client=None)

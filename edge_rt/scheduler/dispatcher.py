@@ -252,7 +252,7 @@ class Dispatcher:
         """
         # Taken here and now: of requests that come together one tries.
         ticket = tried.breaker.begin(asyncio.get_running_loop().time(), is_copy=True)
-        copied = asyncio.create_task(self._try(model, tried, ticket, request, due_at_s))
+        copied = asyncio.create_task(self._try(model, tried, ticket, _own(request), due_at_s))
         self._copies.add(copied)
         copied.add_done_callback(self._copies.discard)
         asked = asyncio.create_task(attempt)
@@ -414,6 +414,13 @@ class Dispatcher:
     def _forget_if_last(self, model: PlacedModel, request: Request) -> None:
         if isinstance(request, TensorRequest) and request.is_last:
             self._streams[model.name].pop(_key(request), None)
+
+
+def _own(request: Request) -> Request:
+    """Copy a request's tensors: who sent it may use their memory again once it is answered."""
+    if isinstance(request, MediaRequest):
+        return request
+    return replace(request, inputs=tuple(replace(tensor, data=bytes(tensor.data)) for tensor in request.inputs))
 
 
 def _stream_key(request: Request) -> _StreamKey | None:

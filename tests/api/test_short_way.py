@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import socket
+import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -461,6 +462,65 @@ def test_bodies_beyond_the_limit_of_all_are_refused(socket_dir: Path, is_direct:
         assert (await first).startswith(b"HTTP/1.1 200 ")
 
     serving(socket_dir, scenario, runtime=runtime, max_body_bytes=10_000, max_bodies_bytes=12_000)
+
+
+def test_bodies_stay_apart_when_the_configuration_has_been_read_again(socket_dir: Path) -> None:
+    runtime = FakeTensorRuntime(hold=asyncio.Event())
+
+    async def scenario(served: Served) -> None:
+        assert runtime.hold is not None
+        served.server.use(served.server.config.loaded_app, ShortWay(served.api, access_log=True))
+        asked = []
+        for i in range(4):
+            body = bytes([i]) * 200_000
+            head = {"inputs": [binary("image", [1, len(body)], len(body))], "parameters": ONE["parameters"]}
+            asked.append(asyncio.create_task(served.ask(request(head, body))))
+            await runtime.arrived.wait()
+            runtime.arrived.clear()
+        runtime.hold.set()
+        for i, answered in enumerate(await asyncio.gather(*asked)):
+            assert answered.endswith(bytes([i]) * 200_000)
+        assert served.n_long == 0
+
+    serving(socket_dir, scenario, runtime=runtime, max_body_bytes=300_000)
+
+
+def test_heads_that_announce_much_take_little_memory(socket_dir: Path) -> None:
+    announced = request(ONE, b"", headers={"Content-Length": str(4 * 2**20)})
+    head = announced[: announced.index(b"\r\n\r\n") + 4]
+
+    async def scenario(served: Served) -> None:
+        writers = []
+        tracemalloc.start()
+        for _ in range(32):
+            _, writer = await asyncio.open_unix_connection(served.path)
+            writer.write(head)
+            writers.append(writer)
+        while served.n_long < 32 - 4:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+        tracemalloc.stop()
+        for writer in writers:
+            writer.close()
+        while served.server.server_state.connections:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        assert (await served.ask(GOOD)).endswith(b"1234")
+        assert served.server.server_state.short_way.n_arriving_bytes == 0  # type: ignore[attr-defined]
+
+    serving(socket_dir, scenario, max_body_bytes=4 * 2**20)
+
+
+def test_a_long_json_is_not_remembered(socket_dir: Path) -> None:
+    padded = request(json.dumps(ONE).encode() + b" " * 5000, b"1234").replace(b"X-Request-Id: mine\r\n", b"")
+
+    async def scenario(served: Served) -> None:
+        for _ in range(3):
+            assert (await served.ask(padded)).endswith(b"1234")
+        way = served.server.server_state.short_way  # type: ignore[attr-defined]
+        assert [len(head.json) for head in way._heads.values()] == [0]
+        assert served.n_long == 0
+
+    serving(socket_dir, scenario, runtime=FakeTensorRuntime(is_direct=True))
 
 
 @pytest.mark.parametrize("is_direct", [False, True])

@@ -12,7 +12,7 @@ from edge_rt.errors import BackendLoadError, BackendStepError, DeadlineError, Wo
 from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.placed_model import REPLAN_S
 from edge_rt.telemetry import Telemetry
-from edge_rt.tensor_types import TensorAnswer, TensorRegion
+from edge_rt.tensor_types import Tensor, TensorAnswer, TensorRegion, TensorRequest
 from tests import virtual_time
 from tests.null_devices import Device, World, lost, request
 
@@ -466,6 +466,30 @@ def test_a_copy_that_tries_a_device_goes_on_when_its_client_leaves() -> None:
         await asyncio.sleep(10.0)
         assert [p.state for p in (await dispatcher.status("m")).places] == ["closed", "closed"]
         assert all(place.n_open == 0 for place in dispatcher._models["m"].known.values())
+
+    virtual_time.run(main())
+
+
+def test_a_copy_that_outlives_its_request_has_tensors_of_its_own() -> None:
+    async def main() -> None:
+        world = World((cpu(), npu(faults=((0.0, 1.0),))))
+        dispatcher = world.dispatcher(n_checked=0, max_failures=1, retry_s=10.0)
+        await ask(dispatcher, 0)
+        await asyncio.sleep(10.0)
+        asked: dict[str, TensorRequest] = {}
+
+        def factor(device: Device, request: TensorRequest) -> float:
+            asked[device.name] = request
+            return 100.0 if device.name == "npu" else 1.0
+
+        world.factor = factor  # type: ignore[method-assign]
+        memory = bytearray(b"mine")
+        tensor = Tensor(name="x", datatype="UINT8", shape=(4,), data=memoryview(memory))
+        answer = await dispatcher.infer(replace(request(1), inputs=(tensor,)), asyncio.get_running_loop().time() + 60.0)
+        assert answer.place == "sim:cpu"
+        memory[:] = b"next"
+        assert [bytes(asked[name].inputs[0].data) for name in ("cpu", "npu")] == [b"next", b"mine"]
+        await asyncio.sleep(60.0)
 
     virtual_time.run(main())
 
