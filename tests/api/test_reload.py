@@ -207,6 +207,7 @@ def test_a_terminal_that_hangs_up_ends_the_daemon(socket_dir: Path) -> None:
     command = [sys.executable, "-m", "edge_rt", "--config", str(socket_dir / "config.toml"), "serve"]
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run by nohup
         os.execv(sys.executable, [*command, "--socket", str(socket_dir / "s")])
     try:
         said = b""
