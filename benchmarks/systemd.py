@@ -3,7 +3,8 @@
 Real systemd in a container (tests/system/systemd_container.py), the units as `edge_rt install` writes them, the null
 model. Times are a client's: from its connect, or from the signal, to the first byte of an answer. Bars: first answer
 1.5 s, back after SIGKILL 1 s, after SIGSTOP WatchdogSec + 1 s; the power helper's limits 1 s after its SIGKILL, on a
-modelled board. Takes root and systemd-nspawn.
+modelled board. The container comes first: what else the machine does gets the rest of the CPU. Takes root and
+systemd-nspawn.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -81,17 +83,30 @@ def back_s(container: Container, number: signal.Signals) -> float:
 def restored_s(container: Container, board: FuseBoard) -> float:
     """Kill the power helper while it holds a clock down; give the time until the clock's own limit is back."""
     container.run("systemctl", "reset-failed", _POWERD)
-    sender = HintSender(str(container.live("/run/edge_rt/power.sock")))
+    pid, is_over = container.pid(_POWERD), threading.Event()
+
+    def work() -> None:
+        """Tell it, as the daemon does, that tokens are decoded."""
+        sender = HintSender(str(container.live("/run/edge_rt/power.sock")))
+        while not is_over.wait(0.05):
+            sender.send(Hint(work="decode", n_running=1, tpot_s=0.02, sent_s=time.monotonic()))
+        sender.close()
+
+    working = threading.Thread(target=work, daemon=True)
+    working.start()
     while board.read(_LIMIT) == board.read(_HIGHEST):
-        sender.send(Hint(work="decode", n_running=1, tpot_s=0.02, sent_s=time.monotonic()))
-        time.sleep(0.05)
-    sender.close()
-    pid = container.pid(_POWERD)
+        time.sleep(0.005)
     begun_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
+    if board.read(_LIMIT) == board.read(_HIGHEST):
+        raise RuntimeError("the limit was back before anything could have brought it back")
     while board.read(_LIMIT) != board.read(_HIGHEST):
-        time.sleep(0.005)
-    return time.monotonic() - begun_s
+        time.sleep(0.002)
+    took_s = time.monotonic() - begun_s
+    is_over.set()
+    working.join()
+    container.until("a new power helper", lambda: container.pid(_POWERD) not in (0, pid))
+    return took_s
 
 
 def main() -> None:
@@ -103,7 +118,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="ert-") as folder,
         FuseBoard("pi_5", Path(folder, "root")) as board,
-        Container.boot(binds=(f"{board.root}:/vsys",)) as container,
+        Container.boot(binds=(f"{board.root}:/vsys",), comes_first=True) as container,
     ):
         container.write("/etc/edge_rt/config.toml", _CONFIG)
         container.write(f"/etc/systemd/system/{_POWERD}.d/board.conf", _BOARD)

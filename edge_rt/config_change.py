@@ -49,7 +49,6 @@ _RULES: Final[Mapping[Key, When]] = {
     ("power", "meter"): "restart",
     ("power", "socket_path"): "restart",
     ("power", "ttft_slo_s"): "now",
-    ("power", "tpot_slo_s"): "now",
     ("log",): "now",
     ("models",): "next load",
     ("models", "*", "n_parallel"): "restart",

@@ -92,12 +92,16 @@ def install(machine: Machine, wish: Wish, *, into_tree: bool = False) -> Iterato
     if into_tree:
         yield "nothing is started in a tree: enable edge_rt.socket there (systemctl --root=DIR enable edge_rt.socket)"
         return
-    for command in _commands(wish, changed, _active(machine)):
+    active = _active(machine)
+    for command in _commands(wish, changed, active):
         if wish.is_dry:
             yield f"would run  {' '.join(command)}"
             continue
         _run(machine, command)
         yield f"ran  {' '.join(command)}"
+    for name in active:
+        if units.unit_path(name) not in changed:
+            yield f"{name} runs on as it was started; after an upgrade: systemctl restart {name}"
 
 
 def _active(machine: Machine) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ _UNIT_DIR: Final = PurePosixPath("/etc/systemd/system")
 SYSUSERS: Final = PurePosixPath("/etc/sysusers.d/edge_rt.conf")
 TMPFILES: Final = PurePosixPath("/etc/tmpfiles.d/edge_rt.conf")
 _NOTIFY_RELOAD_SINCE: Final = 253
+_RESTART_STEPS_SINCE: Final = 254
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ def files(
     python  path of the interpreter that has edge_rt
     powerd  with the power helper's units
     """
-    values = {"PYTHON": quoted(python), "TYPE": service_type(systemd_version)}
+    values = {"PYTHON": quoted(python), "TYPE": service_type(systemd_version), **restarts(systemd_version)}
     units = ALL_UNITS if powerd else (SOCKET, DAEMON)
     return (
         UnitFile(path=SYSUSERS, text=read("sysusers.conf")),
@@ -61,6 +62,19 @@ def service_type(systemd_version: int) -> str:
     if systemd_version >= _NOTIFY_RELOAD_SINCE:
         return "Type=notify-reload"
     return "Type=notify\nExecReload=/bin/kill -HUP $MAINPID"
+
+
+def restarts(systemd_version: int) -> dict[str, str]:
+    """Choose how one that fails again and again is started: ever more seldom, where systemd can; else not any more.
+
+    The first time at once, for clients wait.
+    """
+    if systemd_version >= _RESTART_STEPS_SINCE:
+        return {
+            "START_LIMIT": "StartLimitIntervalSec=0",
+            "RESTART": "RestartSec=0\nRestartSteps=8\nRestartMaxDelaySec=30s",
+        }
+    return {"START_LIMIT": "StartLimitIntervalSec=60\nStartLimitBurst=10", "RESTART": "RestartSec=0"}
 
 
 def filled(text: str, values: dict[str, str]) -> str:

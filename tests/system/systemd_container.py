@@ -32,6 +32,7 @@ _ENVIRON = {
     "SYSTEMD_PAGER": "cat",
     "LD_LIBRARY_PATH": _LIBRARIES,
 }
+_MAX_SHARES = 262144  # of the CPU; everything else has 1024 a group or task
 _BOOT_TIMEOUT_S = 40.0
 _COMMAND_TIMEOUT_S = 120.0
 
@@ -93,10 +94,11 @@ class Container:
 
     @classmethod
     @contextlib.contextmanager
-    def boot(cls, *, binds: tuple[str, ...] = ()) -> Iterator[Self]:
+    def boot(cls, *, binds: tuple[str, ...] = (), comes_first: bool = False) -> Iterator[Self]:
         """Boot, and tear everything down at the end.
 
-        binds  SOURCE:TARGET directories to be seen inside, writable
+        binds        SOURCE:TARGET directories to be seen inside, writable
+        comes_first  whatever else this machine does gets what is left of the CPU
         """
         with contextlib.ExitStack() as stack:
             base = Path(tempfile.mkdtemp(prefix="ert-nspawn-"))
@@ -110,7 +112,7 @@ class Container:
             _mount("-t", "overlay", "-o", layers, "edge_rt-test", str(base / "root"))
             stack.callback(_unmount, base / "root")
             _prepare(base / "root")
-            cgroups = _Cgroups(f"edge_rt-test-{os.getpid()}")
+            cgroups = _Cgroups(f"edge_rt-test-{os.getpid()}", comes_first=comes_first)
             stack.callback(cgroups.remove)
             log = base / "console.log"
             command = [
@@ -292,7 +294,7 @@ def _prepare(root: Path) -> None:
 class _Cgroups:
     """A child group in every hierarchy of cgroup v1, in which the container's namespace begins."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, comes_first: bool) -> None:
         self._groups: list[Path] = []
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, names, path = line.split(":", 2)
@@ -306,6 +308,8 @@ class _Cgroups:
             if names == "cpuset":
                 for limit in ("cpuset.cpus", "cpuset.mems"):
                     (group / limit).write_text((group.parent / limit).read_text())
+            if comes_first and (shares := group / "cpu.shares").exists():
+                shares.write_text(str(_MAX_SHARES))
             self._groups.append(group)
 
     def enter(self) -> None:

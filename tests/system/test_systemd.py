@@ -53,7 +53,7 @@ DROP_IN = f"[Service]\nWatchdogSec={WATCHDOG_S:g}\n"
 
 @pytest.fixture(scope="module")
 def container() -> Iterator[Container]:
-    with Container.boot() as booted:
+    with Container.boot(comes_first=True) as booted:
         booted.write("/etc/edge_rt/config.toml", CONFIG)
         booted.write("/var/lib/edge_rt/models/old/file", "pulled before there was a service")
         done = booted.run(PYTHON, "-m", "edge_rt", "install")

@@ -47,7 +47,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuseBoard]:
 
 @pytest.fixture(scope="module")
 def container(board: FuseBoard) -> Iterator[Container]:
-    with Container.boot(binds=(f"{board.root}:/vsys",)) as booted:
+    with Container.boot(binds=(f"{board.root}:/vsys",), comes_first=True) as booted:
         booted.write("/etc/edge_rt/config.toml", CONFIG)
         done = booted.run(PYTHON, "-m", "edge_rt", "install", "--powerd", "--no-start")
         assert "wrote  /etc/systemd/system/edge_rt-powerd.service" in done.stdout

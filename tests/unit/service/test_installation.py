@@ -49,8 +49,9 @@ def test_a_running_daemon_is_restarted_only_where_its_unit_changes() -> None:
     lines = list(install(machine, Wish(python="/opt/other/bin/python")))
     assert f"changed  {SERVICE}" in lines
     machine.ran.clear()
-    list(install(machine, Wish(python="/opt/other/bin/python")))
+    lines = list(install(machine, Wish(python="/opt/other/bin/python")))
     assert "systemctl restart edge_rt.service" not in machine.ran
+    assert lines[-1].endswith("after an upgrade: systemctl restart edge_rt.service")
 
 
 def test_powerd_comes_where_it_is_asked_for() -> None:

@@ -38,6 +38,13 @@ def test_a_reload_is_waited_for_where_systemd_can(version: int, lines: str) -> N
     assert lines in rendered(version=version)["edge_rt.service"]
 
 
+def test_one_that_fails_again_and_again_is_not_given_up_where_systemd_can_wait_longer() -> None:
+    assert "StartLimitBurst=10\n" in rendered(version=253)["edge_rt.service"]
+    newer = rendered(version=254)["edge_rt.service"]
+    assert "StartLimitIntervalSec=0\n" in newer
+    assert "RestartSec=0\nRestartSteps=8\nRestartMaxDelaySec=30s\n" in newer
+
+
 @pytest.mark.parametrize(
     ("path", "word"),
     [("/a/python", "/a/python"), ("/a b/py", '"/a b/py"'), ("/50%/py", "/50%%/py"), ('/a"b/py', '"/a\\"b/py"')],
