@@ -112,10 +112,10 @@ class Loop:
         """Send a request after each gap: closed, once the one before is answered; else whether or not it is."""
         rng = random.Random(seed)
         prompts = [" ".join(rng.choices(self._words, k=N_PROMPT_WORDS)) for _ in gaps_s]
-        before, begun_s = self.board.tell("state"), time.monotonic()
+        begun_s, before = self._monitor.mark(), self.board.tell("state")
         cycles, used_s = self.board.tell("cycles"), sum(cpu_s(pid) for pid in self._pids)
         answers = asyncio.run(self._play(prompts, gaps_s, max_tokens, is_closed=is_closed))
-        after, ended_s = self.board.tell("state"), time.monotonic()
+        ended_s, after = self._monitor.mark(), self.board.tell("state")
         window = self._monitor.window(begun_s, ended_s)
         used = {part: after["energy_j"][part] - before["energy_j"][part] for part in ("board", "soc")}
         return Run(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.plants.closed_loop import activity, share_of
+from tests.plants.closed_loop import CgroupQuota, DutyQuota, activity, share_of
 from tests.plants.fuse_board import FuseBoard, why_not
 from tests.plants.inference import Loop, loop
 from tests.plants.powerd_process import Powerd
@@ -38,7 +40,7 @@ def test_the_worker_runs_at_the_boards_clock_and_edge_rts_meter_counts_its_joule
         # Decoding is the fastest of what it does at a low clock, for it waits for memory the same.
         assert run.cpu_s <= 1.2 * share_of("decode", khz / 3_400_000) * run.span_s
         assert run.meter_coverage > 0.8
-        assert run.meter_error < 0.1
+        assert run.meter_error < 0.15  # its edges are blurred when the machine is busy
         assert run.soc_j < run.board_j
 
 
@@ -63,6 +65,38 @@ def test_what_powerd_sets_is_felt_and_given_back(model_forms: dict[str, Path], s
         powerd.process.terminate()  # type: ignore[union-attr]
         powerd.process.wait(20.0)  # type: ignore[union-attr]
         assert found.board.tell("state")["limits"]["policy0"] == [600_000, 2_400_000]
+
+
+_BUSY = """
+import time
+input()
+wall_s, cpu_s = time.monotonic(), time.process_time()
+while time.monotonic() - wall_s < 1.5:
+    pass
+print((time.process_time() - cpu_s) / (time.monotonic() - wall_s))
+"""
+
+
+@pytest.mark.parametrize("kind", [CgroupQuota, DutyQuota])
+def test_a_quota_holds_a_process_down_and_lets_it_go(kind: type[CgroupQuota] | type[DutyQuota]) -> None:
+    command = [sys.executable, "-c", _BUSY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            try:
+                quota = kind([process.pid], 1)
+            except OSError as error:
+                pytest.skip(f"no control group can be made here: {error}")
+            quota.set(0.25)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            share = float(process.stdout.readline())
+            quota.close()
+            assert share < 0.6
+            assert process.wait(10.0) == 0  # what is left stopped does not end
+        finally:
+            process.kill()
 
 
 def test_only_computing_follows_the_clock() -> None:
