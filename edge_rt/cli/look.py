@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -24,6 +24,7 @@ from edge_rt.catalog.store import Store
 from edge_rt.chains import task_of
 from edge_rt.cli.progress import pull_progress
 from edge_rt.cli.talk import running_daemon
+from edge_rt.errors import InvalidRequestError
 from edge_rt.tensor_types import MediaAnswer, MediaRequest
 
 _PICTURE: Final = "a picture (JPEG or PNG)"
@@ -122,7 +123,10 @@ def run(job: Job, loaded: config.Loaded, *, socket: Path | None, local: bool, fo
         min_score=job.min_score,
     )
     with open_eyes(loaded, job, socket=socket, local=local, force=force) as eyes:
-        answer = eyes.look(request)
+        try:
+            answer = eyes.look(request)
+        except InvalidRequestError as exc:
+            raise _in_words_of_the_command(exc, job) from exc
     if job.as_json:
         click.echo(json.dumps(_record(job, eyes, answer)))
     else:
@@ -134,6 +138,13 @@ def run(job: Job, loaded: config.Loaded, *, socket: Path | None, local: bool, fo
         click.echo(f"wrote {output}", err=True)
     if job.verbose:
         click.echo(_account(eyes, answer), err=True)
+
+
+def _in_words_of_the_command(error: InvalidRequestError, job: Job) -> InvalidRequestError:
+    """Name the file or the option instead of the request's field."""
+    data = "the text" if job.task == "embed" else "the file on stdin" if job.file in (None, "-") else job.file
+    names = {"data": data, "file": data, "reference": "--reference"}
+    return replace(error, param=names.get(error.param, error.param))
 
 
 @contextmanager

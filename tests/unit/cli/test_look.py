@@ -142,9 +142,9 @@ def test_lines_are_found_and_read(run: Command) -> None:
     [
         (["colors", "none.png"], 2, "none.png: No such file or directory. colors takes a picture (JPEG or PNG)"),
         (["colors", "."], 2, "Is a directory. colors takes a picture"),
-        (["colors", "text.txt"], 1, "data: is neither a JPEG nor a PNG file"),
-        (["speech", "golden.png"], 1, "data: is not a WAV file"),
-        (["flaws", "golden.png"], 1, "reference: is missing"),
+        (["colors", "text.txt"], 1, "text.txt: is neither a JPEG nor a PNG file"),
+        (["speech", "golden.png"], 1, "golden.png: is not a WAV file"),
+        (["flaws", "golden.png"], 1, "edge_rt: --reference: is missing"),
         (["flaws", "golden.png", "--reference", "small.png"], 1, "has 16 x 16 pixels, the picture has 64 x 64"),
         (["flaws", "golden.png", "--reference", "none.png"], 2, "none.png: No such file"),
         (["flaws", "golden.png", "-o", "golden.png"], 2, "golden.png is a file that is looked at"),
