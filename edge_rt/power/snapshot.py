@@ -31,7 +31,7 @@ _N_ROUNDS = 3  # of putting back what does not take at once: a governor that is 
 _PAUSE_S = 0.03
 _CPUFREQ = "sys/devices/system/cpu/cpufreq"
 _COOLING = "sys/class/thermal"
-_ENOENT, _ENXIO, _ENOTDIR, _ENODEV = 2, 6, 20, 19
+_ENOENT, _ENOTDIR = 2, 20
 _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:@-")
 _CPU_LEAVES = ("scaling_max_freq", "scaling_min_freq", "energy_performance_preference")
 _DEVFREQ_LEAVES = ("max_freq", "min_freq")
@@ -282,8 +282,6 @@ def _put_back(files: Files, value: Value) -> Restored:
         try:
             files.write(value.path, value.text)
         except OSError as exc:
-            if exc.errno in {_ENOENT, _ENODEV, _ENXIO, _ENOTDIR}:
-                raise
             problem = f"cannot be written: {exc.strerror or exc}"
         found = files.read(value.path)
         if found == value.text:
@@ -294,7 +292,8 @@ def _put_back(files: Files, value: Value) -> Restored:
             return Restored(value, "limited", f"the performance governor holds it at {found}")
         return Restored(value, "failed", problem or f"reads back as {found[:40]!r}")
     except OSError as exc:
-        if exc.errno in {_ENOENT, _ENODEV, _ENXIO, _ENOTDIR}:
+        # A file that is missing for a moment, of a device that is there, will be back with what powerd wrote last.
+        if exc.errno in {_ENOENT, _ENOTDIR} and not files.exists(value.path.rpartition("/")[0]):
             return Restored(value, "gone", "there is no such device any more")
         return Restored(value, "failed", exc.strerror or str(exc))
 

@@ -92,6 +92,8 @@ class FakeKernel:
         return sorted(found)
 
     def exists(self, path: str) -> bool:
+        if path.startswith(f"{CPUFREQ}/policy"):
+            return path[len(CPUFREQ) + 1 :].partition("/")[0] in self.policies
         return any(known == path or known.startswith(f"{path}/") for known in self.others)
 
     def forget(self, path: str) -> None: ...

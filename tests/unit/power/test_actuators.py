@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_rt.devices.kernel_files import DryFiles
@@ -416,6 +416,7 @@ STEP = st.one_of(
 )
 
 
+@settings(max_examples=400)
 @given(
     steps=st.lists(STEP, max_size=30),
     own=st.sampled_from((2_400_000, 1_500_000, 1_700_000)),

@@ -268,6 +268,13 @@ def test_a_device_that_is_gone_or_another_is_left_alone() -> None:
     assert outcomes(kernel, value()) == ["gone"]
 
 
+def test_a_file_that_is_missing_for_a_moment_is_not_given_up() -> None:
+    kernel = FakeKernel({"policy0": Policy(max_khz=600_000)}, faults={(MAX, "read"): errno.ENOENT})
+    assert outcomes(kernel, value()) == ["failed"]
+    kernel.faults.clear()
+    assert outcomes(kernel, value()) == ["put_back"]
+
+
 def test_an_offline_policy_is_tried_again_later() -> None:
     kernel = FakeKernel({"policy0": Policy(max_khz=600_000, is_online=False)})
     (found,) = put_back(kernel, [value()])
