@@ -117,6 +117,7 @@ class Tree:
         self._tick = tick
         self._unplugged: dict[str, dict[str, Node]] = {}
         self._later: list[tuple[float, str, str]] = []
+        self._late: dict[str, tuple[float, str]] = {}  # writes by path that are not in force yet
 
     def add(self, nodes: dict[str, Node]) -> None:
         self.nodes.update(nodes)
@@ -209,8 +210,10 @@ class Tree:
             faults = self._meet(path, "write")
             n_bytes = min([len(text), *(fault.max_bytes for fault in faults if fault.max_bytes)])
             late_s = max((fault.late_s for fault in faults), default=0.0)
+            # What was asked for last holds, and comes into force when the first one that is on its way would have.
+            due_s, _ = self._late.pop(path, (now_s + late_s, ""))
             if late_s:
-                self._later.append((now_s + late_s, path, text[:n_bytes]))
+                self._late[path] = (min(due_s, now_s + late_s), text[:n_bytes])
             elif not any(fault.is_ignored for fault in faults):
                 node.store(text[:n_bytes])
         except OSError as error:
@@ -226,7 +229,9 @@ class Tree:
         now_s = self._tick()
         due = [each for each in self._later if each[0] <= now_s]
         self._later = [each for each in self._later if each[0] > now_s]
-        for _, path, text in due:
+        due += [(at_s, path, text) for path, (at_s, text) in self._late.items() if at_s <= now_s]
+        self._late = {path: (at_s, text) for path, (at_s, text) in self._late.items() if at_s > now_s}
+        for _, path, text in sorted(due):
             node = self.nodes.get(path)
             if isinstance(node, Attribute) and node.store is not None:
                 node.store(text)
