@@ -247,16 +247,10 @@ class Telemetry:
 
     def energy_used(self, model: str, energy: Energy) -> None:
         """Count what an answer took."""
-        if energy.prefill_j is None:
-            self._spend(model, "compute", energy.total_j, energy.above_idle_j)
-        else:
-            self._spend(model, "prefill", energy.prefill_j, energy.prefill_above_idle_j)
-            self._spend(model, "decode", energy.decode_j or 0.0, energy.decode_above_idle_j)
-
-    def _spend(self, model: str, phase: str, total_j: float, above_idle_j: float | None) -> None:
-        self._labelled(self._counters, "edge_rt_energy_joules", model, phase).inc(total_j)
-        if above_idle_j is not None:
-            self._labelled(self._counters, "edge_rt_energy_above_idle_joules", model, phase).inc(above_idle_j)
+        for phase, total_j, above_idle_j in energy.phases():
+            self._labelled(self._counters, "edge_rt_energy_joules", model, phase).inc(total_j)
+            if above_idle_j is not None:
+                self._labelled(self._counters, "edge_rt_energy_above_idle_joules", model, phase).inc(above_idle_j)
 
     def watch_power(self, read: Callable[[], PowerState]) -> None:
         """Show a meter's state whenever the metrics are asked for."""

@@ -163,6 +163,19 @@ class Energy:
     source: str = ""
     coverage: float = 1.0
 
+    def phases(self) -> tuple[tuple[str, float, float | None], ...]:
+        """Give (phase, total_j, above_idle_j) of each; a phase in which the meter was silent has what is left."""
+        if self.prefill_j is None and self.decode_j is None:
+            return (("compute", self.total_j, self.above_idle_j),)
+        prefill_j = self.prefill_j if self.prefill_j is not None else max(0.0, self.total_j - (self.decode_j or 0.0))
+        prefill_above_j = decode_above_j = None
+        if (above_j := self.above_idle_j) is not None:
+            prefill_above_j = self.prefill_above_idle_j
+            if prefill_above_j is None:
+                prefill_above_j = max(0.0, above_j - (self.decode_above_idle_j or 0.0))
+            decode_above_j = max(0.0, above_j - prefill_above_j)
+        return ("prefill", prefill_j, prefill_above_j), ("decode", max(0.0, self.total_j - prefill_j), decode_above_j)
+
     def plus(self, other: Energy) -> Energy:
         """Add what another model's part of the same answer took."""
         known = self.above_idle_j is not None and other.above_idle_j is not None

@@ -203,6 +203,17 @@ def test_energy_is_counted_by_phase() -> None:
     assert not [name for name, labels in samples(metrics) if "above_idle" in name and ("model", "eyes") in labels]
 
 
+@pytest.mark.parametrize("silent", ["prefill", "decode"])
+def test_a_phase_in_which_the_meter_was_silent_has_what_is_left(silent: str) -> None:
+    metrics = Telemetry()
+    known = {"prefill_j": 1.0, "prefill_above_idle_j": 0.5, "decode_j": 2.0, "decode_above_idle_j": 1.0}
+    told = {name: None if name.startswith(silent) else joules for name, joules in known.items()}
+    metrics.energy_used("m", Energy(total_j=3.0, above_idle_j=1.5, **told))  # type: ignore[arg-type]
+    for phase, total_j, above_j in (("prefill", 1.0, 0.5), ("decode", 2.0, 1.0)):
+        assert value(metrics, "edge_rt_energy_joules_total", model="m", phase=phase) == total_j
+        assert value(metrics, "edge_rt_energy_above_idle_joules_total", model="m", phase=phase) == above_j
+
+
 def test_power_is_shown_while_it_is_known() -> None:
     metrics = Telemetry()
     shown = {"source": "tc66", "boundary": "board", "quality": "measured"}
