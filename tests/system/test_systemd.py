@@ -145,6 +145,23 @@ def test_status_and_doctor_tell_of_it(machine: Container) -> None:
     assert service["status"] == "ok", service
 
 
+def test_only_members_of_the_group_may_connect_and_others_hear_how(machine: Container) -> None:
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534")
+    gid = machine.run("getent", "group", "edge_rt").stdout.split(":")[2]
+    edge_rt = (PYTHON, "-m", "edge_rt")
+    refused = machine.run(*nobody, "--clear-groups", *edge_rt, "status", check=False)
+    assert refused.returncode == 1
+    assert "no right to use it; join the group" in refused.stdout
+    found = json.loads(machine.run(*nobody, "--clear-groups", *edge_rt, "doctor", "--json", check=False).stdout)
+    access = next(check for check in found if check["name"] == "access")
+    assert (access["status"], "usermod --append --groups edge_rt" in access["remedy"]) == ("fail", True)
+    asked = machine.run(*nobody, f"--groups={gid}", *edge_rt, "status")
+    assert "daemon: answers on /run/edge_rt/edge_rt.sock" in asked.stdout
+    for command in ("install", "uninstall"):
+        refused = machine.run(*nobody, "--clear-groups", *edge_rt, command, check=False)
+        assert (refused.returncode, "takes root: `sudo" in refused.stderr) == (1, True)
+
+
 def test_log_lines_have_their_priority(machine: Container) -> None:
     ask(machine)
     os.kill(workers(machine)[0], signal.SIGKILL)

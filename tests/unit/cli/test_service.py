@@ -45,14 +45,6 @@ def test_install_into_a_tree_writes_the_units(tmp_path: Path) -> None:
     assert invoke("install", "--root", str(tmp_path))[0] == 2
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may install")
-@pytest.mark.parametrize("command", ["install", "uninstall"])
-def test_without_root_the_remedy_is_told(command: str) -> None:
-    code, output = invoke(command)
-    assert code == 1
-    assert "takes root: `sudo" in output
-
-
 # status
 
 # httpcore2 leaves a socket that could not connect to the collector, which warns.
