@@ -177,9 +177,10 @@ class FakeRuntime:
             return None
         check_tensors(request, Limits())
         asked = asyncio.get_running_loop().create_task(self.infer(request))
+        is_dropped = False
 
         def ended(done: asyncio.Task[TensorAnswer]) -> None:
-            if done.cancelled():
+            if is_dropped or done.cancelled():
                 return
             error = done.exception()
             if isinstance(error, WorkerLostError):
@@ -194,6 +195,8 @@ class FakeRuntime:
         asked.add_done_callback(ended)
 
         def drop() -> None:
+            nonlocal is_dropped
+            is_dropped = True
             asked.cancel()
 
         return drop
