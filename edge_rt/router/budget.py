@@ -93,6 +93,7 @@ class Budget:
         self._spent = 0.0
         self._spent_j = 0.0
         self._day: int | None = None
+        self._left_day: int | None = None  # which the clock was set back from
         self._day_began_s = -math.inf  # monotonic
 
     def configure(self, *, share: float, max_cost_per_day: float) -> None:
@@ -142,7 +143,8 @@ class Budget:
 
     def state(self) -> dict[str, Any]:
         """Give what must survive a restart, as JSON can hold it."""
-        return {"day": self._day, "spent": self._spent, "spent_j": self._spent_j}
+        day = self._day if self._left_day is None else self._left_day
+        return {"day": day, "spent": self._spent, "spent_j": self._spent_j}
 
     def restore(self, state: dict[str, Any], *, now_s: float) -> bool:
         """Take what state gave, in another process. What is not such a thing changes nothing and gives False."""
@@ -168,10 +170,14 @@ class Budget:
         day = int(wall_s // DAY_S)
         if self._day is None:
             self._day, self._day_began_s = day, now_s
+        elif day > self._day and day == self._left_day:
+            self._day, self._left_day = day, None  # a board without a clock of its own knows the time again
         elif day > self._day and now_s - self._day_began_s >= _MIN_DAY_S:
             self._day, self._day_began_s, self._spent, self._spent_j = day, now_s, 0.0, 0.0
+            self._left_day = None
         elif day < self._day:
-            self._day = day  # set back: what was spent stays spent until this clock's midnight
+            # Set back: what was spent stays spent until this clock's midnight.
+            self._day, self._left_day = day, self._left_day or self._day
 
     def _of(self, tenant: str) -> _Tenant:
         found = self._tenants.get(tenant)

@@ -119,6 +119,25 @@ def test_a_clock_that_was_ahead_does_not_stop_the_budget_for_good() -> None:
     assert not budget.allowance("u", now_s=DAY_S, wall_s=NOON_S + DAY_S).is_spent
 
 
+@pytest.mark.parametrize("began_s", [0.0, NOON_S - 30 * DAY_S])
+def test_a_board_without_a_clock_earns_nothing_by_a_restart(began_s: float) -> None:
+    """It begins in the past, and is put right when it has found a time server."""
+
+    def restarted(before: Budget) -> Budget:
+        after = Budget(share=0.5, max_cost_per_day=1.0)
+        assert after.restore(json.loads(json.dumps(before.state())), now_s=10.0)
+        return after
+
+    budget = Budget(share=0.5, max_cost_per_day=1.0)
+    budget.spend(1.0, now_s=5.0, wall_s=NOON_S)
+    once = restarted(budget)
+    once.spend(0.1, now_s=20.0, wall_s=began_s)
+    for again in (restarted(once), once):
+        assert again.allowance("u", now_s=20.0, wall_s=began_s).is_spent
+        assert again.allowance("u", now_s=80.0, wall_s=NOON_S + 60).is_spent
+        assert not again.allowance("u", now_s=DAY_S, wall_s=NOON_S + DAY_S).is_spent
+
+
 def test_what_was_spent_survives_a_restart() -> None:
     budget = Budget(share=0.5, max_cost_per_day=1.0)
     budget.spend(0.75, now_s=5.0, wall_s=NOON_S)
