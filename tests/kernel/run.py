@@ -27,7 +27,7 @@ from tools.emulate_x86 import Archive, CannotEmulateError, install_programs
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SUITE = "bookworm"
-PROGRAMS = {"qemu-system-x86_64": "qemu-system-x86", "iasl": "acpica-tools", "dpkg-deb": "dpkg"}
+PROGRAMS = {"qemu-system-x86_64": "qemu-system-x86", "iasl": "acpica-tools", "dpkg-deb": "dpkg", "cpio": "cpio"}
 # What Python needs to run powerd, in this suite.
 PACKAGES = (
     "libc6",
