@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edge_rt.errors import InvalidRequestError
 from edge_rt.router import calibration, features
-from edge_rt.router.scorer import MAX_Z, VECTOR_SCALE, Embedder, log_odds, softmax
+from edge_rt.router.scorer import MAX_Z, VECTOR_SCALE, Embedder, gain_inputs, log_odds, moved_by, softmax
 from edge_rt.router.weights import MAX_TOPICS, N_SURFACE, N_VECTOR, Weights
 
 F64 = NDArray[np.float64]
@@ -23,6 +23,9 @@ Loss = Callable[[F64], tuple[float, F64]]
 _DENSE_L2 = 1000.0  # of 280 correlated columns
 _TERMS_L2 = 2.0
 _TOPICS_L2 = 30.0
+_GAIN_L2 = 1000.0  # of standardised columns
+_N_GAIN_FOLDS = 5
+_GAIN_TOLERANCE = 1.005  # of the squared error on unseen rows: a better ranking hardly shows in it, fitted noise does
 _TOPIC_PRIOR = 10.0  # rows of the mean outcome that each kind begins with
 _MIN_ROWS = 50
 _N_FOLDS = 3
@@ -106,14 +109,19 @@ class Judges:
 
     def log_odds(self, rows: Rows) -> F64:
         """Give [3, n, 2]: of each judge, row and head; zeros of topics where there are none."""
-        x = _dense(rows, self.mean, self.deviation)
         terms = rows.terms.weighted(self.rarity)
         votes = np.zeros((3, len(rows), 2))
-        votes[0] = x @ self.dense.T
+        votes[0] = _dense(rows, self.mean, self.deviation) @ self.dense.T
         votes[1] = np.stack([terms.times(self.terms[head]) for head in range(2)], axis=1) + self.term_bias
         if self.topic_names:
-            votes[2] = log_odds(softmax((x @ self.topics.T).astype(np.float32)) @ self.topic_odds.T.astype(np.float32))
+            votes[2] = log_odds(self.kinds(rows) @ self.topic_odds.T.astype(np.float32))
         return votes
+
+    def kinds(self, rows: Rows) -> NDArray[np.float32]:
+        """Give [n, n_topics]: how likely each row is of each kind."""
+        if not self.topic_names:
+            return np.zeros((len(rows), 0), np.float32)
+        return softmax((_dense(rows, self.mean, self.deviation) @ self.topics.T).astype(np.float32))
 
 
 def prepare(examples: Sequence[Example], embedder: Embedder) -> Rows:
@@ -145,19 +153,24 @@ def fit(rows: Rows, *, note: str = "", blend: Sequence[float] = _BLEND) -> Weigh
     if min(known.sum(axis=0)) < _MIN_ROWS:
         problem = f"{int(min(known.sum(axis=0)))} labelled rows of a head; at least {_MIN_ROWS}"
         raise InvalidRequestError(param="examples", problem=problem)
-    votes = np.zeros((3, len(rows), 2))
+    judges = fit_judges(rows)
+    votes, kinds = np.zeros((3, len(rows), 2)), np.zeros((len(rows), len(judges.topic_names)))
     for fold in range(_N_FOLDS):
         held = rows.folds % _N_FOLDS == fold
         if held.any() and not held.all():
-            votes[:, held] = fit_judges(rows.take(np.flatnonzero(~held))).log_odds(rows.take(np.flatnonzero(held)))
-    judges = fit_judges(rows)
+            part, unseen = fit_judges(rows.take(np.flatnonzero(~held))), rows.take(np.flatnonzero(held))
+            votes[:, held] = part.log_odds(unseen)
+            columns = [judges.topic_names.index(name) for name in part.topic_names]
+            kinds[np.ix_(held, columns)] = part.kinds(unseen)
     shares = np.array(blend) * (1, 1, 1 if judges.topic_names else 0)
     shares = shares / shares.sum()
     joined = np.tensordot(shares, votes, 1)
     maps = [
         calibration.fit(joined[k, head].tolist(), rows.outcomes[k, head].tolist()) for head, k in enumerate(known.T)
     ]
-    return _weights(judges, shares, (maps[0], maps[1]), note)
+    seen = np.array([maps[1](cloud) - maps[0](local) for local, cloud in joined.tolist()])
+    gain = _fit_gain(gain_inputs(votes, kinds), rows.outcomes[:, 1] - rows.outcomes[:, 0] - seen)
+    return _weights(judges, shares, (maps[0], maps[1]), gain, note)
 
 
 def predict(weights: Weights, rows: Rows) -> F64:
@@ -173,8 +186,13 @@ def predict(weights: Weights, rows: Rows) -> F64:
         weights.topics.astype(np.float64),
         weights.topic_odds.astype(np.float64),
     )
-    joined = np.tensordot(weights.blend.astype(np.float64), judges.log_odds(rows), 1)
-    return np.array([[map_(z) for map_, z in zip(weights.calibration, row, strict=True)] for row in joined.tolist()])
+    votes = judges.log_odds(rows)
+    joined = np.tensordot(weights.blend.astype(np.float64), votes, 1)
+    gains = gain_inputs(votes, judges.kinds(rows)) @ weights.gain.astype(np.float64)
+    local, cloud = weights.calibration
+    return np.array(
+        [moved_by(gain, local(z[0]), cloud(z[1])) for gain, z in zip(gains.tolist(), joined.tolist(), strict=True)]
+    )
 
 
 def fit_judges(rows: Rows) -> Judges:
@@ -217,8 +235,36 @@ def _fit_topics(rows: Rows, x: F64) -> tuple[tuple[str, ...], F64, F64]:
     return names, _softmax_regression(x[known], member), np.stack(odds)
 
 
+def _fit_gain(x: F64, missed: F64) -> F64:
+    """Fit weights of x, whose last column is 1, to what the calibrated difference missed of the gains, NaN unknown.
+
+    Zeros where it only fits noise: few rows of many kinds make the error on unseen rows grow.
+    """
+    known = ~np.isnan(missed)
+    inputs, y = x[known, :-1], missed[known]
+    nothing = np.zeros(x.shape[1])
+    if len(y) < _MIN_ROWS:
+        return nothing
+    turn = np.random.default_rng(0).permutation(np.arange(len(y)) % _N_GAIN_FOLDS)
+    errors = np.zeros(len(y))
+    for fold in range(_N_GAIN_FOLDS):
+        w = _ridge(inputs[turn != fold], y[turn != fold])
+        errors[turn == fold] = y[turn == fold] - inputs[turn == fold] @ w[:-1] - w[-1]
+    if float(errors @ errors) > _GAIN_TOLERANCE * float(y @ y):
+        return nothing
+    return _ridge(inputs, y)
+
+
+def _ridge(x: F64, y: F64) -> F64:
+    mean, deviation = x.mean(axis=0), x.std(axis=0)
+    deviation = np.where(deviation > 1e-6, deviation, np.inf)  # what never changed says nothing
+    z = (x - mean) / deviation
+    w = np.linalg.solve(z.T @ z + _GAIN_L2 * np.eye(z.shape[1]), z.T @ (y - y.mean())) / deviation
+    return np.append(w, y.mean() - mean @ w)
+
+
 def _weights(
-    judges: Judges, shares: F64, maps: tuple[calibration.Isotonic, calibration.Isotonic], note: str
+    judges: Judges, shares: F64, maps: tuple[calibration.Isotonic, calibration.Isotonic], gain: F64, note: str
 ) -> Weights:
     scale = np.maximum(np.abs(judges.terms).max(axis=1), 1e-9) / 32767
     return Weights(
@@ -231,6 +277,7 @@ def _weights(
         term_bias=judges.term_bias.astype(np.float32),
         topics=judges.topics.astype(np.float16),
         topic_odds=judges.topic_odds.astype(np.float32),
+        gain=gain.astype(np.float32),
         blend=shares.astype(np.float32),
         calibration=maps,
         topic_names=judges.topic_names,

@@ -5,7 +5,9 @@
     score.gain  # what the cloud would add
 
 Three judges look at a text: one at surface features and its static embedding, one at its words, one at what kind of
-request it is. Their log-odds are averaged, calibrated, and mixed with what is known of similar requests here.
+request it is. Their log-odds are averaged and calibrated to two probabilities. What the cloud adds is their difference,
+a small number beside two uncertain ones: what it missed in training is predicted from the judges' votes, and the
+probabilities are moved apart or together by that. Then they are mixed with what is known of similar requests here.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.router import features
 from edge_rt.router.neighbours import Neighbours
-from edge_rt.router.weights import N_SURFACE, Weights, load
+from edge_rt.router.weights import N_SURFACE, N_VOTES, Weights, load
 
 SHIPPED = Path(__file__).parent / "scorer.weights"
 VECTOR_SCALE = 16.0  # gives a vector's elements about the spread of a standardised feature
@@ -107,6 +109,7 @@ class Scorer:
         dense = np.concatenate([standard, vector * VECTOR_SCALE, _ONE])
         votes = {"dense": weights.dense @ dense, "terms": self._terms(features.hashed_terms(text))}
         kind = ""
+        shares = np.zeros(0, np.float32)
         if weights.topic_names:
             shares = softmax(weights.topics.astype(np.float32) @ dense)
             votes["topics"] = log_odds(weights.topic_odds @ shares)
@@ -114,7 +117,13 @@ class Scorer:
             kind = f"looks like {weights.topic_names[best]} ({shares[best]:.0%})"
         joined = sum(weights.blend[i] * votes[name] for i, name in enumerate(_JUDGES) if name in votes)
         sketch = Sketch(standard, vector, (float(joined[0]), float(joined[1])))
-        p_local, p_cloud = self._probabilities(sketch)
+        everything = np.stack([votes.get(name, _ZEROS) for name in _JUDGES])[:, None]
+        gain = float((gain_inputs(everything, shares[None]) @ weights.gain)[0])
+        p_local, p_cloud = moved_by(
+            gain, *(map_(z) for map_, z in zip(weights.calibration, sketch.log_odds, strict=True))
+        )
+        if (corrected := self._corrected(sketch)) is not None:
+            p_local, p_cloud = corrected
         reasons = (kind, *self._strongest(standard)) if kind else self._strongest(standard)
         if (learnt := self.learnt) is not None and learnt.neighbours is not None:
             local, cloud = learnt.neighbours.ask(vector)
@@ -123,11 +132,8 @@ class Scorer:
                 reasons = (f"similar ones here: {local.probability:.0%} good on the device", *reasons)
         return Score(p_local, p_cloud, reasons, sketch)
 
-    def _probabilities(self, sketch: Sketch) -> tuple[float, float]:
-        if self.learnt is not None and (corrected := self.learnt.correct(sketch)) is not None:
-            return corrected
-        local, cloud = self.weights.calibration
-        return local(sketch.log_odds[0]), cloud(sketch.log_odds[1])
+    def _corrected(self, sketch: Sketch) -> tuple[float, float] | None:
+        return None if self.learnt is None else self.learnt.correct(sketch)
 
     def _terms(self, counts: Mapping[int, int]) -> F32:
         weights = self.weights
@@ -147,6 +153,20 @@ class Scorer:
 
 _JUDGES = ("dense", "terms", "topics")
 _ONE = np.ones(1, np.float32)
+_ZEROS = np.zeros(2, np.float32)
+
+
+def gain_inputs(votes: NDArray[Any], shares: NDArray[Any]) -> NDArray[Any]:
+    """Give what the gain is predicted from, [n, N_VOTES + n_topics + 1]; votes [3, n, 2], shares [n, n_topics]."""
+    flat = votes.transpose(1, 0, 2).reshape(votes.shape[1], N_VOTES // 2)
+    return np.concatenate([1 / (1 + np.exp(-flat)), flat, shares, np.ones((len(flat), 1), flat.dtype)], axis=1)
+
+
+def moved_by(gain: float, p_local: float, p_cloud: float) -> tuple[float, float]:
+    """Move two probabilities apart by gain, or together where it is negative, by the same amount if they stay ones."""
+    gain = min(max(p_cloud - p_local + gain, -1.0), 1.0)
+    middle = min(max((p_local + p_cloud) / 2, abs(gain) / 2), 1 - abs(gain) / 2)
+    return middle - gain / 2, middle + gain / 2
 
 
 def standardise(surface: F32, weights: Weights) -> F32:

@@ -27,8 +27,9 @@ N_SURFACE = len(features.NAMES)
 N_VECTOR = 256
 N_DENSE = N_SURFACE + N_VECTOR
 MAX_TOPICS = 256
+N_VOTES = 12  # of three judges for two heads, as probabilities and as log-odds
 
-_MAGIC = b"ERTROUT1"
+_MAGIC = b"ERTROUT2"
 _MAX_HEADER_BYTES = 2**16
 _HEADS = 2  # the device's answer is good enough; the cloud's is
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -52,6 +53,8 @@ class Weights:
     topics            [n_topics, N_DENSE + 1] softmax over kinds of request
     topic_odds        [2, n_topics] probability of success with each kind
     topic_names       of the kinds
+    gain              [N_VOTES + n_topics + 1] what the probabilities' difference misses of the cloud's gain, over the
+                      votes and the shares of kinds; the last is the bias
     blend             weight of dense, terms and topics; they sum to 1
     calibration       log-odds to probability, by head
     note              what it was trained on
@@ -66,6 +69,7 @@ class Weights:
     term_bias: F32
     topics: NDArray[np.float16]
     topic_odds: F32
+    gain: F32
     blend: F32
     calibration: tuple[Isotonic, Isotonic]
     topic_names: tuple[str, ...] = ()
@@ -123,6 +127,7 @@ def _shapes(n_topics: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         "term_bias": ("f4", (_HEADS,)),
         "topics": ("f2", (n_topics, N_DENSE + 1)),
         "topic_odds": ("f4", (_HEADS, n_topics)),
+        "gain": ("f4", (N_VOTES + n_topics + 1,)),
         "blend": ("f4", (3,)),
     }
 

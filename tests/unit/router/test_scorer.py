@@ -14,7 +14,7 @@ from edge_rt.errors import InvalidRequestError, ModelFormatError
 from edge_rt.router import features, fitting, metrics, weights
 from edge_rt.router.fitting import Example
 from edge_rt.router.neighbours import Neighbours
-from edge_rt.router.scorer import SHIPPED, Score, Scorer, Sketch
+from edge_rt.router.scorer import SHIPPED, Score, Scorer, Sketch, moved_by
 from edge_rt.router.weights import Weights
 
 
@@ -112,6 +112,33 @@ def test_one_request_is_scored_as_many_are(fitted: Weights, scorer: Scorer) -> N
         assert (found.p_local, found.p_cloud) == pytest.approx(tuple(p), abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("gain", "before", "after"),
+    [
+        (0.0, (0.4, 0.6), (0.4, 0.6)),
+        (0.2, (0.4, 0.6), (0.3, 0.7)),
+        (-0.4, (0.4, 0.6), (0.6, 0.4)),
+        (0.3, (0.05, 0.2), (0.0, 0.45)),
+        (0.3, (0.8, 0.95), (0.55, 1.0)),
+        (9.0, (0.5, 0.5), (0.0, 1.0)),
+    ],
+)
+def test_probabilities_are_moved_apart_and_stay_ones(
+    gain: float, before: tuple[float, float], after: tuple[float, float]
+) -> None:
+    assert moved_by(gain, *before) == pytest.approx(after)
+
+
+def test_a_gain_that_the_judges_miss_is_predicted_and_noise_is_not() -> None:
+    x = np.c_[np.random.default_rng(1).standard_normal((600, 8)), np.ones(600)]
+    missed = 0.1 * x[:, 0] + 0.02 * np.random.default_rng(2).standard_normal(600)
+    found = fitting._fit_gain(x, missed)
+    assert found[0] == pytest.approx(0.1 * 600 / 1600, rel=0.2), "held down by the penalty"
+    few = np.c_[np.random.default_rng(3).standard_normal((60, 200)), np.ones(60)] * 30
+    assert not fitting._fit_gain(few, np.random.default_rng(4).standard_normal(60)).any()
+    assert not fitting._fit_gain(x, np.full(600, np.nan)).any()
+
+
 def test_what_was_learnt_here_is_asked(scorer: Scorer, fitted: Weights) -> None:
     text = "9 capital city name w1 w2?"
     plain = scorer.score(text)
@@ -140,14 +167,14 @@ def edited(data: bytes, at: int, new: bytes) -> bytes:
 
 def sealed(body: bytes) -> bytes:
     """Give a file whose checksum is right: what somebody writes who knows the format."""
-    return b"ERTROUT1" + hashlib.sha256(body).digest() + body
+    return b"ERTROUT2" + hashlib.sha256(body).digest() + body
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         (lambda d: b"", "beginning"),
-        (lambda d: edited(d, 7, b"2"), "another version"),
+        (lambda d: edited(d, 7, b"1"), "another version"),
         (lambda d: d[:30], "checksum"),
         (lambda d: d[:-1], "checksum"),
         (lambda d: edited(d, 5000, b"\xff"), "checksum"),
