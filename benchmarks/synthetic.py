@@ -21,6 +21,7 @@ _UINT32, _INT32, _FLOAT, _STRING, _ARRAY = 4, 5, 6, 8, 9
 _BLOCK = 32
 # ggml's number of the type, bytes before the nibbles of a block
 _FORMS = {"q4_0": (2, 2), "q4_1": (3, 4)}
+_F16 = 1
 _NIBBLE_STD = 4.61  # of 0..15, each as likely as the other
 
 
@@ -93,10 +94,15 @@ def write(path: Path, shape: Shape, form: str, *, seed: int = 1, progress: Calla
 
 
 def matrix_bytes(form: str, n_cols: int, n_rows: int) -> int:
+    if form == "f16":
+        return 2 * n_cols * n_rows
     return n_cols * n_rows // _BLOCK * (_FORMS[form][1] + _BLOCK // 2)
 
 
 def _random_blocks(rng: np.random.Generator, form: str, n_blocks: int, std: float) -> Iterator[NDArray[np.uint8]]:
+    if form == "f16":
+        yield from _random_floats(rng, n_blocks * _BLOCK, std)
+        return
     n_head = _FORMS[form][1]
     for start in range(0, n_blocks, _CHUNK_BLOCKS):
         n = min(_CHUNK_BLOCKS, n_blocks - start)
@@ -109,9 +115,16 @@ def _random_blocks(rng: np.random.Generator, form: str, n_blocks: int, std: floa
         yield blocks
 
 
+def _random_floats(rng: np.random.Generator, n: int, std: float) -> Iterator[NDArray[np.uint8]]:
+    for start in range(0, n, _CHUNK_BLOCKS * _BLOCK):
+        values = rng.random(min(_CHUNK_BLOCKS * _BLOCK, n - start), dtype=np.float32)
+        yield ((values - 0.5) * np.float32(std * 12**0.5)).astype(np.float16).view(np.uint8)
+
+
 def _header(shape: Shape, form: str) -> bytes:
     pairs = _metadata(shape)
-    tensors = [(f"{name}.weight", (cols, rows), _FORMS[form][0]) for name, cols, rows, _ in shape.matrices()]
+    kind = _F16 if form == "f16" else _FORMS[form][0]
+    tensors = [(f"{name}.weight", (cols, rows), kind) for name, cols, rows, _ in shape.matrices()]
     tensors += [(f"{name}.weight", (shape.n_embd,), 0) for name in shape.norms()]
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(pairs)))
     for key, value in pairs:

@@ -27,7 +27,8 @@ MAX_SWITCHES_HZ = 5
 
 _N_FOR_LIMITS, _N_FOR_UP = 1, 1  # of these switches a second, kept for limits and for going up
 _TPOT_ROOM = 0.80  # of the objective: what a level is chosen for
-_TTFT_ROOM = 0.55  # much less, for how many tokens a prompt has is estimated by its length
+_TTFT_ROOM = 0.75
+_SPREAD, _SPREAD_WEIGHT, _MAX_SPREAD = 0.2, 0.1, 2.0  # how wrong the tokens told of a prompt are, relative; at first
 _LAG_S = 0.02  # from a hint to the clock
 _NEAR = 1.03  # the fastest level is taken whose joules are below this times the fewest: near them the curve is flat
 _SAME = 1.02  # and kept while they are below that much more: no reason to switch
@@ -57,6 +58,7 @@ class Memory:
     job                learned time of what has no tokens: a tensor model's inference
     boost, n_slack     levels added because tokens came late; hints in a row that were early
     caution            factor on the foretold time of a prompt
+    spread             by how much a prompt's time is off what its tokens foretell, relative, in the mean
     promised           the prompt that runs was expected to be in time
     cap, hot, heat     the clamps' own
     is_busy, calm_since_s  other programs compute; since when they do not
@@ -77,6 +79,7 @@ class Memory:
     boost: int = 0
     n_slack: int = 0
     caution: float = 1.0
+    spread: float = _SPREAD
     promised: bool = False
     cap: Ceiling | None = None
     hot: Ceiling | None = None
@@ -212,7 +215,8 @@ def _prefill(observation: Observation, limits: Limits, model: Model, memory: Mem
     left_s = math.inf
     if hint.ttft_left_s is not None:
         left_s = (hint.ttft_left_s - (observation.now_s - hint.sent_s)) * _TTFT_ROOM - _LAG_S
-    units = max(n_units - memory.done, 0.0) * memory.caution
+    # Tokens are told by a prompt's length, kept prefixes included: twice the usual error is allowed for.
+    units = max(n_units - memory.done, 0.0) * memory.caution * (1 + 2 * memory.spread)
     if not hint.n_prompt_tokens and hint.n_running:
         units *= _SHARED
     for level in model.levels:
@@ -381,7 +385,12 @@ def _learned_times(observation: Observation, hint: Hint, before: Hint | None, mo
         return memory
     token_s = passed_s / n_done
     prefill = memory.prefill if memory.prefill is not None else phase_model.scaled(_prior(model), token_s, x=x)
-    return replace(memory, prefill=phase_model.observe(prefill, token_s, x=x))
+    error = min(abs(token_s / prefill.seconds(x) - 1), _MAX_SPREAD)
+    return replace(
+        memory,
+        prefill=phase_model.observe(prefill, token_s, x=x),
+        spread=memory.spread + _SPREAD_WEIGHT * (error - memory.spread),
+    )
 
 
 def _prior(model: Model) -> Phase:

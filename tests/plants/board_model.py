@@ -46,7 +46,6 @@ class WorkModel:
     prefill_row_s: float
     kv_stall_s_per_1k: float
     frame_s: float
-    thread_stall: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +186,6 @@ class Chip:
 def load(name: str) -> Board:
     """Read a profile by its file's name."""
     found: dict[str, Any] = tomllib.loads((PROFILES / f"{name}.toml").read_text(encoding="utf-8"))
-    work = found["work"]
     return Board(
         name=found["name"],
         domain_name=found["domain"],
@@ -195,7 +193,7 @@ def load(name: str) -> Board:
         transition_s=found["transition_s"],
         points=tuple((hz, volts) for hz, volts in found["points"]),
         power=PowerModel(**found["power"]),
-        work=WorkModel(**work | {"thread_stall": tuple(work["thread_stall"])}),
+        work=WorkModel(**found["work"]),
         thermal=ThermalModel(**found["thermal"]),
         meter=MeterModel(**found["meter"]),
     )

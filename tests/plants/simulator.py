@@ -68,7 +68,8 @@ class Result:
     decode_j: float = 0.0
     idle_j: float = 0.0
     span_s: float = 0.0
-    peak_w: float = 0.0
+    peak_w: float = 0.0  # at the meter's boundary
+    peak_board_w: float = 0.0
     above_cap_ws: float = 0.0
     longest_above_s: float = 0.0
     n_violations: int = 0
@@ -330,6 +331,7 @@ class Simulation:
         self.soc_w, self.board_w = self.board.watts(self.point, compute_s, stall_s, self.chip.die_c)
         watts = self.soc_w if self.board.meter.boundary == "soc" else self.board_w
         self.result.peak_w = max(self.result.peak_w, watts)
+        self.result.peak_board_w = max(self.result.peak_board_w, self.board_w)
 
     def _tell_load(self) -> None:
         is_busy = self.segment is not None or self._frame_left_s > 0

@@ -17,7 +17,7 @@ from edge_rt.catalog.gguf import read_header
 _SHAPE = synthetic.Shape(name="tiny", n_layers=2, n_embd=256, n_heads=8, n_kv_heads=2, n_ff=512, n_vocab=1000)
 
 
-@pytest.mark.parametrize("form", ["q4_0", "q4_1"])
+@pytest.mark.parametrize("form", ["q4_0", "q4_1", "f16"])
 def test_both_engines_read_the_same_model(form: str, tmp_path: Path) -> None:
     shares: list[float] = []
     path = tmp_path / "tiny.gguf"

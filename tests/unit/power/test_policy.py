@@ -379,6 +379,23 @@ def test_a_stale_meter_leaves_the_table_in_force() -> None:
         assert _level(play.look(race, power=power)) == table
 
 
+def test_a_meter_of_another_boundary_than_the_calibration_makes_the_table_worthless() -> None:
+    play = Play(limits=Limits(max_w=6.0))
+    race = Hint(work="prefill", n_running=1, n_prompt_tokens=500, ttft_left_s=-1.0)
+    chip = Power(power_w=5.9, boundary="soc", quality="measured", age_s=0.05)
+    assert _level(play.look(race, power=chip)) == 0
+    blind = Power(power_w=None, boundary="soc", quality="measured", age_s=9.0)
+    assert [_level(play.look(race, power=blind)) for _ in range(40)][-1] == 0
+
+
+def test_watts_of_a_table_are_no_measurement() -> None:
+    play = Play(limits=Limits(max_w=6.0))
+    race = Hint(work="prefill", n_running=1, n_prompt_tokens=500, ttft_left_s=-1.0)
+    table = _level(play.look(race))
+    modelled = Power(power_w=50.0, boundary="board", quality="modelled", age_s=0.0)
+    assert [_level(play.look(race, power=modelled)) for _ in range(40)][-1] == table
+
+
 def test_on_battery_the_battery_cap_holds_and_racing_is_bounded() -> None:
     race = Hint(work="prefill", n_running=1, n_prompt_tokens=500, ttft_left_s=-1.0)
     limits = Limits(max_w=50.0, battery_w=6.0)
