@@ -167,6 +167,11 @@ class Actuators:
 
         max_w  the cap in force, for the chip's own limit; 0: none
         """
+        if self._snapshot is not None:
+            try:
+                self._snapshot.write_again()  # `restore` by hand removes it, and a kill would leave our limits then
+            except OSError as exc:
+                return replace(self._applied(now_s, 0), faults=(fault(exc, self._snapshot.file.lstrip("/"), "write"),))
         wanted = self._wanted(decision, max_w)
         todo = [(knob, text) for knob, text in wanted if knob.wants(text, now_s)]
         if not todo:

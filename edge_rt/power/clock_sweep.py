@@ -17,6 +17,7 @@ from edge_rt.devices.kernel_files import KernelFiles
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.power.actuators import Actuators
 from edge_rt.power.domains import domains
+from edge_rt.power.ownership import ClocksTakenError, take
 from edge_rt.power.snapshot import DEFAULT_FILE, BadSnapshotError, Snapshot, boot_id
 from edge_rt.power.state import Decision
 
@@ -41,7 +42,8 @@ class ClockSweep:
         found = [domain for domain in domains(SysfsRoot(Path(root))) if domain.kind == "cpu"]
         snapshot = Snapshot(snapshot_file, boot_id(files))
         self._now, self._sleep = now, sleep
-        self.problem = _problem(root, [domain.name for domain in found], snapshot)
+        self._lock_fd = -1
+        self.problem = _problem(root, [domain.name for domain in found], snapshot) or self._own(snapshot)
         self._actuators = Actuators(files, found if not self.problem else [], snapshot)
         self._actuators.look(now())
         self.points_hz = {domain.name: domain.points_hz for domain in found} if not self.problem else {}
@@ -61,8 +63,20 @@ class ClockSweep:
         raise OSError(None, fault or f"{domain} does not take {max_hz / 1e6:.0f} MHz", domain)
 
     def restore(self) -> list[str]:
-        """Put all back; name what is not. Raises OSError if the snapshot cannot be changed."""
-        return [f"/{one.value.path}" for one in self._actuators.restore(self._sleep) if not one.is_done]
+        """Put all back, and set no more; name what is not back. Raises OSError if the snapshot cannot be changed."""
+        try:
+            return [f"/{one.value.path}" for one in self._actuators.restore(self._sleep) if not one.is_done]
+        finally:
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
+
+    def _own(self, snapshot: Snapshot) -> str:
+        try:
+            self._lock_fd = take(snapshot.file)
+        except (ClocksTakenError, OSError) as exc:
+            return str(exc)
+        return ""
 
 
 def _problem(root: str, names: list[str], snapshot: Snapshot) -> str:

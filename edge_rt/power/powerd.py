@@ -10,7 +10,7 @@ only.
     --snapshot FILE  keep the machine's own limits there instead of in /run/edge_rt-powerd/snapshot
 
 SIGTERM and SIGINT give everything back and end; SIGHUP reads the settings again. Exit status: 0, 1 if a limit could not
-be given back, 78 for settings that are wrong.
+be given back or another process sets clocks already, 78 for settings that are wrong.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from edge_rt.power.assemble import groups, make_meter, make_policy, settable
 from edge_rt.power.conflicts import rivals
 from edge_rt.power.governor import Governor
 from edge_rt.power.log import Log
+from edge_rt.power.ownership import ClocksTakenError, take
 from edge_rt.power.report import power_report, report
 from edge_rt.power.restore import restore, told
 from edge_rt.power.sensing import PowerReader, Sensing
@@ -71,7 +72,8 @@ class Options:
 class Powerd:
     """The process: one governor, one socket, one loop.
 
-    Raises ConfigError for settings that are wrong; the machine has its own limits back by then.
+    Raises ConfigError for settings that are wrong; the machine has its own limits back by then. Raises
+    ClocksTakenError, with nothing touched, where another process sets clocks.
     """
 
     def __init__(
@@ -91,7 +93,8 @@ class Powerd:
         self._files = KernelFiles(options.root)
         self._root = SysfsRoot(Path(options.root))
         self._snapshot = Snapshot(options.snapshot, boot_id(self._files))
-        self._snapshot_problem = self._give_back_leftovers()
+        self._lock_fd = -1
+        self._snapshot_problem = self._own() or self._give_back_leftovers()
         self.governor = self._governor(self.settings)
         self._check_rivals()
         self._is_ending = self._wants_reload = self._is_asked = False
@@ -124,6 +127,7 @@ class Powerd:
         self.governor.step(self.clock(), [], self.limits)
         found = self.status()
         is_back = self.governor.restore()
+        self._close()
         print(json.dumps(found, indent=2))
         return 0 if is_back else 1
 
@@ -172,9 +176,15 @@ class Powerd:
             clients.close()
             if is_own:
                 _remove(now.socket_path)
-            self.governor.sensing.close()
-            self._files.close()
+            self._close()
         return 0 if is_back else 1
+
+    def _close(self) -> None:
+        self.governor.sensing.close()
+        self._files.close()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)  # the last: until here nobody else may set clocks
+            self._lock_fd = -1
 
     def _loop(self, selector: selectors.BaseSelector, clients: server.Server) -> None:
         watch_s = watchdog_interval_s(self.environ) or _IDLE_S
@@ -264,7 +274,8 @@ class Powerd:
             self.log.say(4, "clocks", f"no clock can be set here (power.actuators: {', '.join(now.actuators)})")
         meter = make_meter(now, self._root, self.log.say)
         sensing = Sensing(self._root, self._files, meter, groups(self._root), self.clock)
-        actuators = Actuators(files, found, None if is_dry else self._snapshot, also=now.actuators)
+        snapshot, own = (None, self._snapshot.values) if is_dry else (self._snapshot, None)
+        actuators = Actuators(files, found, snapshot, also=now.actuators, own=own)
         governor = Governor(
             sensing, actuators, make_policy(now, self.log.say), is_dry=is_dry, say=self.log.say, sleep=time.sleep
         )
@@ -296,10 +307,23 @@ class Powerd:
             meter = make_meter(self.settings, self._root, self.log.say)
             self.governor.sensing.power = PowerReader(meter, self.clock) if meter is not None else None
 
-    def _give_back_leftovers(self) -> str:
-        """Put back what an earlier process has left; give why acting is not safe, "" if it is."""
+    def _own(self) -> str:
+        """Be the only one that sets clocks; give why that cannot be known, "" if it is so."""
+        if self.options.is_dry:
+            return ""
         try:
-            if self._snapshot.load():
+            self._lock_fd = take(self._snapshot.file)
+        except OSError as exc:
+            return f"the lock {self._snapshot.file}.lock cannot be taken: {exc.strerror or exc}"
+        return ""
+
+    def _give_back_leftovers(self) -> str:
+        """Put back what an earlier process has left; give why acting is not safe, "" if it is.
+
+        What --dry-run finds is left there: it may be that of a powerd that runs.
+        """
+        try:
+            if self._snapshot.load(keep=self.options.is_dry) and not self.options.is_dry:
                 for one in restore(self._snapshot, self._files):
                     self.log.say(4 if one.is_done else 3, f"leftover {one.value.path}", told(one))
         except (BadSnapshotError, OSError) as exc:
@@ -379,6 +403,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except ConfigError as exc:
         log.say(3, "settings", str(exc))
         return _EXIT_CONFIG
+    except ClocksTakenError as exc:
+        log.say(3, "owner", str(exc))
+        return 1
 
 
 if __name__ == "__main__":

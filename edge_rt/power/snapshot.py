@@ -87,12 +87,13 @@ class Restored:
 class Snapshot:
     """The values kept in one file. Belongs to one thread; nobody else may write there."""
 
-    __slots__ = ("_boot", "file", "values")
+    __slots__ = ("_boot", "_written", "file", "values")
 
     def __init__(self, file: str, boot: str) -> None:
         self.file = file
         self.values: dict[str, Value] = {}
         self._boot = boot
+        self._written: tuple[int, int, int] | None = None  # by which the file of the last write is known
 
     def load(self, *, keep: bool = False) -> bool:
         """Read what an earlier process has left; False for nothing, or for what another boot left.
@@ -108,6 +109,7 @@ class Snapshot:
                 self.remove()
             return False
         self.values = {value.path: value for value in values}
+        self._written = self._mark()
         return True
 
     def add(self, values: list[Value]) -> None:
@@ -128,7 +130,13 @@ class Snapshot:
             self.remove()
         self.values = left
 
+    def write_again(self) -> None:
+        """Have the values on disk once more where somebody has removed or changed the file. Raises OSError."""
+        if self.values and self._written is not None and self._mark() != self._written:
+            self._write(self.values)
+
     def remove(self) -> None:
+        self._written = None
         try:
             os.unlink(self.file)
         except FileNotFoundError:
@@ -155,7 +163,15 @@ class Snapshot:
         finally:
             os.close(fd)
         os.rename(fresh, self.file)
+        self._written = self._mark()
         _sync_folder(self.file)
+
+    def _mark(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.lstat(self.file)
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def boot_id(files: Files) -> str:

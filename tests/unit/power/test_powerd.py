@@ -77,6 +77,42 @@ def test_killed_and_started_again_it_restores_first(root: Path) -> None:
         assert powerd.end() == 0
 
 
+@pytest.mark.parametrize(("arguments", "status"), [(("--once", "--dry-run"), 0), (("--once",), 1), ((), 1)])
+def test_a_second_one_touches_nothing_of_the_first_one_s(root: Path, arguments: tuple[str, ...], status: int) -> None:
+    before = limits(root)
+    with started(root) as powerd:
+        powerd.heard("READY=1")
+        powerd.lower()
+        kept = powerd.snapshot.read_text()
+        second = [sys.executable, "-m", "edge_rt.power.powerd", "--root", str(root), "--config", str(powerd.config)]
+        done = subprocess.run(
+            [*second, "--snapshot", str(powerd.snapshot), *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status, done.stderr
+        if status:
+            assert f"another process sets clocks already (process {powerd.process.pid}): stop it first" in done.stderr
+        assert powerd.snapshot.read_text() == kept
+        assert powerd.status()["n_writes"] > 0
+        assert limits(root) != before
+        powerd.end(signal.SIGKILL)
+        assert restore(powerd) == 0
+        assert limits(root) == before
+
+
+def test_limits_given_back_by_hand_meanwhile_are_not_forgotten(root: Path) -> None:
+    before = limits(root)
+    with started(root) as powerd:
+        powerd.heard("READY=1")
+        powerd.lower()
+        assert restore(powerd) == 0
+        assert not powerd.snapshot.exists() or limits(root) == before
+        powerd.lower()
+        powerd.end(signal.SIGKILL)
+        assert limits(root) != before
+        assert restore(powerd) == 0
+        assert limits(root) == before
+
+
 def test_until_it_is_enabled_it_only_says_what_it_would_do(root: Path) -> None:
     before = limits(root)
     with started(root, enabled=False) as powerd:
