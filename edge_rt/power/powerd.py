@@ -259,6 +259,8 @@ class Powerd:
             self.governor.restore()
             self.governor.sensing.close()
             self.settings = fresh
+            if self._snapshot_problem:
+                self._snapshot_problem = self._safe_to_act()
             self.governor = self._governor(fresh)
             self._check_rivals()
             self.log.say(5, f"reload {self.clock()}", f"the settings of {self.file or 'no file'} hold now")
@@ -312,10 +314,18 @@ class Powerd:
         if self.options.is_dry:
             return ""
         try:
-            self._lock_fd = take(self._snapshot.file)
+            self._lock_fd = self._lock_fd if self._lock_fd >= 0 else take(self._snapshot.file)
         except OSError as exc:
-            return f"the lock {self._snapshot.file}.lock cannot be taken: {exc.strerror or exc}"
+            problem = f"the lock {self._snapshot.file}.lock cannot be taken: {exc.strerror or exc}"
+            self.log.say(3, "lock", problem)
+            return problem
         return ""
+
+    def _safe_to_act(self) -> str:
+        try:
+            return self._own() or self._give_back_leftovers()
+        except ClocksTakenError as exc:
+            return str(exc)
 
     def _give_back_leftovers(self) -> str:
         """Put back what an earlier process has left; give why acting is not safe, "" if it is.
@@ -328,7 +338,10 @@ class Powerd:
                     self.log.say(4 if one.is_done else 3, f"leftover {one.value.path}", told(one))
         except (BadSnapshotError, OSError) as exc:
             words = exc.strerror or str(exc) if isinstance(exc, OSError) else str(exc)
-            problem = f"the snapshot {self._snapshot.file} {words}; a reboot gives the kernel's own limits back"
+            problem = (
+                f"the snapshot {self._snapshot.file} {words}; a reboot gives the kernel's own limits back. If it holds"
+            )
+            problem += " none of powerd's, remove it and reload"
             self.log.say(3, "snapshot", problem)
             return problem
         return ""

@@ -113,6 +113,20 @@ def test_limits_given_back_by_hand_meanwhile_are_not_forgotten(root: Path) -> No
         assert limits(root) == before
 
 
+def test_a_snapshot_that_was_wrong_and_is_removed_counts_no_more_after_a_reload(root: Path) -> None:
+    (root / "run").mkdir()
+    (root / "run/snapshot").write_text("nothing of powerd's\n")
+    with started(root) as powerd:
+        powerd.heard("READY=1")
+        assert powerd.status()["stopped_by"].endswith("If it holds none of powerd's, remove it and reload")
+        for state in ("stopped", "acting"):
+            powerd.process.send_signal(signal.SIGHUP)
+            powerd.heard("RELOADING=1")
+            powerd.heard("READY=1")
+            assert powerd.status()["state"] == state
+            powerd.snapshot.unlink(missing_ok=True)
+
+
 def test_until_it_is_enabled_it_only_says_what_it_would_do(root: Path) -> None:
     before = limits(root)
     with started(root, enabled=False) as powerd:
