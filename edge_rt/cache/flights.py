@@ -84,7 +84,7 @@ class Flights:
         try:
             async with aclosing(flight.read(reader, due_at_s, deadline_s)) as chunks:
                 async for chunk in chunks:
-                    yield _seen_from(chunk, waited_s)
+                    yield _as_joined(chunk, waited_s)
         finally:
             await flight.leave(reader)
 
@@ -94,8 +94,11 @@ class Flights:
             del self._flights[key]
 
 
-def _seen_from(chunk: Chunk, waited_s: float) -> Chunk:
-    """Give the times as one who came waited_s after the first sees them."""
+def _as_joined(chunk: Chunk, waited_s: float) -> Chunk:
+    """Give the times as one who came waited_s after the first sees them, and the joules to the first alone."""
+    if chunk.usage is not None and chunk.usage.energy is not None:
+        # Told to each, the answers' joules would add up to more than the meter has counted.
+        chunk = replace(chunk, usage=replace(chunk.usage, energy=None))
     if (times := chunk.timings) is None:
         return chunk
     times = replace(times, queue_s=max(0.0, times.queue_s - waited_s), ttft_s=max(0.0, times.ttft_s - waited_s))

@@ -40,6 +40,11 @@ def command(powerd: bool, dry_run: bool, no_start: bool, root: Path | None, pyth
         raise NotRootError(what="installing a service", command=f"{sys.argv[0]} install")
     if (root is None) != (python is None):
         raise click.UsageError("--root and --python belong together: a tree has an interpreter of its own.")
+    if python is not None and not Path(python).is_absolute():
+        # systemd would look for it elsewhere, and a unit without a command is none.
+        raise click.BadParameter(
+            f"must be a path from the tree's root on, as /opt/edge_rt/bin/python; got {python!r}", param_hint="--python"
+        )
     found = () if python is not None else interpreter.obstacles(interpreter.needed_paths(), root_only=powerd)
     if dry_run:  # show the rest too
         for one in found:

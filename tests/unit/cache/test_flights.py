@@ -10,7 +10,7 @@ import pytest
 
 from edge_rt.cache.flights import Flights
 from edge_rt.errors import BackendStepError, DeadlineError, SlowReaderError, WorkerLostError
-from edge_rt.types import Chunk, Timings, Usage
+from edge_rt.types import Chunk, Energy, Timings, Usage
 from tests import virtual_time
 
 TIMES = Timings(queue_s=1.0, prefill_s=0.5, prefill_tokens=3, decode_s=4.0, decode_tokens=4, ttft_s=1.5)
@@ -20,8 +20,15 @@ Source = Callable[[], AsyncGenerator[Chunk, None]]
 class Generation:
     """A generation that writes one letter a second, counts how often it was begun, and tells how it ended."""
 
-    def __init__(self, n_tokens: int = 5, *, error: Exception | None = None, interval_s: float = 1.0) -> None:
-        self.n_tokens, self.error, self.interval_s = n_tokens, error, interval_s
+    def __init__(
+        self,
+        n_tokens: int = 5,
+        *,
+        error: Exception | None = None,
+        interval_s: float = 1.0,
+        energy: Energy | None = None,
+    ) -> None:
+        self.n_tokens, self.error, self.interval_s, self.energy = n_tokens, error, interval_s, energy
         self.n_begun = self.n_closed = self.n_made = 0
 
     def __call__(self) -> AsyncGenerator[Chunk, None]:
@@ -40,7 +47,7 @@ class Generation:
                     text=chr(97 + i % 26),
                     token_ids=(i,),
                     finish_reason="stop" if last else None,
-                    usage=Usage(prompt_tokens=3, completion_tokens=self.n_tokens) if last else None,
+                    usage=Usage(prompt_tokens=3, completion_tokens=self.n_tokens, energy=self.energy) if last else None,
                     timings=TIMES if last else None,
                 )
         finally:
@@ -225,6 +232,21 @@ def test_that_times_are_those_that_each_client_sees() -> None:
         assert first == TIMES
         assert (second.queue_s, second.ttft_s, second.decode_s) == (0.0, 0.25, 4.0)
         assert (third.queue_s, third.ttft_s) == (0.0, 0.0)
+
+    virtual_time.run(main())
+
+
+def test_that_the_joules_are_told_once() -> None:
+    joules = Energy(total_j=3.0, prefill_j=1.0, decode_j=2.0, source="meter")
+
+    async def energy(flights: Flights) -> Energy | None:
+        found = [chunk.usage async for chunk in flights.stream(b"k", Generation(energy=joules))][-1]
+        assert found is not None
+        return found.energy
+
+    async def main() -> None:
+        flights = Flights()
+        assert await asyncio.gather(*(energy(flights) for _ in range(3))) == [joules, None, None]
 
     virtual_time.run(main())
 

@@ -43,6 +43,9 @@ def test_install_into_a_tree_writes_the_units(tmp_path: Path) -> None:
     assert invoke("install", *tree)[0] == 0
     assert "ExecStart=/opt/there/bin/python" in (tmp_path / "etc/systemd/system/edge_rt.service").read_text()
     assert invoke("install", "--root", str(tmp_path))[0] == 2
+    for python in ("", "python3", "bin/python3"):  # systemd takes no such command
+        code, output = invoke("install", "--root", str(tmp_path), "--python", python)
+        assert (code, f"got {python!r}" in output) == (2, True)
 
 
 # status
