@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,5 +47,14 @@ def command(above: config.Loaded | None, max_w: float, socket: Path | None) -> N
         raise ConfigError(key="power.socket_path", problem="is empty: nobody is to be told", origin=origin)
     ask(path, "cap", max_w=max_w)
     status = ask(path, "status")
-    kept = f"kept below {status['max_w']:g} W" if status.get("max_w") else "not capped"
-    click.echo(f"{kept}; powerd: {status.get('stopped_by') or status.get('state')}")
+    cap = f"capped at {status['max_w']:g} W" if status.get("max_w") else "not capped"
+    click.echo(f"{cap}; {_acting(status)}")
+
+
+def _acting(status: Mapping[str, Any]) -> str:
+    """Say whether anything comes of a cap: a powerd that does not act keeps none."""
+    if status.get("stopped_by"):
+        return f"powerd sets nothing: {status['stopped_by']}"
+    if status.get("state") == "dry-run":
+        return "powerd sets nothing before power.enabled is true"
+    return "powerd acts" if status.get("n_clocks") else "powerd finds no clock to set"

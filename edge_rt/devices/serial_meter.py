@@ -171,6 +171,8 @@ class SerialMeter:
                 return unknown(self.name, self._problem)
             if age_s > GAP_PERIODS * self.interval_s:
                 return unknown(self.name, f"silent for {age_s:.1f} s")
+            if self._power_w == 0 and self.boundary != "rail":  # its output, or the wire to its input, is off
+                return unknown(self.name, f"tells 0 W for a {self.boundary} that runs")
             return known(Sample(power_w=self._power_w, age_s=age_s), self.name)
 
     def close(self) -> None:

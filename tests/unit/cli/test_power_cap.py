@@ -19,7 +19,9 @@ def test_a_cap_is_set_and_taken_away(socket_dir: Path) -> None:
             done = CliRunner().invoke(main, ["power", "cap", words, "--socket", powerd.socket])
             assert done.exit_code == 0, done.output
             said.append(done.stdout)
-    assert said == [f"kept below {max_w} W; powerd: dry-run\n" for max_w in ("12.5", "20", "20")]
+    assert said == [
+        f"capped at {max_w} W; powerd sets nothing before power.enabled is true\n" for max_w in ("12.5", "20", "20")
+    ]
 
 
 @pytest.mark.parametrize("words", ["0", "-1", "nan", "inf", "12 W", "10001", ""])

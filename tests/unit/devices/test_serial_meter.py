@@ -101,6 +101,19 @@ def test_lines_on_a_real_port_and_their_mean() -> None:
             meter.close()
 
 
+def test_zero_watts_are_unknown() -> None:
+    """A meter that the board's current does not run through is no board that takes nothing."""
+    with plugged() as (device, port):
+        meter = open_serial(f"serial:{port}:lines")
+        try:
+            while (reading := meter.read(time.monotonic())).reason != "tells 0 W for a board that runs":
+                assert reading.value is None
+                os.write(device, b"P=0.0\n")
+                threading.Event().wait(0.01)
+        finally:
+            meter.close()
+
+
 def test_a_meter_that_is_unplugged_is_unknown_and_comes_back() -> None:
     with plugged() as (device, port):
         names = [port]
