@@ -32,11 +32,13 @@ class Applied:
     """What one look or decision came to.
 
     contested     files that another program has taken
+    foreign       path and value of what another program has written since the last look
     is_postponed  nothing was written: the kernel holds clocks down, so that the user's own limits cannot be read
     """
 
     n_writes: int = 0
     contested: tuple[str, ...] = ()
+    foreign: tuple[tuple[str, str], ...] = ()
     faults: tuple[Fault, ...] = ()
     is_postponed: bool = False
 
@@ -137,12 +139,15 @@ class Actuators:
     def look(self, now_s: float) -> Applied:
         """Read every file: who holds it, and what fails."""
         held = self._held_down(now_s)
+        foreign = []
         for knob in self.knobs:
             was_away = knob.in_force is None
-            knob.look(now_s, held)
+            if knob.look(now_s, held) == "foreign":
+                foreign.append((knob.path, knob.in_force or ""))
             if was_away and knob.in_force is not None and knob.path in self._values:
                 self._check_witness(knob.path)
-        return self._applied(now_s, 0)
+        found = self._applied(now_s, 0)
+        return replace(found, foreign=tuple(foreign)) if foreign else found
 
     def update(self, domains: Sequence[Domain]) -> None:
         """Take up domains that have appeared or changed; those that are gone stay as long as they have values kept."""

@@ -150,6 +150,13 @@ class Governor:
     def _tell(self, applied: Applied) -> None:
         for fault in applied.faults:
             self._say(4, f"{fault.path} {fault.doing} {fault.code}", str(fault))
+        for path, text in applied.foreign:
+            self._say(
+                4,
+                f"foreign {path}",
+                f"another program set /{path} to {text[:40]}: powerd sets its own again, and what stood there before it "
+                "began comes back at its end. For another limit of yours stop it first, or use `edge_rt power cap`",
+            )
         if applied.is_postponed:
             self._say(
                 5, "postponed", "the kernel holds clocks down for heat: waits, to see the user's own limits first"

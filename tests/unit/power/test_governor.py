@@ -120,6 +120,18 @@ def test_a_clock_that_no_domain_has_is_not_set(scene: Scene, hz: float) -> None:
     assert scene.governor.decision.reason == "safe"
 
 
+def test_a_limit_that_somebody_sets_meanwhile_is_overwritten_and_told(scene: Scene) -> None:
+    scene.step(0.0)
+    scene.kernel.policies["policy0"].max_khz = 1_500_000
+    scene.step(1.0)
+    assert scene.khz == 1_000_000
+    assert scene.said[-1][:2] == (4, f"foreign {MAX}")
+    assert scene.said[-1][2].startswith(f"another program set /{MAX} to 1500000: powerd sets its own again")
+    n_said = len(scene.said)
+    scene.step(2.0)
+    assert len(scene.said) == n_said
+
+
 def test_a_rival_that_keeps_writing_is_left_the_field(scene: Scene) -> None:
     for i in range(3):
         scene.step(i * 10.0)
