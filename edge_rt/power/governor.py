@@ -154,8 +154,8 @@ class Governor:
             self._say(
                 4,
                 f"foreign {path}",
-                f"another program set /{path} to {text[:40]}: powerd sets its own again, and what stood there before it "
-                "began comes back at its end. For another limit of yours stop it first, or use `edge_rt power cap`",
+                f"another program set /{path} to {text[:40]}: powerd sets its own again, and what stood there before "
+                "it began comes back at its end. For another limit of yours stop it first, or use `edge_rt power cap`",
             )
         if applied.is_postponed:
             self._say(

@@ -94,7 +94,7 @@ class Powerd:
         self._root = SysfsRoot(Path(options.root))
         self._snapshot = Snapshot(options.snapshot, boot_id(self._files))
         self._lock_fd = -1
-        self._snapshot_problem = self._own() or self._give_back_leftovers()
+        self._snapshot_problem = self._take_clocks()
         self.governor = self._governor(self.settings)
         self._check_rivals()
         self._is_ending = self._wants_reload = self._is_asked = False
@@ -182,9 +182,7 @@ class Powerd:
     def _close(self) -> None:
         self.governor.sensing.close()
         self._files.close()
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)  # the last: until here nobody else may set clocks
-            self._lock_fd = -1
+        self._leave_clocks()  # the last: until here nobody else may set any
 
     def _loop(self, selector: selectors.BaseSelector, clients: server.Server) -> None:
         watch_s = watchdog_interval_s(self.environ) or _IDLE_S
@@ -259,8 +257,10 @@ class Powerd:
             self.governor.restore()
             self.governor.sensing.close()
             self.settings = fresh
-            if self._snapshot_problem:
-                self._snapshot_problem = self._safe_to_act()
+            try:
+                self._snapshot_problem = self._take_clocks()
+            except ClocksTakenError as exc:
+                self._snapshot_problem = str(exc)
             self.governor = self._governor(fresh)
             self._check_rivals()
             self.log.say(5, f"reload {self.clock()}", f"the settings of {self.file or 'no file'} hold now")
@@ -309,23 +309,32 @@ class Powerd:
             meter = make_meter(self.settings, self._root, self.log.say)
             self.governor.sensing.power = PowerReader(meter, self.clock) if meter is not None else None
 
-    def _own(self) -> str:
-        """Be the only one that sets clocks; give why that cannot be known, "" if it is so."""
+    def _take_clocks(self) -> str:
+        """Be the only one that sets clocks, as long as power.enabled, and put back what an earlier process has left.
+
+        Gives why acting is not safe, "" if it is. Raises ClocksTakenError.
+        """
         if self.options.is_dry:
-            return ""
+            return self._give_back_leftovers()
         try:
             self._lock_fd = self._lock_fd if self._lock_fd >= 0 else take(self._snapshot.file)
+            return self._give_back_leftovers()
+        except ClocksTakenError as exc:
+            if self.settings.enabled:
+                raise
+            return str(exc)
         except OSError as exc:
             problem = f"the lock {self._snapshot.file}.lock cannot be taken: {exc.strerror or exc}"
             self.log.say(3, "lock", problem)
             return problem
-        return ""
+        finally:
+            if not self.settings.enabled:
+                self._leave_clocks()
 
-    def _safe_to_act(self) -> str:
-        try:
-            return self._own() or self._give_back_leftovers()
-        except ClocksTakenError as exc:
-            return str(exc)
+    def _leave_clocks(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
     def _give_back_leftovers(self) -> str:
         """Put back what an earlier process has left; give why acting is not safe, "" if it is.

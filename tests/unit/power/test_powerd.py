@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from edge_rt.errors import ConfigError
 from edge_rt.power.client import HintSender, ask
+from edge_rt.power.ownership import ClocksTakenError, take
 from edge_rt.power.powerd import Options, Powerd, parse
 from edge_rt.power.report import report
 from edge_rt.power.snapshot import Snapshot, Value
@@ -97,6 +99,23 @@ def test_a_second_one_touches_nothing_of_the_first_one_s(root: Path, arguments: 
         powerd.end(signal.SIGKILL)
         assert restore(powerd) == 0
         assert limits(root) == before
+
+
+def test_one_that_is_not_enabled_leaves_the_clocks_to_others_until_it_is(root: Path) -> None:
+    with started(root, enabled=False) as powerd:
+        powerd.heard("READY=1")
+        other = take(str(powerd.snapshot))  # as `edge_rt power calibrate` does
+        powerd.set(enabled=True)
+        for state in ("stopped", "acting"):
+            powerd.process.send_signal(signal.SIGHUP)
+            powerd.heard("RELOADING=1")
+            powerd.heard("READY=1")
+            found = powerd.status()
+            assert (found["state"], "another process sets clocks" in found["stopped_by"]) == (state, state == "stopped")
+            if state == "stopped":
+                os.close(other)
+        with pytest.raises(ClocksTakenError):
+            take(str(powerd.snapshot))
 
 
 def test_limits_given_back_by_hand_meanwhile_are_not_forgotten(root: Path) -> None:
