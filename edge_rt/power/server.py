@@ -22,7 +22,8 @@ from edge_rt.power.state import Hint
 from edge_rt.power.wire import MAX_BYTES, Ask, AskPower, BadMessageError, Cap, decode, encode
 
 MAX_CLIENTS: Final = 32
-MAX_CLIENTS_PER_UID: Final = 8  # root's are not counted: it must be able to look even when others have taken all
+MAX_CLIENTS_PER_UID: Final = 8
+MAX_CLIENTS_OF_ROOT: Final = 32  # beside the others': it must be able to look even when they have taken all
 _MAX_BAD: Final = 8  # messages that break the protocol, then the client is let go
 _MESSAGES_HZ: Final = 100.0  # of one client in the long run …
 _MESSAGES_BURST: Final = 200.0  # … and at once
@@ -126,13 +127,20 @@ class Server:
             except OSError as exc:
                 self._refuse(sock, "denied", f"your process cannot be told: {exc.strerror}")
                 continue
-            n_own = sum(client.peer.uid == found.uid for client in self._clients.values())
-            if found.uid != 0 and (n_own >= MAX_CLIENTS_PER_UID or len(self._clients) >= MAX_CLIENTS):
+            if not self._has_room(found.uid):
                 self._refuse(sock, "busy", "too many clients are connected; try again later")
                 continue
             client = _Client(sock, found, filled_s=self.clock())
             self._clients[sock.fileno()] = client
             self.selector.register(sock, selectors.EVENT_READ, lambda client=client: self._receive(client))
+
+    def _has_room(self, uid: int) -> bool:
+        """Say whether one more client may stay. All have a bound: without descriptors the loop would spin."""
+        n_own = sum(client.peer.uid == uid for client in self._clients.values())
+        if uid == 0:
+            return n_own < MAX_CLIENTS_OF_ROOT
+        n_root = sum(client.peer.uid == 0 for client in self._clients.values())
+        return n_own < MAX_CLIENTS_PER_UID and len(self._clients) - n_root < MAX_CLIENTS
 
     def _refuse(self, sock: socket.socket, code: str, problem: str) -> None:
         self.n_refused += 1

@@ -190,6 +190,12 @@ def test_clients_of_others_are_counted_and_roots_always_heard(scene: Scene) -> N
     scene.uid = 0
     with scene.connect() as root:
         assert scene.say(root, encode("status"))["state"] == "acting"
+    scene.turn()
+    for _ in range(33):
+        socks.append(scene.connect())
+        scene.turn()
+    assert scene.server.n_clients == 8 + 32
+    assert parse(socks[-1].recv(5000))["code"] == "busy"
     for sock in socks:
         sock.close()
 
