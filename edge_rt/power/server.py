@@ -27,6 +27,8 @@ MAX_CLIENTS_OF_ROOT: Final = 32  # beside the others': it must be able to look e
 _MAX_BAD: Final = 8  # messages that break the protocol, then the client is let go
 _MESSAGES_HZ: Final = 100.0  # of one client in the long run …
 _MESSAGES_BURST: Final = 200.0  # … and at once
+_BARRED_S: Final = 1.0  # after a user was let go for what it sent: a new connection would be a new burst
+_MAX_BARRED: Final = 64
 _AT_ONCE: Final = 32  # of one client, then it is the next one's turn
 _BACKLOG: Final = 16
 _MAX_PATH_BYTES: Final = 107
@@ -96,6 +98,7 @@ class Server:
     power: Callable[[], Mapping[str, Any]] = dict
     n_refused: int = 0
     _clients: dict[int, _Client] = field(default_factory=dict)  # by descriptor
+    _barred_s: dict[int, float] = field(default_factory=dict)  # by user: since when
 
     def __post_init__(self) -> None:
         self.listener.setblocking(False)
@@ -126,6 +129,9 @@ class Server:
                 found = self.peer_of(sock)
             except OSError as exc:
                 self._refuse(sock, "denied", f"your process cannot be told: {exc.strerror}")
+                continue
+            if self.clock() - self._barred_s.get(found.uid, -_BARRED_S) < _BARRED_S:
+                self._refuse(sock, "busy", "a program of yours sent too much or nonsense a moment ago; try again later")
                 continue
             if not self._has_room(found.uid):
                 self._refuse(sock, "busy", "too many clients are connected; try again later")
@@ -165,6 +171,7 @@ class Server:
             client.filled_s = now_s
             if client.tokens < 0:
                 self.say(4, f"flood {client.peer.uid}", f"process {client.peer.pid} sends too much and is let go")
+                self._bar(client)
                 self._let_go(client)
                 return
             self._take(client, raw, now_s)
@@ -178,6 +185,7 @@ class Server:
             client.n_bad += 1
             self._answer(client, encode("error", code="bad_message", problem=f"the message {exc}"))
             if client.n_bad >= _MAX_BAD:
+                self._bar(client)
                 self._let_go(client)
             return
         if isinstance(message, Hint):
@@ -210,8 +218,18 @@ class Server:
             return
         try:
             client.sock.send(raw, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except OSError:  # gone, or so many answers unread that there is no room for one more
+        except BlockingIOError:  # so many answers unread that there is no room for one more
+            self._bar(client)
             self._let_go(client)
+        except OSError:  # gone
+            self._let_go(client)
+
+    def _bar(self, client: _Client) -> None:
+        """Refuse this user for a moment; never root, which must be able to look."""
+        if client.peer.uid != 0:
+            if len(self._barred_s) >= _MAX_BARRED:
+                self._barred_s.pop(next(iter(self._barred_s)))
+            self._barred_s[client.peer.uid] = self.clock()
 
     def _let_go(self, client: _Client) -> None:
         if self._clients.pop(client.sock.fileno(), None) is None:

@@ -149,11 +149,30 @@ def test_an_empty_message_is_the_end(scene: Scene) -> None:
         assert scene.server.n_clients == 0
 
 
+@pytest.mark.parametrize("raw", [encode_hint(HINT), encode("status"), b"nonsense"], ids=["hints", "unread", "bad"])
+def test_a_new_connection_is_no_new_burst(scene: Scene, raw: bytes) -> None:
+    scene.uid, scene.server.rights = 1000, Rights(uids=frozenset({1000}))
+    with scene.connect() as sock:
+        scene.send_until_let_go(sock, raw)
+    with scene.connect() as sock:
+        scene.turn()
+        assert parse(sock.recv(5000))["problem"].startswith("a program of yours sent too much or nonsense")
+    assert scene.server.n_clients == 0
+    scene.uid = 1001
+    with scene.connect() as sock:
+        assert scene.say(sock, encode("status"))["state"] == "acting"
+    scene.uid = 1000
+    scene.clock.advance(1.0)
+    with scene.connect() as sock:
+        assert scene.say(sock, encode("status"))["state"] == "acting"
+
+
 def test_who_sends_too_much_is_let_go(scene: Scene) -> None:
     with scene.connect() as sock:
         n_sent = scene.send_until_let_go(sock, encode_hint(HINT))
         assert scene.n_hints < 250 < n_sent + 50
     assert scene.said == [f"process {os.getpid()} sends too much and is let go"]
+    scene.clock.advance(1.0)
     with scene.connect() as sock:
         for _ in range(1000):
             sock.send(encode_hint(HINT))
