@@ -8,6 +8,9 @@ enum {
     MIN_CHUNK_BYTES = 32 * 1024,
     MAX_ACTS_BYTES = 256 * 1024, /* of the rows multiplied with one tile after another: they stay in a cache of 512 KiB */
     SERIAL_ROWS = 4,
+    PANEL_ROWS = 16,  /* from so many rows on a kernel prepares something for all tiles of a call … */
+    PANEL_TILES = 16, /* … which pays by so many */
+    CHUNKS_EACH = 8,  /* chunks that a thread has at least then, so that others can help it */
 };
 
 typedef struct row_job {
@@ -108,7 +111,12 @@ void en_multiply(product_job *job) {
     /* A chunk is what makes taking it worth while: more rows, fewer tiles. */
     size_t work = tile_bytes * (size_t)(n_rows < 16 ? 1 : n_rows / 8);
     job->n_each = (int)((MIN_CHUNK_BYTES + work - 1) / work);
-    if (en_pool_threads(job->c->pool) == 1) job->n_each = job->n_tiles;
+    int n_threads = en_pool_threads(job->c->pool);
+    if (n_rows >= PANEL_ROWS) {
+        int fair = job->n_tiles * n_parts / (CHUNKS_EACH * n_threads), most = fair < PANEL_TILES ? fair : PANEL_TILES;
+        job->n_each = job->n_each < most ? most : job->n_each;
+    }
+    if (n_threads == 1) job->n_each = job->n_tiles;
     int least = (job->n_tiles + EN_MAX_CHUNKS / n_parts - 1) / (EN_MAX_CHUNKS / n_parts);
     job->n_each = job->n_each < least ? least : job->n_each;
     en_pool_run(job->c->pool, run_products, job, n_parts * ((job->n_tiles + job->n_each - 1) / job->n_each));
