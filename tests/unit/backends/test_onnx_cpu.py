@@ -134,7 +134,10 @@ def test_a_damaged_copy_is_made_anew(tmp_path: Path) -> None:
         copy.write_bytes(damaged)
         session = load(file, graph_cache=copy)
         assert session.run(feeds)["y"].tobytes() == plain(file, feeds)[0].tobytes()
-        assert copy.read_bytes()[: len(whole) - 1024] == whole[:-1024]
+        assert copy.read_bytes() != damaged
+        made = copy.stat()
+        load(file, graph_cache=copy)  # takes it as it is; onnxruntime does not write the same bytes each time
+        assert (copy.stat().st_ino, copy.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
 
 
 def test_a_model_with_custom_operators_needs_a_library(tmp_path: Path) -> None:
