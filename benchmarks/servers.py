@@ -1,11 +1,12 @@
 """The daemon against other model servers: the same ONNX classifier, 16 clients with one row each, again and again.
 
 Rivals are installed in an environment of their own, whose Python is named: `--mlserver VENV/bin/python` (mlserver and
-onnxruntime) or `--bentoml VENV/bin/python` (bentoml and onnxruntime). OpenVINO's Model Server is no Python package and
-is not measured. Each has the settings it is fastest with, of those in the file. The daemon is asked over HTTP with
-binary tensors; mlserver, whose HTTP takes numbers as text only, over gRPC by tritonclient, with raw tensors; BentoML,
-whose own HTTP takes arrays as text only, by a mounted ASGI route that takes the raw bytes. Bars: requests a second at
-least 1.0 × the rival's, resident memory of all processes of a server at most 0.5 × the rival's.
+onnxruntime; mlserver 1.7 needs uvloop<0.22, or its workers end at once) or `--bentoml VENV/bin/python` (bentoml and
+onnxruntime). OpenVINO's Model Server is no Python package and is not measured. Each has the settings it is fastest
+with, of those in the file. The daemon is asked over HTTP with binary tensors; mlserver, whose HTTP takes numbers as
+text only, over gRPC by tritonclient, with raw tensors; BentoML, whose own HTTP takes arrays as text only, by a mounted
+ASGI route that takes the raw bytes. Bars: requests a second at least 1.0 × the rival's, resident memory of all
+processes of a server at most 0.5 × the rival's.
 """
 
 from __future__ import annotations
@@ -269,6 +270,8 @@ def bentoml(python: str, model: Path, settings: dict[str, Any]) -> Iterator[Serv
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:  # by itself; why it did is what shall be seen
+        return
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     process.terminate()
     for left in psutil.wait_procs(family, timeout=5.0)[1]:
