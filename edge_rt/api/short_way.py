@@ -344,6 +344,7 @@ class ShortRequest:
         self._body = _NOTHING  # the connection knows this request until its next one comes
         if self._buffer is not None and self._exchange.status == 200:  # else something may still look at it
             self._buffers.give_back(self._buffer)
+        self._buffer = None
         self._way.api.bodies.give_back(self._n_bytes)
         head = self._head
         self._way.ledger.end(self._exchange, method="POST", path=head.path, route=head.route, client=None)
