@@ -379,6 +379,31 @@ def test_a_connection_keeps_none_of_the_requests_that_it_has_answered(socket_dir
     serving(socket_dir, scenario, runtime=FakeTensorRuntime(is_direct=is_direct))
 
 
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_an_idle_connection_holds_no_buffer_of_its_last_body(socket_dir: Path, is_direct: bool) -> None:
+    runtime = FakeTensorRuntime(hold=asyncio.Event(), is_direct=is_direct)
+
+    async def scenario(served: Served) -> None:
+        connections = [await asyncio.open_unix_connection(served.path) for _ in range(20)]
+        tracemalloc.start()
+        for _, writer in connections:  # all inside at once, so that each takes a buffer
+            writer.write(LARGE)
+        while tracemalloc.get_traced_memory()[0] < 20 * 2**18:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        assert runtime.hold is not None
+        runtime.hold.set()
+        for reader, _ in connections:
+            await answer(reader)
+        gc.collect()
+        held_bytes = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        for _, writer in connections:
+            writer.close()
+        assert held_bytes < 3 * 2**20
+
+    serving(socket_dir, scenario, runtime=runtime)
+
+
 def test_a_client_that_hangs_up_within_its_body_is_counted(socket_dir: Path) -> None:
     async def scenario(served: Served) -> None:
         _, writer = await asyncio.open_unix_connection(served.path)
