@@ -127,29 +127,31 @@ def test_no_request_is_lost_while_it_reloads_again_and_again(socket_dir: Path) -
         whole = answer.text.rstrip().endswith("[DONE]") if body["stream"] else "choices" in answer.json()
         return answer.status_code, whole
 
-    async def load(daemon: Daemon, warm: threading.Event, done: threading.Event) -> list[tuple[int, bool]]:
-        found: list[tuple[int, bool]] = []
+    async def load(daemon: Daemon, warm: threading.Event, done: threading.Event) -> None:
         async with daemon.async_client() as client:
             await asyncio.gather(ask(client, 0), ask(client, 1))
             warm.set()
             i = 2
             while not done.is_set():
-                found += await asyncio.gather(*(ask(client, i + j) for j in range(12)))
+                outcomes.extend(await asyncio.gather(*(ask(client, i + j) for j in range(12))))
                 i += 12
-        return found
+
+    outcomes: list[tuple[int, bool]] = []
 
     with Daemon(socket_dir, extra=WITHOUT_CACHE) as daemon:
         warm, done = threading.Event(), threading.Event()
-        outcomes: list[tuple[int, bool]] = []
-        asking = threading.Thread(target=lambda: outcomes.extend(asyncio.run(load(daemon, warm, done))))
+        asking = threading.Thread(target=lambda: asyncio.run(load(daemon, warm, done)))
         asking.start()
         assert warm.wait(30), daemon.log
-        for i in range(10):
-            daemon.reload(f"{WITHOUT_CACHE}[limits]\nmax_stop = {i + 1}\n", until="changed: limits.max_stop")
+        n_reloads = 0
+        # Until answers of three rounds met reloads: which of the two is faster is the machine's own matter.
+        while n_reloads < 10 or (len(outcomes) < 36 and asking.is_alive()):
+            n_reloads += 1
+            daemon.reload(f"{WITHOUT_CACHE}[limits]\nmax_stop = {n_reloads}\n", until="changed: limits.max_stop")
             daemon.reload(WITHOUT_CACHE + BAD, until="the new configuration is not used")
         done.set()
         asking.join()
-        assert len(outcomes) >= 24
+        assert len(outcomes) >= 36
         assert set(outcomes) == {(200, True)}
         assert "Traceback" not in daemon.log
 
