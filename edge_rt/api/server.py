@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from edge_rt.api.callers import Peer
 from edge_rt.api.cycles import HeadHolder, ShortCycle
+from edge_rt.api.departures import Departures, WatchedFlow
 from edge_rt.api.short_way import ReadBuffers, ShortRequest, ShortWay
 from edge_rt.api.sse import HangUps
 from edge_rt.api.status import reply
@@ -61,6 +62,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._peer = Peer.of(transport.get_extra_info("socket"))
         self.app_state = {**self.app_state, "peer": self._peer, "hang_ups": self._hang_ups}
         super().connection_made(transport)
+        self.flow = WatchedFlow(transport, self.server_state.departures)  # type: ignore[attr-defined]
         self.idle_since_s = self.loop.time()
         self._await_head()
         limit: int = self.server_state.max_connections  # type: ignore[attr-defined]
@@ -79,6 +81,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             cycle.request.hung_up()
         for ahead in self._ahead:
             ahead.disconnected = True
+        cast("WatchedFlow", self.flow).is_lost()
         self._hang_ups.tell()
         super().connection_lost(exc)
 
@@ -351,6 +354,7 @@ class Server(uvicorn.Server):
         self.server_state.max_connections = max_connections  # type: ignore[attr-defined]
         self.server_state.short_way = short_way  # type: ignore[attr-defined]
         self.server_state.buffers = ReadBuffers()  # type: ignore[attr-defined]
+        self.server_state.departures = Departures()  # type: ignore[attr-defined]
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._grace_s = 0.0

@@ -321,7 +321,10 @@ class Process:
     def _replied(self, wire_id: str, value: _Reply | EdgeRtError) -> None:
         self._progress_at_s = asyncio.get_running_loop().time()
         if (on_reply := self._replies.pop(wire_id, None)) is not None:
-            on_reply(value)
+            try:
+                on_reply(value)
+            except Exception:  # noqa: BLE001 - whoever cannot take its reply must not cost the others theirs
+                _log.exception("the reply to request %s cannot be taken", wire_id)
 
     def _disconnected(self, problem: str) -> None:
         self._burial = asyncio.get_running_loop().create_task(self._bury(problem))
@@ -356,8 +359,7 @@ class Process:
             stream.fail(error())
         self._streams.clear()
         while self._replies:
-            _, on_reply = self._replies.popitem()
-            on_reply(error())
+            self._replied(next(iter(self._replies)), error())
 
     # A child that computes without a token, a step or a reply for too long hangs inside the back end.
 

@@ -472,6 +472,37 @@ def test_a_client_that_hangs_up_with_requests_behind_the_running_one_is_no_error
 
 
 @pytest.mark.parametrize("is_direct", [False, True])
+@pytest.mark.parametrize("first", [GOOD, request(ONE, b"1234", headers={"Cache-Control": "no-cache"})])
+def test_a_hang_up_behind_requests_that_wait_ends_the_one_ahead(
+    socket_dir: Path, first: bytes, is_direct: bool
+) -> None:
+    """The model never answers: only the hang-up can end it, and nothing is read that would tell of it."""
+    runtime = FakeTensorRuntime(hold=asyncio.Event(), is_direct=is_direct)
+
+    async def scenario(served: Served) -> None:
+        _, writer = await asyncio.open_unix_connection(served.path)
+        writer.write(first + GOOD + GOOD)
+        await runtime.arrived.wait()
+        writer.close()
+        state = served.server.server_state
+        while state.tasks or state.connections:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert runtime.n_closed == len(runtime.inferences) == 1
+        assert 'outcome="hung_up",route="/v2/models/{model}/infer",status="499"} 1.0' in served.metrics
+        reader, writer = await asyncio.open_unix_connection(served.path)
+        for _ in range(2):  # reading is paused and resumed, and the connection still works
+            writer.write(GOOD + GOOD)
+            assert runtime.hold is not None
+            runtime.hold.set()
+            for _ in range(2):
+                assert (await answer(reader)).endswith(b"1234")
+        writer.close()
+
+    serving(socket_dir, scenario, runtime=runtime)
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
 def test_bodies_beyond_the_limit_of_all_are_refused(socket_dir: Path, is_direct: bool) -> None:
     runtime = FakeTensorRuntime(hold=asyncio.Event(), is_direct=is_direct)
     large = request({"inputs": [binary("image", [8_000], 8_000)]}, bytes(8_000))

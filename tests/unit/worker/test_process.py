@@ -16,6 +16,7 @@ from edge_rt.errors import (
     WorkerLostError,
 )
 from edge_rt.liveness import SUPERVISION_S
+from edge_rt.tensor_types import TensorRequest
 from edge_rt.types import Chunk, EngineStats, TokenLogprob
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, ToWorker
@@ -167,6 +168,40 @@ def test_a_failed_request_leaves_the_others_alone() -> None:
         with pytest.raises(BackendStepError):
             await bad
         assert await good == "!"
+        await process.kill("done")
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("ends", ["lost", "failed"])
+def test_one_that_cannot_take_its_reply_costs_the_others_nothing(ends: str) -> None:
+    """Neither where the child is lost nor where its replies come in one read."""
+
+    async def main() -> None:
+        launch = FakeLaunch(loads)
+        process = await start(launch)
+        child, heard = launch.children[0], []
+
+        def bad(reply: object) -> None:
+            heard.append("bad")
+            raise KeyError("no")
+
+        inference = TensorRequest(id="r", model="m", inputs=())
+        process.infer_now(inference, lambda reply: heard.append(type(reply).__name__))
+        process.infer_now(inference, bad)
+        process.infer_now(inference, lambda reply: heard.append(type(reply).__name__))
+        await settle()
+        if ends == "lost":
+            child.exit(-9)
+            await process.lost
+            await settle()
+        else:
+            ids = [message.id for message in child.seen if isinstance(message, channel.Infer)]
+            child.send(*(channel.Failed(wire_id, *BackendStepError(reason="x").to_wire()) for wire_id in ids))
+            await settle()
+        error = "WorkerLostError" if ends == "lost" else "BackendStepError"
+        assert sorted(heard) == [error, error, "bad"]
+        assert process.lost.done() == (ends == "lost")
         await process.kill("done")
 
     virtual_time.run(main())
