@@ -26,6 +26,7 @@ from edge_rt.cloud.hedge import HedgePolicy
 from edge_rt.cloud.speed import Speed
 from edge_rt.config import Cache, CloudEndpoint, Config, Router
 from edge_rt.devices import battery, thermal
+from edge_rt.regular import open_regular
 from edge_rt.router.budget import DAY_S, FLAT_PRIOR, SHIPPED_PRIOR, Budget, Pace
 from edge_rt.router.chooser import Chooser
 from edge_rt.router.confidence import Judge
@@ -323,7 +324,7 @@ def _budget(settings: Router, ledger: Path | None) -> Budget:
     if ledger is None or (settings.max_cost_per_day == 0 and settings.max_energy_j_per_day == 0):
         return budget
     try:
-        with ledger.open("rb") as file:
+        with open_regular(ledger) as file:
             state = msgspec.json.decode(file.read(_MAX_LEDGER_BYTES), type=dict[str, Any])
         problem = "" if budget.restore(state, now_s=time.monotonic()) else "it does not hold a day and what was spent"
     except FileNotFoundError:

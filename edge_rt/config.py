@@ -23,10 +23,12 @@ import msgspec
 from msgspec import Meta
 
 from edge_rt.errors import ConfigError
+from edge_rt.regular import read_regular
 from edge_rt.types import Route
 
 _PREFIX = "EDGE_RT__"
 SYSTEM_FILE = Path("/etc/edge_rt/config.toml")
+_MAX_BYTES = 2**20
 
 Key = tuple[str, ...]  # ("models", "qwen2.5-0.5b", "n_ctx"); shown as TOML writes it, see dotted
 
@@ -339,7 +341,7 @@ def _find(file: Path | None, environ: Mapping[str, str], system_file: Path) -> P
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(path, _MAX_BYTES).decode("utf-8"))
     except OSError as exc:
         raise ConfigError(
             key="configuration file", problem=f"cannot be read: {exc.strerror}", origin=str(path)

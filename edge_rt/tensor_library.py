@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edge_rt.backends.base import DTYPES
-from edge_rt.catalog.regular import open_regular
 from edge_rt.config import Config
 from edge_rt.engine.arrays import datatype_of
 from edge_rt.engine.infer import Inferred
@@ -32,6 +31,7 @@ from edge_rt.engine.waiting import WaitingInfer, infer_once
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_media
 from edge_rt.library_engine import Running
+from edge_rt.regular import open_regular
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorModelInfo, TensorSpec
 from edge_rt.types import EngineStats
 from edge_rt.worker.channel import Load, TensorLoad

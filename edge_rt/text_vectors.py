@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edge_rt.errors import BackendUnavailableError, ModelFormatError
+from edge_rt.regular import open_regular
 
 try:
     import numpy as np
@@ -130,7 +131,7 @@ def _map_weights(path: Path) -> NDArray[np.float16]:
 
 def _open(path: Path) -> BinaryIO:
     try:
-        return path.open("rb")
+        return open_regular(path)
     except OSError as exc:
         reason = f"{path} cannot be read: {exc.strerror}"
         raise BackendUnavailableError(backend="text vectors", reason=reason, extra="vectors") from exc

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_rt.errors import AuthError, ConfigError
+from edge_rt.regular import read_regular
 
 _UCRED = struct.Struct("3i")
+_MAX_KEYS_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class ApiKeys:
     def load(cls, path: Path) -> ApiKeys:
         """Read one key a line; '#' begins a comment line. Raises ConfigError for a file without keys."""
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = read_regular(path, _MAX_KEYS_BYTES).decode("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as exc:
             problem = exc.strerror if isinstance(exc, OSError) else str(exc)
             raise ConfigError(

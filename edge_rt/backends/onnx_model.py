@@ -23,8 +23,8 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TensorShape
 from edge_rt.backends.onnx_scan import MAX_STRUCTURE_BYTES, structure_bytes
 from edge_rt.backends.onnx_tensors import MAX_DIMS, Folder, check_tensor, type_name
 from edge_rt.backends.tensor_feeds import MAX_ELEMENTS
-from edge_rt.catalog.regular import open_regular
 from edge_rt.errors import ModelFormatError
+from edge_rt.regular import open_regular
 from edge_rt.tensor_types import Datatype, TensorSpec
 
 MAX_FILE_BYTES = 2**31 - 1  # protobuf's own limit

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.errors import ModelFormatError
+from edge_rt.regular import open_regular
 from edge_rt.text_vectors import N_DIMENSIONS
 
 SHIPPED = Path(__file__).parent / "judge.weights"
@@ -126,7 +127,7 @@ def write_weights(path: Path, weights: dict[str, NDArray[np.floating]]) -> None:
 def read_weights(path: Path) -> dict[str, F32]:
     """Read and check a file. Raises ModelFormatError for one that is not sound, OSError where there is none."""
     n_bytes = 40 + 2 * sum(map(prod, _SHAPES.values()))
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(n_bytes + 1)
     if data[:8] != _MAGIC:
         raise _misfit(path, "beginning", f"must be {_MAGIC!r}, is {data[:8]!r}: no such weights, or of another version")

@@ -16,6 +16,7 @@ from edge_rt.cache.key import Identity, question
 from edge_rt.cache.semantic import Match, SemanticTier
 from edge_rt.cache.stored import StoredAnswer
 from edge_rt.errors import CacheStoreError
+from edge_rt.regular import open_regular
 from edge_rt.types import CacheState, GenerateRequest
 
 _log = logging.getLogger("edge_rt.cache")
@@ -94,7 +95,7 @@ class Meanings:
             if answer.partition:
                 self.semantic.admit(bytes.fromhex(answer.partition), answer.question, key, answer.text)
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 state = msgspec.json.decode(file.read(_MAX_STATE_BYTES), type=dict[str, Any])
             self.semantic.restore(state)
         except FileNotFoundError:

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from edge_rt.catalog.manifest import MAX_MANIFEST_BYTES, Id, Line, leave_out, toml_files
-from edge_rt.catalog.regular import open_regular
 from edge_rt.errors import ModelFormatError
+from edge_rt.regular import open_regular
 
 DIRECTORY = "chains"
 

@@ -24,9 +24,11 @@ from edge_rt.catalog.manifest import SHIPPED_DIR
 from edge_rt.catalog.part import Part, Report
 from edge_rt.catalog.sources import FileSource, HfSource, PypiSource, ShippedSource, Source, UrlSource, check_url
 from edge_rt.errors import ConfigError, PullError
+from edge_rt.regular import read_regular
 
 _CHUNK_BYTES = 1 << 20
 _MAX_REDIRECTS = 5
+_MAX_TOKEN_BYTES = 4096
 _MAX_RETRY_AFTER_S = 120.0
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ACCESS_STATUS = frozenset({401, 403})
@@ -71,16 +73,19 @@ def fetch(source: Source, part: Part, settings: FetchSettings, report: Report, *
             check_url(settings.hub_endpoint)
         except ValueError as exc:
             raise ConfigError(key="catalog.hub_endpoint", problem=str(exc), origin="configuration") from exc
-        _download(source.url(settings.hub_endpoint), part, settings, report, uri, token=_token(settings.hub_token_file))
+        _download(
+            source.url(settings.hub_endpoint), part, settings, report, uri, token=read_token(settings.hub_token_file)
+        )
     elif isinstance(source, UrlSource):
         _download(source.url, part, settings, report, uri, token="")
 
 
-def _token(path: str) -> str:
+def read_token(path: str) -> str:
+    """Read the token that catalog.hub_token_file names, "" where that is "". Raises ConfigError."""
     if not path:
         return ""
     try:
-        token = Path(path).read_text(encoding="ascii").strip()
+        token = read_regular(Path(path), _MAX_TOKEN_BYTES).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as exc:
         problem = exc.strerror if isinstance(exc, OSError) else "it is not ASCII text"
         raise ConfigError(

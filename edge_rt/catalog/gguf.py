@@ -18,8 +18,8 @@ from typing import Never
 
 from edge_rt.catalog.ggml_types import GGML_TYPES
 from edge_rt.catalog.gguf_reader import ArrayValue, GgufLimits, GgufReader, Value
-from edge_rt.catalog.regular import open_regular
 from edge_rt.errors import ModelFormatError
+from edge_rt.regular import open_regular
 
 _BUFFER_BYTES = 1 << 18
 _VERSIONS = (2, 3)

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Meta
 
 from edge_rt.catalog.pipelines import Pipeline
-from edge_rt.catalog.regular import open_regular
 from edge_rt.catalog.sources import parse_source
 from edge_rt.errors import ModelFormatError
+from edge_rt.regular import open_regular
 
 SHIPPED_DIR = Path(__file__).resolve().parent.parent / "manifests"
 MAX_MANIFEST_BYTES = 256 * 1024

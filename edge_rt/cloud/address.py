@@ -15,9 +15,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
 from typing import Any, Final
 
 import httpcore2
+
+from edge_rt.regular import read_regular
 
 Address = IPv4Address | IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -26,6 +29,7 @@ _SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tupl
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _NAT64_LOCAL: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
 _MIN_TRY_S: Final = 0.25
+_MAX_CA_BYTES: Final = 8 * 2**20
 _MAX_LOOKUPS: Final = 8  # at a time
 
 
@@ -165,7 +169,14 @@ class GuardedNetwork(httpcore2.AsyncNetworkBackend):
 
 def tls_context(ca_file: str) -> ssl.SSLContext:
     """Make a context that verifies the server's certificate and name. Raises OSError or ssl.SSLError for a bad file."""
-    context = ssl.create_default_context(cafile=ca_file or None)
+    if not ca_file:
+        context = ssl.create_default_context()
+    else:
+        # Read here: OpenSSL would wait for a pipe. Comments between certificates may be in any encoding.
+        certificates = read_regular(Path(ca_file), _MAX_CA_BYTES).decode("ascii", "ignore")
+        if "-----BEGIN CERTIFICATE" not in certificates:  # the system's would be taken
+            raise ssl.SSLError("it holds no certificate in PEM form")
+        context = ssl.create_default_context(cadata=certificates)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from edge_rt.errors import ConfigError
+from edge_rt.regular import open_regular
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def load_key(setting: str, value: str, environ: Mapping[str, str] = os.environ) 
     is_credential = value.startswith(_PREFIX)
     path = _credential(setting, value, environ) if is_credential else Path(value)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             mode = os.fstat(file.fileno())
             if not is_credential:  # systemd's directory is guarded as a whole
                 _check_mode(setting, path, mode)
@@ -104,8 +105,6 @@ def _credential(setting: str, value: str, environ: Mapping[str, str]) -> Path:
 
 def _check_mode(setting: str, path: Path, status: os.stat_result) -> None:
     mode = stat.S_IMODE(status.st_mode)
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(key=setting, problem="is no regular file", origin=str(path))
     if status.st_uid not in (0, os.geteuid()):
         raise ConfigError(key=setting, problem=f"belongs to another user (uid {status.st_uid})", origin=str(path))
     if mode & 0o027:

@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, TensorProto
 
-from edge_rt.catalog.regular import open_regular
 from edge_rt.errors import ModelFormatError
+from edge_rt.regular import open_regular
 
 MAX_GRAPH_BYTES = 2**31 - 1  # protobuf's own limit
 _MAX_NODES = 200_000

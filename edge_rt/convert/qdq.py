@@ -26,8 +26,8 @@ from onnxruntime.quantization import QuantType
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
-from edge_rt.catalog.regular import open_regular
 from edge_rt.errors import ModelFormatError
+from edge_rt.regular import open_regular
 
 # Operators that stay integers between their inputs and outputs in onnxruntime and on most NPUs.
 OPERATORS: tuple[str, ...] = (

@@ -13,8 +13,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from edge_rt.catalog.regular import open_regular
 from edge_rt.errors import ModelFormatError
+from edge_rt.regular import open_regular
 
 _MAX_HEADER_BYTES = 16 * 2**20
 _MAX_FILE_BYTES = 4 * 2**30

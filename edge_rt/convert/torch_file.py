@@ -20,8 +20,8 @@ from typing import Any, Never
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.catalog.regular import open_regular
 from edge_rt.errors import ModelFormatError
+from edge_rt.regular import open_regular
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import ConfigError
+from edge_rt.regular import read_regular
 
 SHIPPED = Path(__file__).with_name("boards")
 OWN = "etc/edge_rt/boards"
@@ -113,10 +114,12 @@ def own(root: SysfsRoot) -> tuple[Board, ...]:
     """Read the files of this machine's owner. Raises ConfigError."""
     boards = []
     for path in root.paths(f"{OWN}/*.toml"):
-        text = root.text(path)
-        if text.value is None:
-            raise ConfigError(key="board", problem=text.reason, origin=text.source)
-        boards.append(parse(text.value, text.source))
+        try:
+            text = read_regular(root.path(path), _MAX_BYTES).decode("utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            problem = exc.strerror if isinstance(exc, OSError) else str(exc)
+            raise ConfigError(key="board", problem=f"cannot be read: {problem}", origin=f"/{path}") from exc
+        boards.append(parse(text, f"/{path}"))
     return tuple(boards)
 
 

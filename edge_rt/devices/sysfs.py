@@ -11,6 +11,8 @@ from edge_rt.devices.base import Reading, known, unknown
 # Larger than any file read here, /proc/cpuinfo of a 512-thread server included; a cap, because a root may be hostile.
 _MAX_BYTES = 4 * 2**20
 _CHUNK_BYTES = 2**16
+# A directory that pretends to be /sys may hold a pipe; opening it must not wait.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _MAX_DIGITS = 40  # of a number: the kernel's largest has 20
 _MAX_NAME = 80  # characters of a name
 _MAX_CPUS = 2**16
@@ -29,7 +31,7 @@ class SysfsRoot:
         """Read a file from its start, at most 4 MiB of it. Raises OSError."""
         parts: list[bytes] = []
         n_left = _MAX_BYTES
-        file = os.open(self._top + path, os.O_RDONLY)
+        file = os.open(self._top + path, _READ)
         try:
             while n_left > 0 and (part := os.read(file, min(_CHUNK_BYTES, n_left))):
                 parts.append(part)

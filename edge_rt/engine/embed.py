@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.catalog.pipelines import Embed
-from edge_rt.catalog.regular import open_regular
 from edge_rt.engine.facts import ModelFacts, asset, check_tensor, misfit, refuse_picture_options
 from edge_rt.engine.infer import Infer
 from edge_rt.errors import (
@@ -20,6 +19,7 @@ from edge_rt.errors import (
     InvalidRequestError,
     ModelFormatError,
 )
+from edge_rt.regular import open_regular
 from edge_rt.tensor_types import MediaAnswer, MediaRequest
 
 try:

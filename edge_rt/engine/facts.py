@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_rt.catalog.pipelines import ImageInput
-from edge_rt.catalog.regular import open_regular
 from edge_rt.errors import InvalidRequestError, ModelFormatError
+from edge_rt.regular import open_regular
 from edge_rt.tensor_types import MediaRequest, TensorSpec
 
 _MAX_LINES_BYTES = 4 * 2**20

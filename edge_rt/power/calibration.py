@@ -23,6 +23,7 @@ from typing import Any, Final, get_args
 
 from edge_rt.devices.meters import Boundary, Quality
 from edge_rt.errors import ConfigError
+from edge_rt.regular import read_regular
 
 DEFAULT_FILE: Final = Path("/var/lib/edge_rt/power.json")
 VERSION: Final = 1
@@ -95,14 +96,13 @@ class Calibration:
 def read(path: Path) -> Calibration | None:
     """Read and check a file; None where there is none. Raises ConfigError naming the place and what is wrong there."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
+        raw = read_regular(path, _MAX_BYTES)
     except FileNotFoundError:
         return None
     except OSError as exc:
-        raise ConfigError(key="power.model_file", problem=exc.strerror or str(exc), origin=str(path)) from exc
-    if len(raw) > _MAX_BYTES:
-        raise ConfigError(key="power.model_file", problem=f"is larger than {_MAX_BYTES} bytes", origin=str(path))
+        raise ConfigError(
+            key="power.model_file", problem=f"cannot be read: {exc.strerror or exc}", origin=str(path)
+        ) from exc
     return parse(raw, origin=str(path))
 
 

@@ -11,9 +11,11 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError
+from edge_rt.regular import read_regular
 
 SYSTEM_FILE: Final = "/etc/edge_rt/config.toml"
 ACTUATORS: Final = ("cpufreq", "devfreq", "epp", "rapl")
@@ -63,11 +65,7 @@ def load(file: str | None) -> Settings:
     if file is None:
         return Settings()
     try:
-        with open(file, "rb") as opened:
-            raw = opened.read(_MAX_BYTES + 1)
-        if len(raw) > _MAX_BYTES:
-            raise ConfigError(key="configuration file", problem=f"is larger than {_MAX_BYTES} bytes", origin=file)
-        values = tomllib.loads(raw.decode("utf-8"))
+        values = tomllib.loads(read_regular(Path(file), _MAX_BYTES).decode("utf-8"))
     except OSError as exc:
         problem = f"cannot be read: {exc.strerror}"
         raise ConfigError(key="configuration file", problem=problem, origin=file) from exc

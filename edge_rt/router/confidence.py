@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from edge_rt.errors import InvalidRequestError, ModelFormatError
+from edge_rt.regular import open_regular
 from edge_rt.router.calibration import Isotonic
 from edge_rt.types import TokenSignal
 
@@ -93,7 +94,7 @@ class Judge:
     def load(cls, path: Path | None = None) -> Judge:
         """Read a file, the shipped one if path is None. Raises ModelFormatError for one that is not sound, OSError."""
         path = path or SHIPPED
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(_MAX_FILE_BYTES + 1)
         if len(data) > _MAX_FILE_BYTES:
             raise ModelFormatError(path=str(path), field="file", problem=f"longer than {_MAX_FILE_BYTES} bytes")

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.errors import InvalidRequestError, ModelFormatError
+from edge_rt.regular import open_regular
 from edge_rt.router import metrics
 from edge_rt.router.fitting import F64, minimise
 from edge_rt.router.neighbours import Neighbours
@@ -127,7 +128,7 @@ class Labels:
     def load(cls, path: Path, max_rows: int = 4000) -> Labels:
         """Read a file as if a stranger had written it. Raises ModelFormatError, OSError where there is none."""
         max_bytes = 4096 + max_rows * _ROW.itemsize
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(max_bytes + 1)
         problem = _problem(data, max_bytes)
         labels = cls(max_rows)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.errors import InvalidRequestError, ModelFormatError
+from edge_rt.regular import open_regular
 from edge_rt.router import features
 from edge_rt.router.calibration import Isotonic
 
@@ -97,7 +98,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def load(path: Path) -> Weights:
     """Read and check a file. Raises ModelFormatError for one that is not sound, OSError where there is none."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise _misfit(path, "file", f"longer than {MAX_FILE_BYTES} bytes")

@@ -19,9 +19,9 @@ from msgspec import Meta
 
 from edge_rt import config
 from edge_rt.catalog.manifest import Variant
-from edge_rt.catalog.regular import open_regular
 from edge_rt.devices import cpu
 from edge_rt.errors import StoreError
+from edge_rt.regular import open_regular
 from edge_rt.scheduler.placement import Measured
 
 FORMAT = 1
