@@ -54,7 +54,7 @@ from edge_rt.types import (
     Usage,
 )
 from edge_rt.worker.channel import Load
-from edge_rt.worker.main import engine_settings, load_session
+from edge_rt.worker.tokens import engine_settings, load_session
 
 _log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.catalog.gguf import GgufHeader, read_header
 from edge_rt.tensor_types import Datatype, TensorModelInfo, TensorSpec
 from edge_rt.types import Capabilities, ModelInfo
 
 if TYPE_CHECKING:
     from edge_rt.backends.onnx_model import OnnxModel
+    from edge_rt.catalog.gguf import GgufHeader
 
 # How a tensor session's arrays hold each datatype; the elements of BYTES are Python's bytes, UTF-8 for most models.
 DTYPES: Mapping[Datatype, np.dtype[Any]] = {
@@ -109,6 +109,8 @@ class ModelFile:
     @cached_property
     def header(self) -> GgufHeader:
         """The header, checked and read once: a large vocabulary takes tenths of a second. Raises ModelFormatError."""
+        from edge_rt.catalog.gguf import read_header  # the worker of a tensor model reads none
+
         return read_header(self.path)
 
     @cached_property

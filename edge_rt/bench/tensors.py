@@ -21,7 +21,7 @@ from edge_rt.bench.runner import Sensors
 from edge_rt.bench.samples import quantile
 from edge_rt.catalog.pipelines import Classify, Detect, DetectText, Embed, FindSpeech, ReadText
 from edge_rt.config import Power
-from edge_rt.engine.start import prefer_big_cores
+from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, EdgeRtError, from_wire
 from edge_rt.power.meter import open_meter
 from edge_rt.tensor_types import TensorSpec
@@ -151,7 +151,7 @@ def run_job(job: Job, sensors: Sensors | None = None) -> tuple[Row, ...]:
     """Load and measure; the child's work."""
     from edge_rt.worker.tensor_load import load_tensor_session
 
-    prefer_big_cores()
+    cpu.prefer_big_cores()
     load = job.load.tensor or TensorLoad()
     session = load_tensor_session(job.load)
     try:

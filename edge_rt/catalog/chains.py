@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from edge_rt.catalog.manifest import MAX_MANIFEST_BYTES, Id, Line, leave_out, toml_files
+from edge_rt.catalog.manifest import MAX_MANIFEST_BYTES, Id, leave_out, toml_files
+from edge_rt.catalog.pipelines import Line
 from edge_rt.errors import ModelFormatError
 from edge_rt.regular import open_regular
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from stat import S_ISREG
@@ -73,7 +72,7 @@ def make_copy(
     key: str,
     write: Callable[[str], object],
     *,
-    free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
+    free_bytes: Callable[[Path], int] = lambda path: os.statvfs(path).f_bavail * os.statvfs(path).f_frsize,
 ) -> bool:
     """Let write(path) write the copy of the store's model; it takes the old one's place when it is whole.
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from edge_rt.catalog.pipelines import Pipeline
+from edge_rt.catalog.pipelines import Line, Pipeline, StateTensor
 from edge_rt.catalog.sources import parse_source
 from edge_rt.errors import ModelFormatError
 from edge_rt.regular import open_regular
@@ -26,7 +26,6 @@ FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Spdx = Annotated[str, Meta(pattern=r"^[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*\Z", max_length=200)]
 Quant = Annotated[str, Meta(pattern=r"^[A-Z][A-Z0-9_]{1,15}\Z")]
-Line = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]*\Z", max_length=500)]
 Tokens = Annotated[int, Meta(ge=0, le=2**24)]
 
 
@@ -54,14 +53,6 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
     max_delay_s: Annotated[float, Meta(ge=0, le=10)] = 0.002
-
-
-class StateTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A state that a stream carries: the output is the next call's input; the first call's is zeros of shape."""
-
-    input: Line
-    output: Line
-    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**20)], ...], Meta(max_length=8)]
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""A manifest's [pipeline]: what happens to a file before a tensor model sees it, and what its outputs mean.
+"""A manifest's [pipeline]: what happens to a file before a tensor model sees it, what its outputs mean; and [[state]].
 
 Names of inputs and outputs may be left out where the model has only one. labels is the id of an asset with one label a
 line, or the labels themselves.
@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+Line = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]*\Z", max_length=500)]
 _Score = Annotated[float, Meta(ge=0, le=1)]
 _Channels = Annotated[tuple[float, ...], Meta(min_length=1, max_length=4)]
 _Name = Annotated[str, Meta(max_length=200)]
@@ -199,6 +200,14 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     token_step: Annotated[int, Meta(ge=1, le=4096)] = 16
     pooling: Literal["mean", "first"] = "mean"
     normalize: bool = True
+
+
+class StateTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A state that a stream carries: the output is the next call's input; the first call's is zeros of shape."""
+
+    input: Line
+    output: Line
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**20)], ...], Meta(max_length=8)]
 
 
 Pipeline = Classify | Detect | DetectText | ReadText | FindSpeech | Embed

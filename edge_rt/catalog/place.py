@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.errors import StoreError
+
+if TYPE_CHECKING:  # a worker reads no manifest
+    from edge_rt.catalog.manifest import Manifest, Variant
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +113,8 @@ class Place:
             except FileNotFoundError:
                 continue
             freed += size
+        import shutil  # and deletes nothing
+
         shutil.rmtree(self.beside("part.wheel"), ignore_errors=True)
         return freed
 

@@ -28,7 +28,6 @@ from edge_rt.cli.bench_tensors import is_tensor_model
 from edge_rt.cli.bench_tensors import run as run_tensors
 from edge_rt.devices import cpu
 from edge_rt.devices import memory as machine_memory
-from edge_rt.engine.start import prefer_big_cores
 from edge_rt.errors import ModelNotPulledError
 from edge_rt.power.meter import open_meter
 from edge_rt.scheduler.forms import place
@@ -250,7 +249,7 @@ def _big_cores(n_threads: int) -> Iterator[None]:
     """Keep as many threads as there are big cores off the small ones, where one would hold up all the others."""
     big, before = cpu.usable().big_cpus, os.sched_getaffinity(0)
     if n_threads <= len(big):
-        prefer_big_cores()
+        cpu.prefer_big_cores()
     try:
         yield
     finally:

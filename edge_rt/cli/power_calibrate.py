@@ -20,14 +20,13 @@ from edge_rt.cli.bench_options import Progress
 from edge_rt.devices import cpu, cpufreq
 from edge_rt.devices.meters import Boundary, Quality
 from edge_rt.devices.sysfs import SysfsRoot
-from edge_rt.engine.start import prefer_big_cores
 from edge_rt.errors import PowerUnknownError
 from edge_rt.library_models import find_model
 from edge_rt.power.calibration import DEFAULT_FILE, Calibration, write
 from edge_rt.power.clock_sweep import ClockSweep
 from edge_rt.power.meter import open_meter
 from edge_rt.scheduler.forms import load_message
-from edge_rt.worker.main import load_session
+from edge_rt.worker.tokens import load_session
 
 _ANY = "cpu"  # the domain's name where no clock can be set
 
@@ -96,7 +95,7 @@ def command(
         placement = find_model(model, settings, pull=False, progress=lambda _: None)
         session = load_session(load_message(placement, settings, force=False))
         opened.callback(session.close)
-        prefer_big_cores()
+        cpu.prefer_big_cores()
         session.set_threads(len(cpu.usable_cores()))
         calibrator = Calibrator(
             session,

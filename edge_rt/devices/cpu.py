@@ -211,6 +211,15 @@ def usable_cores(root: SysfsRoot | None = None) -> tuple[int, ...]:
     return usable(root).compute_cpus
 
 
+def prefer_big_cores() -> None:
+    """Keep this process' future threads off the small cores: one there holds up all others at each barrier."""
+    cpus = usable().cpus
+    cores = {core.id: core for core in topology().cores}
+    big = {i for i in cpus if i not in cores or cores[i].big is not False}
+    if big and len(big) < len(cpus):
+        os.sched_setaffinity(0, big)
+
+
 def quota_cores(root: SysfsRoot | None = None) -> Reading[float]:
     """Give the tightest control group CPU quota in cores (1.5 is 150 ms of CPU time per 100 ms)."""
     root = root or SysfsRoot()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from statistics import median_low
 
 _BETTER = 1.03  # larger batches must be so many times faster: they make the first row's answer later
 _N_SAMPLES = (
@@ -40,7 +39,7 @@ class BatchCosts:
             self._samples[n_rows] = deque(maxlen=_N_SAMPLES)
             self._known = sorted(self._samples)
         self._samples[n_rows].append(seconds)
-        self._medians[n_rows] = median_low(self._samples[n_rows])
+        self._medians[n_rows] = sorted(self._samples[n_rows])[(len(self._samples[n_rows]) - 1) // 2]
         self._seen[n_rows] = self._n_seen
         if self._n_seen % _N_FRESH == 0:
             for n in [n for n in self._known if self._n_seen - self._seen[n] >= _N_FRESH]:

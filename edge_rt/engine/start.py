@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from edge_rt.backends.base import TokenSession
@@ -31,12 +30,3 @@ def start_engine(
     idle = idle_cores()
     start = None if idle is None else 1 + round(idle)
     return TokenEngine(session, settings, ThreadChoice(counts, start=start), idle_cores=idle_cores)
-
-
-def prefer_big_cores() -> None:
-    """Keep this process' future threads off the small cores: one there holds up all others at each barrier."""
-    usable = cpu.usable()
-    cores = {core.id: core for core in cpu.topology().cores}
-    big = {i for i in usable.cpus if i not in cores or cores[i].big is not False}
-    if big and len(big) < len(usable.cpus):
-        os.sched_setaffinity(0, big)

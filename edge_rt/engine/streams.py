@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import DTYPES
-from edge_rt.catalog.manifest import StateTensor
+from edge_rt.catalog.pipelines import StateTensor
 from edge_rt.errors import BackendLoadError, BackendStepError
 from edge_rt.tensor_types import TensorSpec
 

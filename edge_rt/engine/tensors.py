@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import DTYPES, TensorSession
 from edge_rt.backends.tensor_feeds import FeedCheck, check_feeds, check_outputs
-from edge_rt.catalog.manifest import StateTensor
+from edge_rt.catalog.pipelines import StateTensor
 from edge_rt.engine.batcher import Batch, Batcher
 from edge_rt.engine.streams import Streams
 from edge_rt.errors import BackendStepError, DeadlineError, EdgeRtError, InvalidRequestError, ShuttingDownError

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
-from edge_rt.catalog.manifest import StateTensor
-from edge_rt.catalog.pipelines import Pipeline
+from edge_rt.catalog.pipelines import Pipeline, StateTensor
 from edge_rt.tensor_types import (
     Data,
     Datatype,

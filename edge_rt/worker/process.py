@@ -17,7 +17,7 @@ from edge_rt.errors import BackendLoadError, EdgeRtError, SlowReaderError, Worke
 from edge_rt.tensor_types import Data, MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
 from edge_rt.worker import channel
-from edge_rt.worker.ends import ParentChannel
+from edge_rt.worker.parent_end import ParentChannel
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from edge_rt.errors import EdgeRtError
 from edge_rt.types import EngineStats
 from edge_rt.worker import channel
-from edge_rt.worker.ends import WorkerChannel
+from edge_rt.worker.own_end import WorkerChannel
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,6 @@ async def spawn() -> tuple[socket.socket, Handle]:
                 "-P",  # the daemon's working directory is no place to import from
                 "-m",
                 "edge_rt.worker.main",
-                "--fd",
                 str(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,

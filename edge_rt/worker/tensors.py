@@ -26,7 +26,7 @@ from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, Unsu
 from edge_rt.tensor_types import MediaRequest, Tensor, TensorTimings
 from edge_rt.worker import channel, service
 from edge_rt.worker.channel import ChannelError, Load, TensorLoad
-from edge_rt.worker.ends import WorkerChannel
+from edge_rt.worker.own_end import WorkerChannel
 from edge_rt.worker.regions import fetch, put
 from edge_rt.worker.tensor_load import load_tensor_session
 

@@ -11,7 +11,7 @@ from edge_rt.backends.base import Absent, LoadOptions, ModelFile
 from edge_rt.backends.dispatch import AUTO, PREFERENCE, dispatch
 from edge_rt.errors import BackendLoadError, ModelFormatError
 from edge_rt.worker.channel import Load
-from edge_rt.worker.main import load_session
+from edge_rt.worker.tokens import load_session
 from tests.gguf_files import GgufFile, tiny_llama
 
 for _name in PREFERENCE:

@@ -45,6 +45,19 @@ def test_importing_the_library_loads_next_to_nothing() -> None:
     assert not loaded_by("edge_rt") & {"click", "msgspec", "starlette", "httpx2"}
 
 
+def test_the_worker_of_a_tensor_model_loads_nothing_of_language_models_or_of_the_front_process() -> None:
+    # Every process of a model has them in memory once more; jinja2 and asyncio bring 60 modules of theirs.
+    roots = ("jinja2", "asyncio", "ssl", "argparse", "shutil", "statistics", "tomllib", "onnx", "PIL", "tokenizers")
+    own = ("edge_rt.engine.tokens", "edge_rt.engine.chat", "edge_rt.catalog.manifest", "edge_rt.catalog.gguf")
+    modules = loaded_by("edge_rt.worker.main, edge_rt.worker.tensors, edge_rt.backends.onnx_cpu")
+    assert modules & {*roots, *own} == set()
+
+
+def test_the_worker_of_a_language_model_loads_nothing_of_tensor_models() -> None:
+    modules = loaded_by("edge_rt.worker.main, edge_rt.worker.tokens, edge_rt.backends.native")
+    assert modules & {"asyncio", "ssl", "edge_rt.engine.tensors", "edge_rt.worker.tensors", "onnxruntime"} == set()
+
+
 def test_imports_go_down_only() -> None:
     command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

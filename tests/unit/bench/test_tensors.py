@@ -9,8 +9,7 @@ from edge_rt.backends.base import ModelFile, TensorOptions
 from edge_rt.backends.null_tensor import NullTensorSession
 from edge_rt.bench.runner import Sensors
 from edge_rt.bench.tensors import Job, make_feeds, measure, measure_apart, takes_batches
-from edge_rt.catalog.manifest import StateTensor
-from edge_rt.catalog.pipelines import Classify, FindSpeech, ImageInput
+from edge_rt.catalog.pipelines import Classify, FindSpeech, ImageInput, StateTensor
 from edge_rt.devices.base import Reading, known, unknown
 from edge_rt.errors import BackendLoadError, BackendStepError
 from edge_rt.tensor_types import TensorSpec

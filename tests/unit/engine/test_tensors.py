@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_rt.catalog.manifest import StateTensor
+from edge_rt.catalog.pipelines import StateTensor
 from edge_rt.engine.tensors import Call, TensorEngine, TensorSettings
 from edge_rt.engine.waiting import Answer
 from edge_rt.errors import (

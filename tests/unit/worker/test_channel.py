@@ -15,7 +15,8 @@ from edge_rt.tensor_types import Tensor, TensorRequest, TensorTimings
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, Message, Sampling, TokenLogprob
 from edge_rt.worker import channel
 from edge_rt.worker.channel import ChannelError, FrameReader, FromWorker, ToWorker, encode
-from edge_rt.worker.ends import ParentChannel, WorkerChannel
+from edge_rt.worker.own_end import WorkerChannel
+from edge_rt.worker.parent_end import ParentChannel
 from tests import virtual_time
 from tests.unit.worker.fake_child import INFO, LAST, LOAD
 

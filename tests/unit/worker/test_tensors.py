@@ -29,11 +29,11 @@ from edge_rt.errors import (
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, Tensor, TensorRequest
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, TensorLoad
-from edge_rt.worker.ends import WorkerChannel
+from edge_rt.worker.own_end import WorkerChannel
 from edge_rt.worker.tensors import Service, serve
 from tests.unit.engine.tensor_sessions import STATEFUL, WatchedSession, alone, rows, session
 from tests.unit.engine.test_tensors import STATE
-from tests.unit.worker.test_main import TIMEOUT_S, Parent
+from tests.unit.worker.test_tokens import TIMEOUT_S, Parent
 
 NULL = Load(model="m", variant="", path="", quant="none", backend="null", n_ctx=0, tensor=TensorLoad(max_batch=4))
 

@@ -1,0 +1,199 @@
+"""The worker's service for a language model.
+
+The main thread runs the engine, the reader takes messages and sends the engine's figures, and the clerk renders and
+tokenises prompts, so that a long one holds up neither the steps nor a cancellation.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from edge_rt.backends import registry
+from edge_rt.backends.base import Backend, TokenSession
+from edge_rt.backends.dispatch import dispatch
+from edge_rt.devices import cpu, memory
+from edge_rt.devices.base import Reading
+from edge_rt.devices.idle import IdleMeter
+from edge_rt.engine.sequence import Sink
+from edge_rt.engine.start import start_engine
+from edge_rt.engine.tokens import EngineSettings, TokenEngine
+from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
+from edge_rt.types import Chunk, GenerateRequest
+from edge_rt.worker import channel, service
+from edge_rt.worker.channel import ChannelError, Load
+from edge_rt.worker.load import unpack
+from edge_rt.worker.memory import check
+from edge_rt.worker.own_end import WorkerChannel
+
+_log = logging.getLogger(__name__)
+
+
+class Engine(service.Engine, Protocol):
+    """What the worker needs of a TokenEngine."""
+
+    def submit(self, request: GenerateRequest, sink: Sink) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
+
+    def detokenize(self, token_ids: list[int]) -> str: ...
+
+
+def load_session(
+    load: Load,
+    *,
+    find: Callable[[str], Backend] = registry.get,
+    available: Callable[[], Reading[int]] = memory.available_bytes,
+) -> TokenSession:
+    """Load a model on the back end chosen for it, if the memory suffices. Raises ModelError or BackendError."""
+    file, options = unpack(load)
+    backend, reason = dispatch(load.backend, file, options, find=find)
+    if not load.force:
+        check(load.model, backend.estimate(file, options), available(), load.memory_margin_bytes)
+    session = backend.load(file, options)
+    session.info = replace(session.info, backend_reason=reason)
+    if load.chat_template is not None:
+        session.vocab = replace(session.vocab, chat_template=load.chat_template)
+        session.info = replace(session.info, has_chat_template=True)
+    return session
+
+
+def make_engine(load: Load, session: TokenSession, idle_cores: Callable[[], float | None]) -> TokenEngine:
+    """Make the engine; the thread that calls this must be the one that runs it."""
+    engine = start_engine(session, engine_settings(load), n_threads=load.n_threads, idle_cores=idle_cores)
+    engine.warm_up()
+    return engine
+
+
+def engine_settings(load: Load) -> EngineSettings:
+    return EngineSettings(
+        max_stall_s=load.max_stall_s,
+        stream_interval_s=load.stream_interval_s,
+        max_prefix_bytes=load.max_prefix_bytes,
+        max_draft=load.max_draft,
+    )
+
+
+class _RequestSink:
+    """Sends one request's chunks to the front process, and the figures before the last of them."""
+
+    __slots__ = ("_channel", "_id", "_send_stats")
+
+    def __init__(self, out: WorkerChannel, request_id: str, send_stats: Callable[[], object]) -> None:
+        self._channel = out
+        self._id = request_id
+        self._send_stats = send_stats
+
+    def chunk(self, chunk: Chunk) -> None:
+        if chunk.finish_reason is not None:
+            self._send_stats()  # who has the whole answer finds its tokens in the metrics
+        try:
+            self._channel.send(channel.ChunkOut(self._id, chunk))
+        except ChannelError as exc:
+            self.failed(BackendStepError(reason=f"the answer cannot be sent: {exc}"))
+
+    def failed(self, error: EdgeRtError) -> None:
+        self._channel.send(channel.Failed(self._id, *error.to_wire()))
+
+
+class Service(service.Service):
+    """Turns messages into calls of a token engine."""
+
+    def __init__(
+        self,
+        out: WorkerChannel,
+        engine: Engine,
+        rss_bytes: Callable[[], int],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(out, engine, rss_bytes, clock=clock)
+        self._engine = engine
+        self._desk: queue.SimpleQueue[channel.Generate | channel.Tokenize | channel.Detokenize] = queue.SimpleQueue()
+        # The engine does not know a request yet that the clerk still has; a cancellation must not fall between.
+        self._lock = threading.Lock()
+        self._unsubmitted: set[str] = set()
+        self._cancelled: set[str] = set()
+
+    def _has_work(self) -> bool:
+        return bool(self._unsubmitted)
+
+    def _take(self, message: channel.ToWorker, *, is_last: bool) -> None:  # noqa: ARG002 - all are quickly taken
+        if isinstance(message, channel.Cancel):
+            with self._lock:
+                if message.id in self._unsubmitted:
+                    self._cancelled.add(message.id)
+                    return
+            self._engine.cancel(message.id)
+        elif isinstance(message, channel.Infer | channel.Look):
+            error = UnsupportedFeatureError(feature="a request for tensors to a language model")
+            request_id = message.id if isinstance(message, channel.Infer) else message.request.id
+            self._channel.send(channel.Failed(request_id, *error.to_wire()))
+        elif not isinstance(message, Load | channel.Shutdown):
+            if isinstance(message, channel.Generate):
+                with self._lock:
+                    self._unsubmitted.add(message.request.id)
+            self._desk.put(message)
+
+    def _work(self) -> None:
+        while True:
+            message = self._desk.get()
+            request_id = message.request.id if isinstance(message, channel.Generate) else message.id
+            sink = _RequestSink(self._channel, request_id, self._send_stats)
+            try:
+                self._do(message, sink)
+            except EdgeRtError as exc:
+                sink.failed(exc)
+            except Exception as exc:  # noqa: BLE001 - one odd request must not end the clerk
+                _log.exception("request %s cannot be taken", request_id)
+                sink.failed(BackendStepError(reason=f"{type(exc).__name__}: {exc}"))
+
+    def _do(self, message: channel.Generate | channel.Tokenize | channel.Detokenize, sink: _RequestSink) -> None:
+        if isinstance(message, channel.Tokenize):
+            ids = self._engine.tokenize(message.text, special=message.special, add_bos=message.add_bos)
+            self._channel.send(channel.TokensOut(message.id, ids))
+        elif isinstance(message, channel.Detokenize):
+            self._channel.send(channel.TextOut(message.id, self._engine.detokenize(message.token_ids)))
+        else:
+            try:
+                self._engine.submit(message.request, sink)
+            finally:
+                with self._lock:
+                    self._unsubmitted.discard(message.request.id)
+                    was_cancelled = message.request.id in self._cancelled
+                    self._cancelled.discard(message.request.id)
+                if was_cancelled:
+                    self._engine.cancel(message.request.id)
+
+
+def serve(
+    out: WorkerChannel,
+    load: Load,
+    rss_bytes: Callable[[], int],
+    *,
+    load_session: Callable[[Load], TokenSession] = load_session,
+    make_engine: Callable[[Load, TokenSession, Callable[[], float | None]], Engine] = make_engine,
+) -> int:
+    """Load a language model and serve it; give the exit status."""
+    idle_cores = IdleMeter(cpu.usable().cpus)
+    idle_cores()  # it measures from here
+    try:
+        session = load_session(load)
+        engine = make_engine(load, session, idle_cores)
+    except EdgeRtError as exc:
+        return service.refuse(out, exc)
+    except Exception as exc:  # noqa: BLE001 - whatever it is, the front process must hear of it
+        _log.exception("loading %s failed", load.model)
+        return service.refuse(out, BackendLoadError(model=load.model, reason=f"{type(exc).__name__}: {exc}"))
+    out.send(channel.Ready(session.info))
+    is_orderly = Service(out, engine, rss_bytes).run()
+    out.flush()
+    session.close()
+    return 0 if is_orderly else 1
