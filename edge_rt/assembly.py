@@ -21,7 +21,8 @@ from edge_rt.cache.store import Store
 from edge_rt.cache.tensor_results import TensorResults
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.cloud import wire
-from edge_rt.cloud.endpoints import CloudEvents, CloudModels, EndpointHealth
+from edge_rt.cloud.endpoint import EndpointHealth
+from edge_rt.cloud.endpoints import CloudEvents, CloudModels
 from edge_rt.cloud.hedge import HedgePolicy
 from edge_rt.cloud.speed import Speed
 from edge_rt.config import Cache, CloudEndpoint, Config, Router

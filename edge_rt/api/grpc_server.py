@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
@@ -27,9 +27,10 @@ from edge_rt.api import listen
 from edge_rt.api.context import Api
 from edge_rt.api.grpc_messages import SERVICE, Rpc, load_rpcs
 from edge_rt.api.grpc_status import grpc_status
-from edge_rt.api.kserve_infer import placed, put_the_rest
+from edge_rt.api.kserve_infer import origin_headers, placed, put_the_rest
 from edge_rt.api.status import reply
 from edge_rt.api.tensor_json import pack
+from edge_rt.cache.admission import wishes
 from edge_rt.errors import ConfigError, EdgeRtError, InvalidRequestError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_shape, check_size
 from edge_rt.tensor_types import Datatype, Tensor, TensorRegion, TensorRequest
@@ -61,6 +62,10 @@ class Context(Protocol):
     """What is used of grpc.aio.ServicerContext, which has no types."""
 
     def time_remaining(self) -> float | None: ...
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
+
+    def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...]) -> None: ...
 
     async def abort(self, code: Any, details: str, trailing_metadata: tuple[tuple[str, str], ...]) -> NoReturn: ...
 
@@ -217,6 +222,8 @@ class GrpcServer:
         with ExitStack() as leases:
             request = await self._tensor_request(asked, variant, context, leases)
             answer = await put_the_rest(await self._api.runtime.infer(request), request)
+        if origin := origin_headers(answer):
+            context.set_trailing_metadata(tuple((name.decode(), value.decode()) for name, value in origin))
         return {
             "model_name": asked.model_name,
             "model_version": answer.variant,
@@ -259,6 +266,7 @@ class GrpcServer:
             models.check_output_parameters(f"outputs[{i}]", parameters)
             if (part := wire.region(f"outputs[{i}]", parameters)) is not None:
                 regions[output.name] = leases.enter_context(self._api.lease(part, None))
+        wished = wishes(", ".join(_metadata(context, "cache-control")))
         return TensorRequest(
             id=telemetry.request_id.get(),
             model=asked.model_name,
@@ -271,7 +279,15 @@ class GrpcServer:
             is_first=options.is_first,
             is_last=options.is_last,
             deadline_s=min(deadlines_s, default=None),
+            no_cache=wished.no_cache,
+            no_store=wished.no_store,
+            only_if_cached=wished.only_if_cached,
         )
+
+
+def _metadata(context: Context, wanted: str) -> list[str]:
+    """Give the values of a call's metadata of this name; gRPC writes names in lower case."""
+    return [value for name, value in context.invocation_metadata() or () if name == wanted and isinstance(value, str)]
 
 
 def _parameters(place: str, sent: Any) -> wire.Parameters:

@@ -155,7 +155,7 @@ class _Flight:
             self._raise_if_slow(reader)
             if self._is_over:
                 if self._error is not None:
-                    raise _copy(self._error)
+                    raise own_copy(self._error)
                 return
             try:
                 async with asyncio.timeout_at(due_at_s if reader.n_read == 0 else None):
@@ -222,7 +222,7 @@ def _weight(chunk: Chunk) -> int:
     return max(1, len(chunk.token_ids), len(chunk.text) // 4) + sum(len(logprob.top) for logprob in chunk.logprobs)
 
 
-def _copy(error: BaseException) -> BaseException:
+def own_copy(error: BaseException) -> BaseException:
     """Give each client an error of its own: one that is raised in several tasks collects all their tracebacks."""
     if isinstance(error, EdgeRtError):
         return replace(error).with_traceback(error.__traceback__)

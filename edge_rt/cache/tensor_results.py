@@ -24,6 +24,7 @@ from edge_rt.cache import admission
 from edge_rt.cache.exact import CacheEvents
 from edge_rt.cache.frames import N_BITS, distance, frame_hash
 from edge_rt.cache.store import Found, Meta, Store
+from edge_rt.cache.tensor_flights import TensorFlights
 from edge_rt.config import Cache
 from edge_rt.errors import NotCachedError
 from edge_rt.tensor_types import Data, Datatype, Tensor, TensorAnswer, TensorRequest, TensorTimings
@@ -66,6 +67,7 @@ class TensorResults:
         self._events = events
         self._wall_clock = wall_clock
         self._frames: OrderedDict[bytes, _Frame] = OrderedDict()  # by the key of the stored outputs
+        self._flights = TensorFlights()
 
     def configure(self, settings: Cache) -> None:
         """Go by other settings from the next request on; those of the store itself count at a restart."""
@@ -74,7 +76,9 @@ class TensorResults:
     async def infer(
         self, request: TensorRequest, files: str, compute: Callable[[], Awaitable[TensorAnswer]]
     ) -> TensorAnswer:
-        """Give stored outputs, or compute and store them. Raises NotCachedError, and what compute raises.
+        """Give stored outputs, or compute and store them; equal requests in flight share one run.
+
+        Raises NotCachedError, and what compute raises.
 
         files  names the model's files: outputs of other files are not found
         """
@@ -99,9 +103,15 @@ class TensorResults:
         if request.only_if_cached:
             raise NotCachedError
         self._events.cache_looked_up("bypass" if request.no_cache else "miss")
-        answer = await compute()
-        self._keep(key, frame, request, files, answer)
-        return answer
+
+        async def computed() -> TensorAnswer:
+            answer = await compute()
+            self._keep(key, frame, request, files, answer)
+            return answer
+
+        if request.no_cache:  # asks for a run of its own
+            return await computed()
+        return await self._flights.share(key, computed, deadline_s=request.deadline_s)
 
     async def _found(self, key: bytes, now_s: float, *, similarity: float | None) -> TensorAnswer | None:
         found = await self._store.get(key)

@@ -350,6 +350,20 @@ def locked_memory(patient: Patient) -> Check:
     return ok("locked memory", words)
 
 
+def proxies(patient: Patient) -> Check | None:
+    """Say that the environment's proxies are not used, where somebody may count on them."""
+    is_remote = any(not endpoint.base_url.startswith("unix:") for endpoint in patient.config.cloud.values())
+    names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+    found = [name for name in names if patient.environ.get(name)]
+    if not is_remote or not found:
+        return None
+    return warn(
+        "proxy",
+        f"{', '.join(found)}: cloud endpoints are asked without a proxy, whose choice of address nobody could check",
+        "let this machine reach the endpoints itself, or name a gateway in the network as base_url",
+    )
+
+
 Look = Callable[[Patient], Check | None]
 
 CHECKS: tuple[Look, ...] = (
@@ -369,6 +383,7 @@ CHECKS: tuple[Look, ...] = (
     governor,
     throttling,
     clock,
+    proxies,
 )
 
 

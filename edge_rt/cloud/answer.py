@@ -28,7 +28,7 @@ class Answer:
         self.is_over = False  # nothing more is wanted
         self.finish_reason: FinishReason | None = None
         self.n_texts = 0
-        self._endpoint, self._key = endpoint, key
+        self._endpoint, self.key = endpoint, key
         self._n_text_bytes = 0
         self._usage: Usage | None = None
         self._first_text_s = self._last_text_s = began_s
@@ -44,7 +44,7 @@ class Answer:
                 event = decode(data)
             except EventError as exc:
                 raise CloudAnswerError(
-                    endpoint=self._endpoint, problem=f"it sent {wire.shown(str(exc), self._key)}"
+                    endpoint=self._endpoint, problem=f"it sent {wire.shown(str(exc), self.key)}"
                 ) from exc
             self.has_begun = True
             self._read(event, texts)
@@ -57,7 +57,7 @@ class Answer:
 
     def _read(self, event: Event, texts: list[str]) -> None:
         if event.error is not None:
-            problem = f"it broke off with an error: {wire.shown(error_text(event.error), self._key)}"
+            problem = f"it broke off with an error: {wire.shown(error_text(event.error), self.key)}"
             raise CloudAnswerError(endpoint=self._endpoint, problem=problem)
         if event.usage is not None:
             details = event.usage.prompt_tokens_details
@@ -81,17 +81,14 @@ class Answer:
             return cast("FinishReason", reason)
         if reason == "content_filter":
             raise CloudDeclinedError(endpoint=self._endpoint, problem="its filter cut the answer off")
-        problem = f"its answer ended with {wire.shown(reason, self._key)!r}, which was not asked for"
+        problem = f"its answer ended with {wire.shown(reason, self.key)!r}, which was not asked for"
         raise CloudDeclinedError(endpoint=self._endpoint, problem=problem)
 
     def last(self, request: GenerateRequest, n_sent_bytes: int) -> Chunk:
         """Give the answer's last chunk. Raises CloudAnswerError for one that was cut."""
         if self.finish_reason is None:
             raise CloudAnswerError(endpoint=self._endpoint, problem="the answer was cut off: it ended without an end")
-        usage = self._usage or Usage(
-            prompt_tokens=wire.estimated_tokens(request), completion_tokens=self.n_texts, is_estimate=True
-        )
-        usage = self._believed(usage, request.max_tokens, n_sent_bytes)
+        usage = self.usage(wire.estimated_tokens(request), request.max_tokens, n_sent_bytes)
         ttft_s = self._first_text_s - self.began_s
         timings = Timings(
             queue_s=0.0,
@@ -102,6 +99,11 @@ class Answer:
             ttft_s=ttft_s,
         )
         return Chunk(text="", finish_reason=self.finish_reason, usage=usage, timings=timings)
+
+    def usage(self, n_prompt_tokens: int, max_tokens: int | None, n_sent_bytes: int) -> Usage:
+        """Give what the endpoint counted, or where it counted nothing this estimate of the prompt and the texts."""
+        usage = self._usage or Usage(prompt_tokens=n_prompt_tokens, completion_tokens=self.n_texts, is_estimate=True)
+        return self._believed(usage, max_tokens, n_sent_bytes)
 
     def _believed(self, usage: Usage, max_tokens: int | None, n_sent_bytes: int) -> Usage:
         """Bound what an endpoint says it counted by what can be: one such figure would else spend a day's budget."""

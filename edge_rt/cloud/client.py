@@ -8,7 +8,7 @@ import math
 import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ import httpcore2
 
 from edge_rt.cloud import address, wire
 from edge_rt.cloud.answer import Answer
-from edge_rt.cloud.credential import Key, load_key
+from edge_rt.cloud.credential import Key, KeyFile
 from edge_rt.cloud.events import EventError, EventReader
 from edge_rt.cloud.retry import retry_after_s
 from edge_rt.config import CloudEndpoint, dotted
@@ -30,7 +30,7 @@ from edge_rt.errors import (
     ConfigError,
     DeadlineError,
 )
-from edge_rt.types import Chunk, GenerateRequest
+from edge_rt.types import Chunk, GenerateRequest, Usage
 
 _log = logging.getLogger(__name__)
 # Its trace quotes what servers send, and they may send the key back.
@@ -78,7 +78,7 @@ class Upstream:
     ) -> None:
         self.name, self.settings = name, settings
         self._place = _place(name, settings)
-        self.key = load_key(_key(name, "api_key_file"), settings.api_key_file, environ)
+        self._keys = KeyFile(_key(name, "api_key_file"), settings.api_key_file, environ)
         if self.key is not None and self._place.scheme == b"http" and self._place.socket_path is None:
             _log.warning("the key of cloud endpoint %s goes over the network in the clear (allow_http)", name)
         self._pool = httpcore2.AsyncConnectionPool(
@@ -94,6 +94,11 @@ class Upstream:
             ),
         )
 
+    @property
+    def key(self) -> Key | None:
+        """The key that the last request was sent with, or the next one will be unless its file changes."""
+        return self._keys.key
+
     async def close(self) -> None:
         await self._pool.aclose()
 
@@ -108,10 +113,9 @@ class Upstream:
         DeadlineError when due_at_s has come first.
         """
         clock = asyncio.get_running_loop().time
-        began_s = clock()
-        answer = Answer(self.name, began_s, self.key)
+        answer = Answer(self.name, clock(), self._keys.current())
         content = wire.body(request, self.settings)
-        async with self._asked(wire.path(request), content, began_s, due_at_s, request, idempotency_key) as parts:
+        async with self._asked(wire.path(request), content, answer, due_at_s, request, idempotency_key) as parts:
             async with aclosing(self._events(parts, answer, due_at_s, request)) as read:
                 async for events in read:
                     text = answer.take(events, clock())
@@ -122,32 +126,39 @@ class Upstream:
             yield answer.last(request, len(content))
             await _drained(parts)
 
-    async def probe(self) -> float:
-        """Ask for one token; give the seconds until the first event. Raises CloudError."""
+    async def probe(self) -> tuple[float, Usage]:
+        """Ask for one token; give the seconds until the first event, and what it took. Raises CloudError."""
         clock = asyncio.get_running_loop().time
-        began_s = clock()
-        async with self._asked("/chat/completions", wire.probe(self.settings), began_s, None, None, "") as parts:
-            answer = Answer(self.name, began_s, self.key)
+        answer = Answer(self.name, clock(), self._keys.current())
+        content = wire.probe(self.settings)
+        async with self._asked("/chat/completions", content, answer, None, None, "") as parts:
             async with aclosing(self._events(parts, answer, None, None)) as read:
-                async for events in read:
-                    answer.take(events, clock())
-                    return clock() - began_s
-        raise CloudAnswerError(endpoint=self.name, problem="its answer has no event")
+                if (events := await anext(read, None)) is None:
+                    raise CloudAnswerError(endpoint=self.name, problem="its answer has no event")
+                answer.take(events, clock())
+                first_byte_s = clock() - answer.began_s
+                # It works; what follows tells no more than what it counted.
+                with suppress(CloudError, TimeoutError):
+                    async with asyncio.timeout(_AFTER_FINISH_S):
+                        while not answer.is_over and (events := await anext(read, None)) is not None:
+                            answer.take(events, clock())
+            await _drained(parts)
+        return first_byte_s, answer.usage(wire.PROBE_PROMPT_TOKENS, 1, len(content))
 
     @asynccontextmanager
     async def _asked(
         self,
         path: str,
         content: bytes,
-        began_s: float,
+        answer: Answer,
         due_at_s: float | None,
         request: GenerateRequest | None,
         idempotency_key: str,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Send a request and give the pieces of a successful answer's body. The connection is free again afterwards."""
         headers = [(b"host", self._host()), *_HEADERS]
-        if self.key is not None:
-            headers.append((b"authorization", self.key.authorization()))
+        if answer.key is not None:
+            headers.append((b"authorization", answer.key.authorization()))
         if idempotency_key:
             headers.append((b"idempotency-key", idempotency_key.encode()))
         headers.append((b"content-length", b"%d" % len(content)))
@@ -155,8 +166,8 @@ class Upstream:
         url = httpcore2.URL(scheme=place.scheme, host=place.host, port=place.port, target=place.prefix + path)
         timeouts = {"connect": self.settings.connect_timeout_s}
         asked = httpcore2.Request("POST", url, headers=headers, content=content, extensions={"timeout": timeouts})
-        first_due_s = began_s + self.settings.first_byte_timeout_s
-        with self._failing("before it answered"):
+        first_due_s = answer.began_s + self.settings.first_byte_timeout_s
+        with self._failing(answer, "before it answered"):
             try:
                 async with asyncio.timeout_at(min(first_due_s, math.inf if due_at_s is None else due_at_s)):
                     response = await self._pool.handle_async_request(asked)
@@ -165,7 +176,7 @@ class Upstream:
         try:
             # The generator that it is, and not only the response, is closed: nothing is left for the collector.
             async with aclosing(response.aiter_stream()) as parts:
-                await self._check(response, parts)
+                await self._check(response, parts, answer.key)
                 yield parts
         finally:
             await response.aclose()
@@ -186,7 +197,7 @@ class Upstream:
             due_s = min(next_due_s if answer.has_begun else first_due_s, whole_due_s)
             if due_at_s is not None and not answer.n_texts:
                 due_s = min(due_s, due_at_s)
-            with self._failing("in the middle of its answer"):
+            with self._failing(answer, "in the middle of its answer"):
                 try:
                     async with asyncio.timeout_at(due_s):
                         piece = await anext(parts, None)
@@ -199,7 +210,9 @@ class Upstream:
             try:
                 events = reader.feed(piece)
             except EventError as exc:
-                raise CloudAnswerError(endpoint=self.name, problem=f"it sent {wire.shown(str(exc), self.key)}") from exc
+                raise CloudAnswerError(
+                    endpoint=self.name, problem=f"it sent {wire.shown(str(exc), answer.key)}"
+                ) from exc
             if events:
                 yield events
                 heard_s = clock()  # after the client has taken them, as long as that may be
@@ -223,27 +236,29 @@ class Upstream:
             return DeadlineError(deadline_s=(request.deadline_s if request else None) or 0.0)
         return CloudTimeoutError(endpoint=self.name, phase="first byte", timeout_s=settings.first_byte_timeout_s)
 
-    async def _check(self, response: httpcore2.Response, parts: AsyncIterator[bytes]) -> None:
+    async def _check(self, response: httpcore2.Response, parts: AsyncIterator[bytes], key: Key | None) -> None:
         """Raise CloudError for anything but a stream of events."""
         headers = {name.lower(): value.decode("latin-1").strip() for name, value in response.headers}
         if response.status != 200:
             if 300 <= response.status < 400:
                 text = "redirects are not followed; set base_url to where it really is"
             else:
-                text = wire.message(await _beginning(parts), self.key)
+                text = wire.message(await _beginning(parts), key)
+            if response.status == 401:
+                self._keys.doubt()
             wait_s = retry_after_s(headers.get(b"retry-after")) or 0.0
             raise CloudRejectedError(endpoint=self.name, status=response.status, message=text, retry_after_s=wait_s)
         if (coding := headers.get(b"content-encoding", "identity").lower()) not in ("", "identity"):
-            coding = wire.shown(coding, self.key)
+            coding = wire.shown(coding, key)
             raise CloudAnswerError(endpoint=self.name, problem=f"its answer is packed ({coding}), which was not asked")
         kind = headers.get(b"content-type", "")
         if kind.partition(";")[0].strip().lower() != "text/event-stream":
-            text = wire.message(await _beginning(parts), self.key)
-            kind = wire.shown(kind, self.key) or "nothing"
+            text = wire.message(await _beginning(parts), key)
+            kind = wire.shown(kind, key) or "nothing"
             raise CloudAnswerError(endpoint=self.name, problem=f"it answered with {kind}, not with a stream: {text}")
 
-    def _failing(self, when: str) -> _Failing:
-        return _Failing(self.name, self.key, self.settings.connect_timeout_s, when)
+    def _failing(self, answer: Answer, when: str) -> _Failing:
+        return _Failing(self.name, answer.key, self.settings.connect_timeout_s, when)
 
     def _host(self) -> bytes:
         place = self._place

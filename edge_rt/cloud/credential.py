@@ -14,7 +14,7 @@ import os
 import re
 import resource
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +29,8 @@ _MIN_ECHO: Final = 8  # characters of a key in a row that count as a part of it,
 _ASCII_UPPER: Final = re.compile("[A-Z]+")
 _MASKS: Final = re.compile(r"\*{3}(?:\*+|\.{2,}|…)+")
 _PR_SET_DUMPABLE: Final = 4
+
+_Stamp = tuple[int, int, int, int]
 
 
 class Key:
@@ -67,6 +69,58 @@ class Key:
         raise TypeError("a key is not written anywhere")
 
 
+class KeyFile:
+    """The key that a setting names, read again when its file has changed. Raises ConfigError, as load_key does.
+
+    A file that cannot be read later on, or does not hold a key, changes nothing: the last key stays, with a warning.
+    """
+
+    def __init__(
+        self,
+        setting: str,
+        value: str,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        status: Callable[[Path], os.stat_result] = os.stat,
+    ) -> None:
+        self._setting, self._value, self._environ, self._status = setting, value, environ, status
+        self._stamp = self._look()  # before the file is read: a change in between is found the next time
+        self._key = load_key(setting, value, environ)
+
+    @property
+    def key(self) -> Key | None:
+        """The last key that was read."""
+        return self._key
+
+    def current(self) -> Key | None:
+        """Give the key, after a look at whether its file is another one now."""
+        stamp = self._look()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                key = load_key(self._setting, self._value, self._environ)
+            except ConfigError as exc:
+                _log.warning("the key that was read before stays in use: %s", exc)
+            else:
+                if key is not None and not key.is_same(self._key):
+                    _log.info("%s: another key was read", self._setting)
+                    self._key = key
+        return self._key
+
+    def doubt(self) -> None:
+        """Read the file again the next time, whatever its times say: the key was refused."""
+        self._stamp = None
+
+    def _look(self) -> _Stamp | None:
+        if not self._value:
+            return None
+        try:
+            found = self._status(_path(self._setting, self._value, self._environ))
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def load_key(setting: str, value: str, environ: Mapping[str, str] = os.environ) -> Key | None:
     """Read the key that a setting (its dotted name and value) names; None where the value is "".
 
@@ -76,7 +130,7 @@ def load_key(setting: str, value: str, environ: Mapping[str, str] = os.environ) 
     if not value:
         return None
     is_credential = value.startswith(_PREFIX)
-    path = _credential(setting, value, environ) if is_credential else Path(value)
+    path = _path(setting, value, environ)
     try:
         with open_regular(path) as file:
             mode = os.fstat(file.fileno())
@@ -92,7 +146,9 @@ def load_key(setting: str, value: str, environ: Mapping[str, str] = os.environ) 
     return Key(key.decode("ascii"))
 
 
-def _credential(setting: str, value: str, environ: Mapping[str, str]) -> Path:
+def _path(setting: str, value: str, environ: Mapping[str, str]) -> Path:
+    if not value.startswith(_PREFIX):
+        return Path(value)
     name = value.removeprefix(_PREFIX)
     if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name in (".", ".."):
         raise ConfigError(key=setting, problem=f"{name!r} is no name of a credential", origin="configuration")

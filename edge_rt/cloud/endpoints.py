@@ -14,32 +14,25 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from edge_rt.breaker import Breaker, Ticket
+from edge_rt.breaker import Ticket
 from edge_rt.cloud import retry, wire
 from edge_rt.cloud.credential import hide_memory
-from edge_rt.cloud.speed import Speed
+from edge_rt.cloud.endpoint import Endpoint, EndpointHealth, may_pass
 from edge_rt.config import CloudEndpoint
 from edge_rt.errors import (
     CircuitOpenError,
-    CloudAnswerError,
-    CloudDeclinedError,
     CloudError,
     CloudRejectedError,
-    CloudTimeoutError,
     ContextLengthError,
 )
 from edge_rt.types import Chunk, GenerateRequest, Origin, Usage
 
 if TYPE_CHECKING:
     from edge_rt.cloud.address import Resolve
-    from edge_rt.cloud.client import Upstream
 
 _log = logging.getLogger(__name__)
-
-State = Literal["closed", "half_open", "open", "resting"]
-_BROKEN_STATUS: Final = frozenset({401, 403, 404, 405, 407})  # no request will fare better until somebody mends it
 
 
 class CloudEvents(Protocol):
@@ -52,31 +45,6 @@ class CloudEvents(Protocol):
     def cloud_retried(self, endpoint: str) -> None: ...
 
     def cloud_state(self, endpoint: str, state: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointHealth:
-    """One endpoint as it is now.
-
-    state          closed: it works; open and half_open: it failed lately; resting: it asked for a pause
-    retry_after_s  until a request may be sent, 0 when one may
-    first_byte_*   quantiles of the last answers; None before the first
-    """
-
-    name: str
-    state: State
-    retry_after_s: float
-    first_byte_p50_s: float | None
-    first_byte_p95_s: float | None
-    tokens_per_s: float | None
-    n_ctx: int
-    price_in: float
-    price_out: float
-    n_requests: int
-    n_failures: int
-
-    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        return (prompt_tokens * self.price_in + completion_tokens * self.price_out) / 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +81,12 @@ class CloudModels:
 
         self._events, self._chance, self._protect = events, chance, protect
 
-        def make(name: str, settings: CloudEndpoint) -> _Endpoint:
-            return _Endpoint(Upstream(name, settings, environ=environ, resolve=resolve))
+        def make(name: str, settings: CloudEndpoint) -> Endpoint:
+            return Endpoint(Upstream(name, settings, environ=environ, resolve=resolve))
 
         self._make = make
         self._endpoints = [make(name, settings) for name, settings in _in_order(endpoints)]
-        self._leaving: list[_Endpoint] = []  # not asked any more, by requests that came later
+        self._leaving: list[Endpoint] = []  # not asked any more, by requests that came later
         self._probes: set[asyncio.Task[None]] = set()
         self._farewells: set[asyncio.Task[None]] = set()
         self._unfinished_cost = 0.0
@@ -163,7 +131,7 @@ class CloudModels:
         return CloudHealth(endpoints=tuple(endpoint.health(now_s) for endpoint in self._endpoints))
 
     def take_unfinished_cost(self) -> float:
-        """Give what answers without an end have cost since the last call, estimated.
+        """Give what probes and answers without an end have cost since the last call, the latter estimated.
 
         Their clients left, or they broke off; an endpoint charges for them all the same, without saying how much.
         """
@@ -223,16 +191,16 @@ class CloudModels:
         for endpoint in (*self._endpoints, *self._leaving):
             await endpoint.upstream.close()
 
-    def _large_enough(self, n_prompt_tokens: int) -> list[_Endpoint]:
+    def _large_enough(self, n_prompt_tokens: int) -> list[Endpoint]:
         fit = [e for e in self._endpoints if not 0 < e.upstream.settings.n_ctx <= n_prompt_tokens]
         if not fit and self._endpoints:
             largest = max(endpoint.upstream.settings.n_ctx for endpoint in self._endpoints)
             raise ContextLengthError(prompt_tokens=n_prompt_tokens, n_ctx=largest)
         return fit
 
-    def _may_retry(self, endpoint: _Endpoint, errors: list[CloudError]) -> bool:
+    def _may_retry(self, endpoint: Endpoint, errors: list[CloudError]) -> bool:
         """Spend a retry if the endpoint's last failure is one that may pass, and there is one left."""
-        if len(errors) >= retry.MAX_TRIES or not _may_pass(errors[-1]) or not endpoint.budget.take():
+        if len(errors) >= retry.MAX_TRIES or not may_pass(errors[-1]) or not endpoint.budget.take():
             return False
         self._events.cloud_retried(endpoint.name)
         return True
@@ -242,7 +210,7 @@ class CloudModels:
         pauses: list[float] = []
         for endpoint in self._endpoints:
             errors = failed.get(endpoint.name)
-            if not errors or not _may_pass(errors[-1]) or not endpoint.budget.has_any:
+            if not errors or not may_pass(errors[-1]) or not endpoint.budget.has_any:
                 continue
             asked_s = errors[-1].retry_after_s if isinstance(errors[-1], CloudRejectedError) else 0.0
             pause_s = retry.pause_s(len(errors), self._chance(), asked_s)
@@ -252,7 +220,7 @@ class CloudModels:
             return None
         return min(pauses)
 
-    def _closed(self, candidates: list[_Endpoint], now_s: float) -> CircuitOpenError:
+    def _closed(self, candidates: list[Endpoint], now_s: float) -> CircuitOpenError:
         soonest = min(candidates, key=lambda endpoint: endpoint.retry_after_s(now_s), default=None)
         if soonest is None:
             return CircuitOpenError(endpoint="(none)", retry_after_s=0.0)
@@ -260,7 +228,7 @@ class CloudModels:
 
     async def _ask(
         self,
-        endpoint: _Endpoint,
+        endpoint: Endpoint,
         request: GenerateRequest,
         due_at_s: float | None,
         reason: str,
@@ -329,12 +297,13 @@ class CloudModels:
                 self._probes.add(task)
                 task.add_done_callback(self._probes.discard)
 
-    async def _probe(self, endpoint: _Endpoint, ticket: Ticket) -> None:
+    async def _probe(self, endpoint: Endpoint, ticket: Ticket) -> None:
         clock = asyncio.get_running_loop().time
         error: BaseException | None = None
         first_byte_s = 0.0
         try:
-            first_byte_s = await endpoint.upstream.probe()
+            first_byte_s, usage = await endpoint.upstream.probe()
+            self._unfinished_cost += endpoint.cost(usage)
         except CloudError as exc:
             error = exc
         except BaseException as exc:
@@ -347,106 +316,5 @@ class CloudModels:
         _log.info("cloud endpoint %s %s", endpoint.name, "answers again" if error is None else "still fails")
 
 
-class _Endpoint:
-    """An upstream and what is known of it."""
-
-    def __init__(self, upstream: Upstream) -> None:
-        settings = upstream.settings
-        self.upstream, self.name = upstream, upstream.name
-        self.breaker = Breaker(max_failures=settings.max_failures, retry_s=settings.retry_s)
-        self.budget, self.speed = retry.RetryBudget(settings.retry_share), Speed()
-        self._rest_until_s = 0.0
-        self._n_requests = self._n_failures = 0
-        self.n_open = 0  # tries and probes that have begun and not ended
-
-    def is_same(self, other: _Endpoint) -> bool:
-        """Say whether another one is asked the same way, with the same key."""
-        mine, its = self.upstream.key, other.upstream.key
-        return self.upstream.settings == other.upstream.settings and (
-            mine is its or (mine is not None and mine.is_same(its))
-        )
-
-    def state(self, now_s: float) -> State:
-        state = self.breaker.state(now_s)
-        return "resting" if state == "closed" and now_s < self._rest_until_s else state
-
-    def retry_after_s(self, now_s: float) -> float:
-        return max((self.breaker.retry_at_s or now_s) - now_s, self._rest_until_s - now_s, 0.0)
-
-    def begin(self, now_s: float) -> Ticket:
-        self._n_requests += 1
-        self.n_open += 1
-        self.budget.request()
-        return self.breaker.begin(now_s)
-
-    def end(
-        self,
-        ticket: Ticket,
-        error: BaseException | None,
-        now_s: float,
-        *,
-        has_begun: bool,
-        is_slow: bool,
-        is_retry: bool = False,
-    ) -> None:
-        """Judge the endpoint by the end of one try."""
-        self.n_open -= 1
-        asked_s = error.retry_after_s if isinstance(error, CloudRejectedError) else 0.0
-        if asked_s > 0:
-            self._rest_until_s = now_s + min(asked_s, retry.MAX_REST_S)
-        if is_slow or _is_its_fault(error):
-            self._n_failures += 1
-            if is_retry:  # one request counts once, or a single bad one would close the endpoint to everybody
-                self.breaker.abandoned(ticket)
-            else:
-                self.breaker.failed(ticket, now_s)
-        elif (
-            has_begun
-            or isinstance(error, CloudDeclinedError)
-            or (isinstance(error, CloudRejectedError) and not asked_s)
-        ):
-            self.breaker.succeeded(ticket)  # it answers, if only that it does not like the request
-        else:
-            self.breaker.abandoned(ticket)
-
-    def cost(self, usage: Usage) -> float:
-        settings = self.upstream.settings
-        return (usage.prompt_tokens * settings.price_in + usage.completion_tokens * settings.price_out) / 1e6
-
-    def health(self, now_s: float) -> EndpointHealth:
-        settings, first_byte = self.upstream.settings, self.speed.first_byte
-        return EndpointHealth(
-            name=self.name,
-            state=self.state(now_s),
-            retry_after_s=self.retry_after_s(now_s),
-            first_byte_p50_s=first_byte.quantile(0.5),
-            first_byte_p95_s=first_byte.quantile(0.95),
-            tokens_per_s=self.speed.tokens.quantile(0.5),
-            n_ctx=settings.n_ctx,
-            price_in=settings.price_in,
-            price_out=settings.price_out,
-            n_requests=self._n_requests,
-            n_failures=self._n_failures,
-        )
-
-
 def _in_order(endpoints: Mapping[str, CloudEndpoint]) -> list[tuple[str, CloudEndpoint]]:
     return sorted(endpoints.items(), key=lambda item: (item[1].priority, item[0]))
-
-
-def _is_its_fault(error: BaseException | None) -> bool:
-    """Say whether an error speaks against the endpoint, and not against the request."""
-    if isinstance(error, CloudRejectedError):
-        if error.status in retry.RETRYABLE_STATUS:
-            return error.retry_after_s == 0 or error.status != 429  # who names a time is busy, not broken
-        return error.status in _BROKEN_STATUS or error.status >= 500 or error.status < 400
-    return isinstance(error, CloudError) and not isinstance(error, CloudDeclinedError)
-
-
-def _may_pass(error: CloudError) -> bool:
-    """Say whether the same request may fare better a moment later."""
-    if isinstance(error, CloudRejectedError):
-        return error.status in retry.RETRYABLE_STATUS
-    if isinstance(error, CloudTimeoutError):
-        return error.phase == "connection"  # who has waited for a first byte in vain does not wait again
-    return isinstance(error, CloudAnswerError) or error.code == "cloud_unreachable"

@@ -15,6 +15,7 @@ from edge_rt.types import GenerateRequest
 
 MAX_ERROR_BYTES: Final = 64 * 2**10  # of an error's body that are read
 _MAX_MESSAGE: Final = 200  # characters of it that are shown
+PROBE_PROMPT_TOKENS: Final = 10  # of what probe writes, with a chat template's own
 _BYTES_A_TOKEN: Final = 4  # of English, by which prompts are estimated where a server counts nothing
 
 
@@ -82,6 +83,7 @@ def probe(endpoint: CloudEndpoint) -> bytes:
         {
             "model": endpoint.model,
             "stream": True,
+            "stream_options": {"include_usage": True},
             endpoint.max_tokens_field: 1,
             "messages": [{"role": "user", "content": "Hi"}],
         }

@@ -7,6 +7,7 @@ import stat
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from edge_rt.api.context import Api
 from edge_rt.config import Catalog, Config, Server
 from edge_rt.errors import ConfigError, EdgeRtError
 from edge_rt.telemetry import Telemetry
-from edge_rt.tensor_types import ITEM_BYTES, Tensor
+from edge_rt.tensor_types import ITEM_BYTES, Tensor, TensorAnswer, TensorRequest
 from tests.api.asgi import FakeTensorRuntime
 
 pytest.importorskip("grpc", reason="grpcio is not installed: edge_rt[grpc]")
@@ -319,3 +320,29 @@ def test_a_socket_that_cannot_be_had(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=word) as found:
             asyncio.run(start(path))
         assert found.value.key == "server.grpc_socket_path"
+
+
+class StoredRuntime(FakeTensorRuntime):
+    """Gives what it was given, as a result that was stored 7 s ago."""
+
+    async def infer(self, request: TensorRequest) -> TensorAnswer:
+        return replace(await super().infer(request), age_s=7.0)
+
+
+def test_that_metadata_ask_the_cache_and_tell_of_a_hit(tmp_path: Path) -> None:
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="UINT8", shape=[1])
+    message = service_pb2.ModelInferRequest(model_name="eyes", inputs=[tensor], raw_input_contents=[b"\1"])
+
+    async def call(client: Client) -> list[dict[str, str]]:
+        told = []
+        for control in ((), ("no-store",), ("only-if-cached", "No-Cache")):
+            asked = client._client_stub.ModelInfer(message, metadata=tuple(("cache-control", one) for one in control))
+            await asked
+            told.append(dict(await asked.trailing_metadata()))
+        return told
+
+    runtime = StoredRuntime()
+    assert ask(runtime, tmp_path, call) == [{"x-edge-cache": "hit-exact", "age": "7"}] * 3
+    wished = [(r.no_cache, r.no_store, r.only_if_cached) for r in runtime.inferences]
+    assert wished == [(False, False, False), (False, True, False), (True, False, True)]
+    assert ask(FakeTensorRuntime(), tmp_path, call) == [{}] * 3

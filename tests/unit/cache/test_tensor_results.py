@@ -146,6 +146,29 @@ def test_that_wishes_are_obeyed(bench: Bench) -> None:
     assert bench.infer(asked()).outputs[0].data == struct.pack("<i", 2), "the new outputs took the place of the old"
 
 
+def test_that_equal_requests_in_flight_share_a_run_but_for_those_that_want_their_own(bench: Bench) -> None:
+    async def together(*requests: TensorRequest) -> list[TensorAnswer]:
+        turn = asyncio.Event()
+
+        async def compute() -> TensorAnswer:
+            await turn.wait()
+            return await bench.model()
+
+        asked_ = [asyncio.ensure_future(bench.results.infer(request, "f", compute)) for request in requests]
+        for _ in range(10):  # until all wait for the model
+            await asyncio.sleep(0)
+        turn.set()
+        return await asyncio.gather(*asked_)
+
+    one, two = asyncio.run(together(asked(id="1"), asked(id="2")))
+    assert one.outputs == two.outputs
+    assert (bench.model.n_calls, len(bench.store), bench.events.states) == (1, 1, {"miss": 2})
+    for wish in ({"no_cache": True}, {"no_store": True}, {"stream": "s"}):
+        n_before = bench.model.n_calls
+        asyncio.run(together(asked(**wish), asked(**wish)))
+        assert bench.model.n_calls == n_before + 2
+
+
 def test_that_outputs_get_old_and_large_ones_are_not_kept(bench: Bench, tmp_path: Path) -> None:
     bench.infer(asked())
     bench.wall_clock.advance(24 * 3600)

@@ -19,6 +19,7 @@ from edge_rt.backends.llama_build import Broken, Build, inspect, missing, parse
 from edge_rt.cli import checks, main
 from edge_rt.cli.checks import Check, Patient, examine
 from edge_rt.cli.doctor import text
+from edge_rt.config import CloudEndpoint
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import BackendUnavailableError, ModelChecksumError
 from tests.device_trees import container, plant, raspberry_pi_5, x86_server
@@ -154,6 +155,19 @@ def test_a_full_disk_cannot_take_the_model(store_dir: Path) -> None:
     check = checks.store(Patient(config=_store(store_dir), free_bytes=lambda _path: 10**6))
     assert check.status == "fail"
     assert "0.00 GB free" in check.detail
+
+
+def test_a_proxy_that_is_not_used_is_told_where_an_endpoint_is_remote() -> None:
+    def found(base_url: str, **environ: str) -> Check | None:
+        cloud = {"big": CloudEndpoint(base_url=base_url, model="m")}
+        return checks.proxies(Patient(config=config.Config(cloud=cloud), environ=environ))
+
+    check = found("https://api.example/v1", HTTPS_PROXY="http://10.0.0.1:3128", all_proxy="socks5://x")
+    assert check is not None
+    assert (check.status, "HTTPS_PROXY, all_proxy" in check.detail) == ("warn", True)
+    assert found("https://api.example/v1", HTTPS_PROXY="", NO_PROXY="*") is None
+    assert found("unix:/run/peer.sock", HTTPS_PROXY="http://10.0.0.1:3128") is None
+    assert checks.proxies(Patient(environ={"HTTPS_PROXY": "http://10.0.0.1:3128"})) is None
 
 
 def test_an_error_of_ours_is_that_checks_failure() -> None:

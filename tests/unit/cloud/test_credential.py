@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.cloud.credential import Key, load_key
+from edge_rt.cloud.credential import Key, KeyFile, load_key
 from edge_rt.errors import ConfigError
 
 KEY = "sk-abcdefghijklmnop"
@@ -94,3 +94,46 @@ def test_memory_with_a_key_is_not_dumped() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "0"]
     assert resource.getrlimit(resource.RLIMIT_CORE) is not None
+
+
+def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
+    keys = KeyFile("k", key_file(tmp_path), {})
+    first = keys.current()
+    assert keys.current() is first is keys.key
+    other = tmp_path / "other"
+    other.write_text("sk-another-key-of-all")
+    other.chmod(0o600)
+    other.rename(tmp_path / "key")
+    assert keys.key is first
+    found = keys.current()
+    assert found is not None
+    assert found.authorization() == b"Bearer sk-another-key-of-all"
+
+
+@pytest.mark.parametrize(("text", "mode"), [("", 0o600), ("two keys", 0o600), (None, 0), ("sk-readable-by-all", 0o644)])
+def test_a_file_that_became_none_is_told_once_and_the_last_key_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None, mode: int
+) -> None:
+    keys = KeyFile("k", key_file(tmp_path), {})
+    first = keys.current()
+    if text is None:
+        (tmp_path / "key").unlink()
+    else:
+        key_file(tmp_path, text, mode)
+    assert keys.current() is keys.current() is first
+    assert caplog.text.count("the key that was read before stays in use") == 1
+    assert KEY not in caplog.text
+    key_file(tmp_path, "sk-another-key-of-all")
+    assert keys.current() is not first
+
+
+def test_a_key_that_was_refused_is_read_again_though_its_file_looks_the_same(tmp_path: Path) -> None:
+    same = Path(key_file(tmp_path)).stat()
+    keys = KeyFile("k", str(tmp_path / "key"), {}, status=lambda _: same)  # as where times are whole seconds
+    first = keys.current()
+    keys.doubt()
+    assert keys.current() is first
+    key_file(tmp_path, "sk-another-key-of-all")
+    assert keys.current() is first
+    keys.doubt()
+    assert keys.current() is not first

@@ -460,6 +460,23 @@ def test_speeds_are_measured_on_answers() -> None:
     with_endpoints(test, {"a": script}, {"a": {"price_in": 3.0}})
 
 
+@pytest.mark.parametrize(
+    ("script", "n_tokens"), [(says("x", usage=(12, 1)), (12, 1)), (recorded.cut_after("x"), (10, 1))]
+)
+def test_a_probe_costs_what_the_endpoint_counts_or_some_ten_tokens(script: Script, n_tokens: tuple[int, int]) -> None:
+    async def test(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.fails()
+        rig["a"].then(script)
+        await asyncio.sleep(5.1)
+        rig.models.health()
+        await asyncio.sleep(0.5)
+        assert rig.state() == "closed"
+        assert rig.models.take_unfinished_cost() == pytest.approx(1e-6 * (n_tokens[0] * 2.0 + n_tokens[1] * 10.0))
+
+    with_endpoints(test, {"a": recorded.hangs}, {"a": {"price_in": 2.0, "price_out": 10.0}})
+
+
 def test_an_answer_without_an_end_has_cost_something_too() -> None:
     async def test(rig: Rig) -> None:
         async with aclosing(rig.models.generate(chat("x" * 4000))) as answer:
@@ -607,11 +624,12 @@ def test_a_key_that_was_replaced_is_read_again_and_a_bad_one_changes_nothing(tmp
         key.write_text("two keys are one too many")
         with pytest.raises(ConfigError, match="must hold one key"):
             rig.models.prepare(endpoints)
+        await rig.ask()  # with the last good one
         key.write_text("second-key-of-all")
         await rig.ask()
         rig.models.prepare(endpoints)()
         await rig.ask()
         sent = [asked.headers["authorization"] for asked in rig["a"].requests]
-        assert sent == ["Bearer first-key-of-all"] * 2 + ["Bearer second-key-of-all"]
+        assert sent == ["Bearer first-key-of-all"] * 2 + ["Bearer second-key-of-all"] * 2
 
     with_endpoints(test, {"a": says("a")})
