@@ -33,10 +33,10 @@ lint: venv
 
 test: lint
 	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0 efficientnet-lite0 minilm-l6 \
-		pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
+		minilm-l6:fp32 pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
 	@command -v fusermount3 >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q --no-install-recommends fuse3; } \
 		|| echo 'the tests on a mounted board are skipped: they need fuse3'
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --models-are-here
 
 test-systemd: venv
 	@command -v systemd-nspawn >/dev/null || apt-get install -y systemd-container

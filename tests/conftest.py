@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,23 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("edge_rt")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--models-are-here", action="store_true", help="Fail where a model is not in the store: no skip.")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail what would be skipped for want of a model that `make test` forgot to pull."""
+    report = yield
+    if report.skipped and item.config.getoption("models_are_here") and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2]
+        if re.search(r"is not in the (local )?store", reason):
+            report.outcome, report.longrepr = "failed", reason
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+from tests.patience import PATIENCE_S
 
-_STUCK_S = 10.0
+T = TypeVar("T")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -22,9 +22,9 @@ class _JumpingSelector(selectors.DefaultSelector):
             return events
         if timeout is None:
             # No timer is set, so only another thread or process can go on.
-            events = super().select(_STUCK_S)
+            events = super().select(PATIENCE_S)
             if not events:
-                raise AssertionError(f"the test waits for something that did not come within {_STUCK_S} s")
+                raise AssertionError(f"the test waits for something that did not come within {PATIENCE_S:g} s")
             return events
         self.now_s += timeout
         return []

@@ -13,8 +13,10 @@ from types import TracebackType
 from typing import Self
 
 import httpx2
+import psutil
 
-_READY_TIMEOUT_S = 30.0
+from tests import patience
+from tests.patience import PATIENCE_S
 
 CONFIG = """
 [catalog]
@@ -89,7 +91,7 @@ class Daemon:
         return "\n".join(self.lines)
 
     def __enter__(self) -> Self:
-        self._ready.wait(_READY_TIMEOUT_S)
+        self._ready.wait(PATIENCE_S)
         assert "edge_rt listens" in self.log, self.log
         return self
 
@@ -98,7 +100,7 @@ class Daemon:
     ) -> None:
         self.stop()
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 20.0) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = PATIENCE_S) -> int:
         """Send a signal and wait for the end; gives the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
@@ -117,12 +119,13 @@ class Daemon:
         self._config.write_text(self._base + extra)
         self.process.send_signal(signal.SIGHUP)
         with self.client() as client:
-            seen = (self.log.count(until) > n_before for _ in range(3000) if client.get("/health").is_success)
-            assert any(seen), self.log
+            patience.until(
+                lambda: client.get("/health").is_success and self.log.count(until) > n_before, told=lambda: self.log
+            )
 
     def wait(self) -> int:
         """Wait for a daemon that is expected to end by itself."""
-        status = self.process.wait(_READY_TIMEOUT_S)
+        status = self.process.wait(PATIENCE_S)
         self._end()
         return status
 
@@ -139,6 +142,12 @@ class Daemon:
         limits = httpx2.Limits(max_connections=None)
         transport = httpx2.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
         return httpx2.AsyncClient(base_url="http://edge_rt", transport=transport, timeout=60.0)
+
+    @property
+    def worker(self) -> psutil.Process:
+        """The process of the only model that is loaded."""
+        (found,) = psutil.Process(self.process.pid).children()
+        return found
 
     def metric(self, line_start: str) -> float:
         """Read one sample of /metrics by how its line starts."""

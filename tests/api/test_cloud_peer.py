@@ -7,8 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -22,7 +20,9 @@ from edge_rt.config import CloudEndpoint
 from edge_rt.errors import CircuitOpenError, CloudAnswerError, CloudRejectedError
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import CHAT_SAMPLING, Chunk, GenerateRequest, Message, Usage
+from tests import patience
 from tests.api.daemon import Daemon
+from tests.patience import PATIENCE_S
 
 
 def chat(content: str, **fields: Any) -> GenerateRequest:
@@ -83,10 +83,7 @@ def test_leaving_stops_the_work_of_a_peer(peer: Daemon) -> None:
             await anext(answer)
 
     asyncio.run(main())
-    due_s = time.monotonic() + 10
-    while peer.metric('edge_rt_cancelled_total{model="null-slow"}') != 1:
-        assert time.monotonic() < due_s
-        time.sleep(0.05)  # another process' work
+    patience.until(lambda: peer.metric('edge_rt_cancelled_total{model="null-slow"}') == 1)
 
 
 def test_a_peer_that_dies_is_found_again(socket_dir: Path) -> None:
@@ -97,7 +94,7 @@ def test_a_peer_that_dies_is_found_again(socket_dir: Path) -> None:
                 await anext(answer)
                 daemon.stop(signal.SIGKILL)
                 with pytest.raises(CloudAnswerError):
-                    await asyncio.wait_for(_exhaust(answer), 10)
+                    await asyncio.wait_for(_exhaust(answer), PATIENCE_S)
                 assert models.health().best is None
                 with pytest.raises(CircuitOpenError):
                     await collect(models, chat("hello"))
@@ -116,7 +113,7 @@ async def _exhaust(answer: AsyncIterator[Chunk]) -> None:
 
 async def _until_closed(models: CloudModels) -> None:
     """Wait until a probe beside the requests has found the peer to work."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while models.health().best is None:  # noqa: ASYNC110 - another process' work
             await asyncio.sleep(0.05)
 
@@ -133,7 +130,7 @@ def test_a_llama_server_is_an_endpoint(model_store: Path, tmp_path: Path) -> Non
         stderr=subprocess.DEVNULL,
     )
     try:
-        _wait_for(f"http://127.0.0.1:{port}/health")
+        patience.until(lambda: _is_there(f"http://127.0.0.1:{port}/health"))
         settings = CloudEndpoint(
             base_url=f"http://127.0.0.1:{port}/v1", model="m", allow_http=True, allow_private=True, full_sampling=True
         )
@@ -152,13 +149,9 @@ def test_a_llama_server_is_an_endpoint(model_store: Path, tmp_path: Path) -> Non
         server.wait()
 
 
-def _wait_for(url: str) -> None:
-    due_s = time.monotonic() + 60
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-        except (urllib.error.URLError, OSError):
-            assert time.monotonic() < due_s
-            time.sleep(0.1)  # another process' start
-        else:
-            return
+def _is_there(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=PATIENCE_S).close()
+    except OSError:
+        return False
+    return True

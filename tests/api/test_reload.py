@@ -23,6 +23,7 @@ from edge_rt.api import listen
 from edge_rt.api.client import Client
 from edge_rt.tensor_types import Tensor
 from tests.api.daemon import CONFIG, Daemon
+from tests.patience import PATIENCE_S
 
 WITHOUT_CACHE = "[cache]\nenabled = false\n"
 BAD = "[limits]\nmax_stop = 'many'\n"
@@ -142,7 +143,7 @@ def test_no_request_is_lost_while_it_reloads_again_and_again(socket_dir: Path) -
         warm, done = threading.Event(), threading.Event()
         asking = threading.Thread(target=lambda: asyncio.run(load(daemon, warm, done)))
         asking.start()
-        assert warm.wait(30), daemon.log
+        assert warm.wait(PATIENCE_S), daemon.log
         n_reloads = 0
         # Until answers of three rounds met reloads: which of the two is faster is the machine's own matter.
         while n_reloads < 10 or (len(outcomes) < 36 and asking.is_alive()):
@@ -184,7 +185,7 @@ def test_systemd_hears_of_each_reload(socket_dir: Path) -> None:
     path = socket_dir / "activated"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify, listen.bind_unix(path, mode=0o660) as inherited:
         notify.bind(str(socket_dir / "notify"))
-        notify.settimeout(30)
+        notify.settimeout(PATIENCE_S)
 
         def heard(until: str) -> str:
             states: list[str] = []
@@ -236,5 +237,5 @@ def test_nohup_keeps_it_and_lets_it_reload(socket_dir: Path) -> None:
     process.send_signal(signal.SIGHUP)
     assert any("nothing has changed" in line for line in lines)
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_S) == 0
     process.stderr.close()

@@ -16,9 +16,9 @@ from typing import Any
 
 from edge_rt.power.client import HintSender, ask
 from edge_rt.power.state import Hint
+from tests import patience
+from tests.patience import PATIENCE_S
 from tests.unit.power.tree import MAX, limits
-
-PATIENCE_S = 30.0
 
 
 class Process:
@@ -56,11 +56,14 @@ class Process:
 
     def lower(self) -> None:
         """Say that it decodes, which takes no high clock, until the policy has lowered one."""
-        until_s, before = time.monotonic() + PATIENCE_S, limits(self.root)[MAX]
-        while limits(self.root)[MAX] == before:
+        before = limits(self.root)[MAX]
+
+        def has_lowered() -> bool:
             self._sender.send(Hint(work="decode", n_running=1, tpot_s=0.01, sent_s=time.monotonic()))
-            self.status()
-            assert time.monotonic() < until_s, self.status()
+            self.status()  # is told between two steps, so that the limits are those of a whole one
+            return bool(limits(self.root)[MAX] != before)
+
+        patience.until(has_lowered, told=self.status)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
