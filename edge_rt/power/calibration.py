@@ -8,6 +8,10 @@ checked, an unknown one refused.
      "domains": [{"name": "policy0", "points": [
        {"max_hz": 1.5e9, "prefill_s_per_token": 0.0009, "decode_s_per_token": 0.021, "prefill_w": 4.1, "decode_w": 3.8}
      ]}]}
+
+Version 2 has "threads" beside that, what both phases take on fewer threads:
+
+    {"phase": "decode", "max_hz": 1.5e9, "n_threads": 2, "n_streams": 1, "s_per_token": 0.024, "power_w": 3.2}
 """
 
 from __future__ import annotations
@@ -19,18 +23,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, get_args
 
 from edge_rt.devices.meters import Boundary, Quality
 from edge_rt.errors import ConfigError
 from edge_rt.regular import read_regular
 
 DEFAULT_FILE: Final = Path("/var/lib/edge_rt/power.json")
-VERSION: Final = 1
+VERSION: Final = 2
+_VERSIONS: Final = (1, VERSION)  # the first one knew nothing of threads
+
+Phase = Literal["prefill", "decode"]
 
 _MAX_BYTES: Final = 2**20
 _MAX_DOMAINS: Final = 64
 _MAX_POINTS: Final = 256
+_MAX_THREAD_POINTS: Final = 1024
+_MAX_COUNT: Final = 1024
 _MAX_CHARS: Final = 200
 _MAX_W: Final = 1e5
 # Below and above, it is another unit: kHz, MHz.
@@ -69,6 +78,23 @@ class CalibratedDomain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadPoint:
+    """One phase on some threads, at an upper clock of the domain that leads, all others at their highest.
+
+    n_streams    answers that are decoded together; 1 for a prompt
+    s_per_token  of each stream
+    power_w      idle power is in it; None: nothing measured it
+    """
+
+    phase: Phase
+    max_hz: float
+    n_threads: int
+    n_streams: int
+    s_per_token: float
+    power_w: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """All that is known of a board.
 
@@ -77,6 +103,7 @@ class Calibration:
     meter        that measured, or how the watts came in
     idle_w       with the daemon idle
     utilisation  share of all CPUs' time that the runs took, 0..1: what the points' power belongs to
+    threads      the same with fewer threads and more streams; () where that was not measured
     """
 
     board: str
@@ -88,6 +115,7 @@ class Calibration:
     utilisation: float = 1.0
     model: str = ""
     meter: str = ""
+    threads: tuple[ThreadPoint, ...] = ()
 
     def domain(self, name: str) -> CalibratedDomain | None:
         return next((domain for domain in self.domains if domain.name == name), None)
@@ -114,8 +142,8 @@ def parse(raw: bytes, *, origin: str) -> Calibration:
         raise ConfigError(key="power.model_file", problem=f"is not JSON: {str(exc)[:200]}", origin=origin) from exc
     reader = _Reader(origin)
     table = reader.table(found, "", {"version", *(field.name for field in fields(Calibration))})
-    if reader.number(table, "", "version", (0, 1e9)) != VERSION:
-        raise reader.wrong("version", f"must be {VERSION}: another edge_rt made this; calibrate again")
+    if reader.number(table, "", "version", (0, 1e9)) not in _VERSIONS:
+        raise reader.wrong("version", f"must be {VERSION} or less: another edge_rt made this; calibrate again")
     calibration = Calibration(
         board=reader.text(table, "", "board"),
         made_at=reader.text(table, "", "made_at"),
@@ -129,6 +157,10 @@ def parse(raw: bytes, *, origin: str) -> Calibration:
             _domain(reader, entry, f"domains[{at}]")
             for at, entry in enumerate(reader.items(table, "", "domains", _MAX_DOMAINS))
         ),
+        threads=tuple(
+            _thread_point(reader, entry, f"threads[{at}]")
+            for at, entry in enumerate(reader.items(table, "", "threads", _MAX_THREAD_POINTS, is_optional=True))
+        ),
     )
     names = [domain.name for domain in calibration.domains]
     if len(set(names)) < len(names):
@@ -138,6 +170,9 @@ def parse(raw: bytes, *, origin: str) -> Calibration:
             if min(point.prefill_w, point.decode_w) < calibration.idle_w:
                 place = f"domains[{at}].points[{number}]"
                 raise reader.wrong(place, f"takes less than the idle board's {calibration.idle_w:g} W")
+    for at, found_point in enumerate(calibration.threads):
+        if found_point.power_w is not None and found_point.power_w < calibration.idle_w:
+            raise reader.wrong(f"threads[{at}]", f"takes less than the idle board's {calibration.idle_w:g} W")
     return calibration
 
 
@@ -161,9 +196,24 @@ def _domain(reader: _Reader, entry: object, place: str) -> CalibratedDomain:
     return CalibratedDomain(name=reader.text(table, place, "name"), points=tuple(points))
 
 
+def _thread_point(reader: _Reader, entry: object, place: str) -> ThreadPoint:
+    values = reader.table(entry, place, {field.name for field in fields(ThreadPoint)})
+    return ThreadPoint(
+        phase=reader.word(values, place, "phase", get_args(Phase)),
+        max_hz=reader.number(values, place, "max_hz", _HZ),
+        n_threads=reader.count(values, place, "n_threads"),
+        n_streams=reader.count(values, place, "n_streams"),
+        s_per_token=reader.number(values, place, "s_per_token", _S_PER_TOKEN),
+        power_w=None if values.get("power_w") is None else reader.number(values, place, "power_w", (0.0, _MAX_W)),
+    )
+
+
 def encode(calibration: Calibration) -> bytes:
-    """Write a calibration as parse reads it."""
-    return json.dumps({"version": VERSION, **asdict(calibration)}, indent=2).encode() + b"\n"
+    """Write a calibration as parse reads it, and older ones too where it has nothing that they do not know."""
+    table = asdict(calibration)
+    if not calibration.threads:
+        del table["threads"]
+    return json.dumps({"version": VERSION if calibration.threads else 1, **table}, indent=2).encode() + b"\n"
 
 
 def write(path: Path, calibration: Calibration) -> None:
@@ -198,8 +248,12 @@ class _Reader:
             raise self.wrong(_join(place, unknown[0][:_MAX_CHARS]), "is not known")
         return value
 
-    def items(self, table: Mapping[str, Any], place: str, name: str, limit: int) -> list[object]:
-        value = self._get(table, place, name, None)
+    def items(
+        self, table: Mapping[str, Any], place: str, name: str, limit: int, *, is_optional: bool = False
+    ) -> list[object]:
+        value = self._get(table, place, name, [] if is_optional else None)
+        if value == [] and is_optional:
+            return []
         if not isinstance(value, list) or not 0 < len(value) <= limit:
             raise self.wrong(_join(place, name), f"must be a list of 1 to {limit}")
         return value
@@ -214,6 +268,12 @@ class _Reader:
         value = self._get(table, place, name, None)
         if value not in known:
             raise self.wrong(_join(place, name), f"must be one of {', '.join(known)}")
+        return value
+
+    def count(self, table: Mapping[str, Any], place: str, name: str) -> int:
+        value = self._get(table, place, name, None)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_COUNT:
+            raise self.wrong(_join(place, name), f"must be a whole number from 1 to {_MAX_COUNT}")
         return value
 
     def number(

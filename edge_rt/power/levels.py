@@ -8,11 +8,13 @@ watts: it can tell which level takes fewer joules, but not whether a cap holds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_rt.devices.meters import Boundary, Quality
-from edge_rt.power.calibration import Calibration
+from edge_rt.power import thread_model
+from edge_rt.power.calibration import CalibratedDomain, Calibration, Point
 from edge_rt.power.state import Domain
+from edge_rt.power.thread_model import PhaseThreads, ThreadModel
 
 # Of a chip nobody has calibrated, relative to its highest clock. The voltage falls to 0.7 of its highest as the clock
 # falls to a third, and no further; a third of the chip's power does not follow the clock, most of that is off in idle.
@@ -52,6 +54,7 @@ class Model:
 
     lead           the domain whose clock is a level's hz
     is_calibrated  False: times and watts are relative, and no cap can be held by them
+    threads        what the levels take on fewer threads; None: nobody measured it
     """
 
     levels: tuple[Level, ...]
@@ -60,6 +63,7 @@ class Model:
     boundary: Boundary
     quality: Quality
     is_calibrated: bool
+    threads: ThreadModel | None = None
 
     @property
     def top(self) -> int:
@@ -80,10 +84,21 @@ def calibrated(domains: Sequence[Domain], calibration: Calibration) -> Model | N
     points = [] if found is None else [(hz, point) for point in found.points if (hz := _nearest(lead, point.max_hz))]
     if not points:
         return None
+    return _model(lead.name, calibration, [(hz, _joined(domains, lead, hz), point) for hz, point in points])
+
+
+def fixed(calibration: Calibration) -> Model:
+    """Build a ladder of one level, for a machine whose clocks nobody can set: its threads still can be chosen."""
+    found: CalibratedDomain = max(calibration.domains, key=lambda domain: domain.points[-1].max_hz)
+    point = found.points[-1]
+    return _model(found.name, calibration, [(point.max_hz, {}, point)])
+
+
+def _model(lead: str, calibration: Calibration, points: Sequence[tuple[float, Mapping[str, float], Point]]) -> Model:
     worst = _WORST[calibration.quality]
     levels = [
         Level(
-            max_hz=_joined(domains, lead, hz),
+            max_hz=max_hz,
             hz=hz,
             prefill_s=point.prefill_s_per_token,
             decode_s=point.decode_s_per_token,
@@ -91,16 +106,53 @@ def calibrated(domains: Sequence[Domain], calibration: Calibration) -> Model | N
             decode_w=point.decode_w,
             worst_w=max(point.prefill_w, point.decode_w) * worst,
         )
-        for hz, point in points
+        for hz, max_hz, point in points
     ]
+    lowest, highest = levels[0].hz * 0.999, levels[-1].hz * 1.001
     return Model(
         levels=tuple(levels),
-        lead=lead.name,
+        lead=lead,
         idle_w=calibration.idle_w,
         boundary=calibration.boundary,
         quality=calibration.quality,
         is_calibrated=True,
+        threads=thread_model.fit(
+            [point for point in calibration.threads if lowest <= point.max_hz <= highest],
+            idle_w=calibration.idle_w,
+            top_hz=levels[-1].hz,
+        ),
     )
+
+
+def on_threads(model: Model, n_prefill: int, n_decode: int) -> Model:
+    """Give what the same levels take on so many threads; worst_w stays that of all of them.
+
+    A cap must hold until the daemon has taken up the advice, and when it does not.
+    """
+    table = model.threads
+    if table is None or (n_prefill >= table.n_most and n_decode >= table.n_most):
+        return model
+    levels = []
+    for level in model.levels:
+        x = model.share(level.hz)
+        prefill, decode = table.prefill, table.decode
+        levels.append(
+            replace(
+                level,
+                prefill_s=level.prefill_s * prefill.seconds(x, n_prefill) / prefill.seconds(x, table.n_most),
+                decode_s=level.decode_s * decode.seconds(x, n_decode) / decode.seconds(x, table.n_most),
+                prefill_w=_on(model, level.prefill_w, prefill, level.hz, n_prefill),
+                decode_w=_on(model, level.decode_w, decode, level.hz, n_decode),
+            )
+        )
+    return replace(model, levels=tuple(levels))
+
+
+def _on(model: Model, whole_w: float, phase: PhaseThreads, hz: float, n_threads: int) -> float:
+    """Give the power on n_threads of what takes whole_w on all; the same where nobody measured it."""
+    if model.threads is None or not phase.shares:
+        return whole_w
+    return model.idle_w + (whole_w - model.idle_w) * phase.power_share(hz, n_threads, model.threads.n_most)
 
 
 def generic(domains: Sequence[Domain], *, boundary: Boundary = "soc") -> Model:

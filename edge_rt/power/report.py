@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from edge_rt.power.governor import Governor
@@ -37,7 +38,7 @@ def report(
             for name, hz in list(in_force.items())[:_MAX_DOMAINS]
         },
         "n_clocks": len(in_force),
-        "n_threads": decision.n_threads,
+        "advice": asdict(decision.advice),
         "work": hint.work if hint is not None else None,
         "n_running": hint.n_running if hint is not None else None,
         "n_waiting": hint.n_waiting if hint is not None else None,

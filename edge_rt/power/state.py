@@ -17,6 +17,19 @@ DomainKind = Literal["cpu", "gpu", "npu", "memory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """How the inference daemon may work for fewer joules; None leaves a matter to it.
+
+    n_prefill_threads, n_decode_threads  at most so many compute
+    max_batch  answers decoded together; those that run go on
+    """
+
+    n_prefill_threads: int | None = None
+    n_decode_threads: int | None = None
+    max_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
     """What the inference daemon tells: at each arrival and change of phase, and every 0.5 s while it works.
 
@@ -27,6 +40,7 @@ class Hint:
     ttft_left_s      until the first token that is due next; negative when it is late; None: none is due
     tpot_s           of the slowest running answer's last tokens; None without one
     n_threads        that compute
+    max_threads, max_batch  the daemon's own limits, within which it takes advice; 0: it takes none
     sent_s           when
     """
 
@@ -37,6 +51,8 @@ class Hint:
     ttft_left_s: float | None = None
     tpot_s: float | None = None
     n_threads: int = 0
+    max_threads: int = 0
+    max_batch: int = 0
     sent_s: float = 0.0
 
 
@@ -78,6 +94,7 @@ class Observation:
     utilisation    of the busiest CPU domain since the last observation, 0..1
     is_on_battery  None where there is no battery
     max_hz         by domain: what is in force now, as read back
+    advice         what the daemon works by now; the empty one: none was given, or none is taken
     """
 
     now_s: float
@@ -89,6 +106,7 @@ class Observation:
     is_on_battery: bool | None = None
     battery: float | None = None
     max_hz: Mapping[str, float] = field(default_factory=dict)
+    advice: Advice = Advice()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +130,11 @@ class Limits:
 class Decision:
     """What the governor wants.
 
-    max_hz     by domain, each one of its points
-    n_threads  advice to the daemon; None: its own choice
-    reason     a word for counters and `edge_rt power status`: "idle", "prefill", "decode", "race", "cap", "heat", …
+    max_hz  by domain, each one of its points
+    advice  to the daemon; the empty one: its own choice
+    reason  a word for counters and `edge_rt power status`: "idle", "prefill", "decode", "race", "cap", "heat", …
     """
 
     max_hz: Mapping[str, float]
-    n_threads: int | None = None
+    advice: Advice = Advice()
     reason: str = ""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import random
 import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from edge_rt.engine.threads import candidates
 from edge_rt.power import levels
-from edge_rt.power.calibration import CalibratedDomain, Calibration, Point
+from edge_rt.power.calibration import CalibratedDomain, Calibration, Phase, Point, ThreadPoint
 from edge_rt.power.state import Domain
 
 PROFILES = Path(__file__).parent / "profiles"
@@ -46,6 +48,8 @@ class WorkModel:
     prefill_row_s: float
     kv_stall_s_per_1k: float
     frame_s: float
+    n_full_threads: float
+    serial_share: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +106,25 @@ class Board:
     def _leak_w(self) -> tuple[float, ...]:
         return tuple(self.power.leak_w_per_v2 * v * v for _, v in self.points)
 
-    def watts(self, point: int, compute_s: float, stall_s: float, die_c: float) -> tuple[float, float]:
+    def computing(self, n_threads: int) -> float:
+        """How much longer computing takes on n_threads than on all cores: Amdahl's law."""
+        serial = self.work.serial_share
+        return serial + (1 - serial) * self.n_cores / n_threads
+
+    def waiting(self, n_threads: int) -> float:
+        """How much longer waiting for memory takes on n_threads than on all cores: few do not fill its bandwidth."""
+        full = self.work.n_full_threads
+        return float(((1 + (full / n_threads) ** 4) / (1 + (full / self.n_cores) ** 4)) ** 0.25)
+
+    def watts(
+        self, point: int, compute_s: float, stall_s: float, die_c: float, n_threads: int = 0
+    ) -> tuple[float, float]:
         """Give the chip's and the board's power while work computes and stalls in these proportions; 0, 0: idle.
 
-        compute_s is as long as it takes at this point.
+        compute_s is as long as it takes at this point, both as long as they take on n_threads; 0: on all cores. Cores
+        without a thread take no dynamic power.
         """
+        n_threads = n_threads or self.n_cores
         power = self.power
         leak_w = self._leak_w[point] * 2.0 ** ((die_c - 50.0) / power.leak_doubles_c)
         whole_s = compute_s + stall_s
@@ -115,8 +133,14 @@ class Board:
             dram_w = power.dram_idle_w
         else:
             activity = (compute_s + power.stall_activity * stall_s) / whole_s
-            soc_w = leak_w + power.uncore_busy_w + self._dynamic_w[point] * activity
-            dram_w = power.dram_idle_w + power.dram_busy_w * stall_s / whole_s
+            busy_w = self._dynamic_w[point] * activity
+            # The same bytes are read, however long it takes.
+            reading_s = stall_s
+            if n_threads != self.n_cores:
+                busy_w *= n_threads / self.n_cores
+                reading_s /= self.waiting(n_threads)
+            soc_w = leak_w + power.uncore_busy_w + busy_w
+            dram_w = power.dram_idle_w + power.dram_busy_w * reading_s / whole_s
         return soc_w, (soc_w + dram_w + power.rest_w) / power.efficiency
 
     def step(self, n_decode: int, n_prefill: int, *, n_kv: float = 0.0) -> tuple[float, float]:
@@ -126,8 +150,13 @@ class Board:
         stall_s = work.decode_stall_s + n_decode * work.decode_row_stall_s + n_prefill * work.prefill_row_stall_s
         return compute_s, stall_s + work.kv_stall_s_per_1k * n_kv / 1000
 
-    def calibration(self, *, die_c: float = 50.0, error: float = 0.0, seed: int = 0) -> levels.Model:
-        """Give what `edge_rt power calibrate` would find here; error is the relative deviation of its readings."""
+    def calibration(
+        self, *, die_c: float = 50.0, error: float = 0.0, seed: int = 0, with_threads: bool = False
+    ) -> levels.Model:
+        """Give what `edge_rt power calibrate` would find here; error is the relative deviation of its readings.
+
+        with_threads  fewer threads and more streams too, at three clocks
+        """
         rng = random.Random(seed)
 
         def read(value: float) -> float:
@@ -155,10 +184,31 @@ class Board:
             quality="measured",
             idle_w=read(self._metered(self.watts(0, 0.0, 0.0, 40.0))),
             domains=(CalibratedDomain(name=self.domain_name, points=tuple(points)),),
+            threads=tuple(self._thread_points(read, die_c)) if with_threads else (),
         )
         model = levels.calibrated([self.domain], found)
         assert model is not None
         return model
+
+    def _thread_points(self, read: Callable[[float], float], die_c: float) -> Iterator[ThreadPoint]:
+        n_rows = 128
+        for i in (0, self.top // 2, self.top):
+            for n in candidates(self.n_cores):
+                for phase, n_streams in (("prefill", 1), ("decode", 1), ("decode", 4)):
+                    if n_streams > 1 and n not in (1, self.n_cores):
+                        continue
+                    rows = (0, n_rows) if phase == "prefill" else (n_streams, 0)
+                    compute_s, stall_s = self.step(*rows, n_kv=0 if phase == "prefill" else 100 * n_streams)
+                    compute_s *= self.slowness[i] * self.computing(n)
+                    stall_s *= self.waiting(n)
+                    yield ThreadPoint(
+                        phase=cast("Phase", phase),
+                        max_hz=self.points_hz[i],
+                        n_threads=n,
+                        n_streams=n_streams,
+                        s_per_token=read((compute_s + stall_s) / (n_rows if phase == "prefill" else 1)),
+                        power_w=read(self._metered(self.watts(i, compute_s, stall_s, die_c, n))),
+                    )
 
     def _metered(self, watts: tuple[float, float]) -> float:
         return watts[0] if self.meter.boundary == "soc" else watts[1]

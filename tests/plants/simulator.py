@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from edge_rt.power.state import Advice
 from tests.plants.board_model import Board, Chip
 from tests.plants.governors import NEVER, Governor
 from tests.plants.traces import Request, Trace
@@ -42,7 +43,7 @@ class Running:
 
 @dataclass(slots=True)
 class Segment:
-    """n_steps equal steps; compute_s is that of one at the highest clock."""
+    """n_steps equal steps; compute_s is that of one at the highest clock, on n_threads."""
 
     compute_s: float
     stall_s: float
@@ -51,6 +52,7 @@ class Segment:
     n_decode: int
     n_prefill: int
     prefill_share: float
+    n_threads: int = 0  # 0: all cores
     done: float = 0.0
 
 
@@ -166,6 +168,7 @@ class Simulation:
         self.waiting: deque[Running] = deque()
         self.running: list[Running] = []
         self.segment: Segment | None = None
+        self.advice = Advice()
         self.point = driver.point
         self.limit = board.top  # what heat leaves
         self.soc_w = self.board_w = 0.0
@@ -214,6 +217,12 @@ class Simulation:
 
     def step_s(self, segment: Segment, point: int) -> float:
         return segment.compute_s * self.board.slowness[point] + segment.stall_s
+
+    def advise(self, advice: Advice) -> None:
+        """Take up what the engine does between two steps: its threads, and how many answers it decodes together."""
+        if advice != self.advice:
+            self.advice = advice
+            self._cut_segment()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -328,7 +337,9 @@ class Simulation:
             compute_s, stall_s = segment.compute_s * slow, segment.stall_s
         if self._frame_left_s > 0:
             compute_s += (compute_s + stall_s) or 1.0
-        self.soc_w, self.board_w = self.board.watts(self.point, compute_s, stall_s, self.chip.die_c)
+        # A frame is computed by another process, on all cores.
+        n_threads = segment.n_threads if segment is not None and self._frame_left_s <= 0 else 0
+        self.soc_w, self.board_w = self.board.watts(self.point, compute_s, stall_s, self.chip.die_c, n_threads)
         watts = self.soc_w if self.board.meter.boundary == "soc" else self.board_w
         self.result.peak_w = max(self.result.peak_w, watts)
         self.result.peak_board_w = max(self.result.peak_board_w, self.board_w)
@@ -351,7 +362,7 @@ class Simulation:
     # -- the engine --------------------------------------------------------------------------------------------------
 
     def _begin_segment(self) -> None:
-        while self.waiting and len(self.running) < self.n_parallel:
+        while self.waiting and len(self.running) < min(self.advice.max_batch or self.n_parallel, self.n_parallel):
             self.running.append(self.waiting.popleft())
         if not self.running:
             self.driver.changed(self.now_s)
@@ -366,6 +377,7 @@ class Simulation:
             compute_s, stall_s = self.board.step(n_decode, 0, n_kv=n_kv + n_decode * n_steps / 2)
             rows = [(s, 1) for s in decoding]
             self.segment = Segment(compute_s * factor, stall_s * factor, n_steps, rows, n_decode, 0, 0.0)
+            self._slow_down(self.advice.n_decode_threads)
         else:
             limit_s = MAX_STALL_S if decoding else MAX_STEP_S
             room = max(_MIN_ROWS, min(N_BATCH - n_decode, int(limit_s / self._row_s)))
@@ -385,7 +397,17 @@ class Simulation:
                 d_c = 0.0
             share = (p_c + p_s) / (d_c + d_s + p_c + p_s)
             self.segment = Segment(d_c * factor + p_c, d_s * factor + p_s, 1, rows, n_decode, n_prefill, share)
+            self._slow_down(self.advice.n_prefill_threads)
         self.driver.changed(self.now_s)
+
+    def _slow_down(self, n_threads: int | None) -> None:
+        """Let the segment that begins run on n_threads."""
+        if n_threads is not None and n_threads < self.board.n_cores:
+            segment = self.segment
+            assert segment is not None
+            segment.n_threads = n_threads
+            segment.compute_s *= self.board.computing(n_threads)
+            segment.stall_s *= self.board.waiting(n_threads)
 
     def _cut_segment(self) -> None:
         """Let a newcomer in at the next boundary between steps."""

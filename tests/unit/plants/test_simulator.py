@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from edge_rt.power import levels
+from edge_rt.power.state import Advice
 from tests.plants import board_model, oracle, simulator, traces
 from tests.plants.board_model import Board, Chip
 from tests.plants.governors import NEVER, Conservative, Fixed, Ondemand, Schedutil
@@ -184,3 +186,95 @@ def test_a_frame_shares_the_cores_and_is_late_when_the_clock_is_low() -> None:
 def test_switches_are_counted_in_any_second() -> None:
     assert most_in_a_second([]) == 0
     assert most_in_a_second([0.0, 0.9, 1.0, 1.8, 1.85]) == 4
+
+
+# -- threads, and answers decoded together -------------------------------------------------------------------------
+
+
+class _Advised:
+    """The highest clock, and advice from a moment on."""
+
+    def __init__(self, board: Board, advice: Advice, from_s: float = 0.0) -> None:
+        self.point, self.next_s, self._advice = board.top, from_s, advice
+
+    def begin(self, sim: Simulation) -> None:
+        self._sim = sim
+
+    def load(self, now_s: float, *, is_busy: bool) -> None:
+        pass
+
+    def arrived(self, now_s: float) -> None:
+        pass
+
+    def changed(self, now_s: float) -> None:
+        pass
+
+    def look(self, now_s: float) -> None:
+        self._sim.advise(self._advice)
+        self.next_s = NEVER
+
+
+def _advised(board: Board, trace: Trace, advice: Advice, from_s: float = 0.0) -> simulator.Result:
+    return Simulation(board, trace, _Advised(board, advice, from_s), name="advised").run()
+
+
+def test_advice_of_all_cores_changes_nothing(board: Board) -> None:
+    trace = traces.poisson(1, rate_hz=0.1, span_s=100.0)
+    advice = Advice(n_prefill_threads=board.n_cores, n_decode_threads=board.n_cores, max_batch=8)
+    assert _advised(board, trace, advice).soc_j == pytest.approx(_advised(board, trace, Advice()).soc_j)
+
+
+def test_fewer_threads_compute_longer_wait_hardly_longer_and_take_fewer_watts(board: Board) -> None:
+    half = board.n_cores // 2
+    assert board.computing(board.n_cores) == board.waiting(board.n_cores) == 1
+    assert board.computing(half) == pytest.approx(2, rel=0.05)
+    assert 1 < board.waiting(half) < 1.25
+    assert board.waiting(1) > 1.5
+    whole_w, fewer_w = board.watts(board.top, 0.3, 0.7, 50.0), board.watts(board.top, 0.3, 0.7, 50.0, half)
+    assert fewer_w[0] < whole_w[0]
+    assert fewer_w[1] < whole_w[1]
+    # Half of the cores never take less than half of what all do: the rest of the chip is there as before.
+    assert fewer_w[0] > whole_w[0] / 2
+
+
+def test_decoding_on_half_of_the_threads_takes_fewer_joules_and_loses_no_request(board: Board) -> None:
+    trace = traces.poisson(1, rate_hz=0.05, span_s=200.0)
+    whole = _advised(board, trace, Advice())
+    half = _advised(board, trace, Advice(n_decode_threads=board.n_cores // 2))
+    assert half.decode_j < whole.decode_j
+    assert (half.n_requests, half.n_tokens) == (whole.n_requests, whole.n_tokens)
+    assert max(half.tpot_s) > max(whole.tpot_s)
+
+
+def test_threads_change_between_two_steps_of_an_answer() -> None:
+    trace = _trace(_one(n_output=200))
+    whole, half = (_advised(PI, trace, Advice(n_decode_threads=n)).tpot_s[0] for n in (4, 2))
+    both = _advised(PI, trace, Advice(n_decode_threads=2), from_s=5.0).tpot_s[0]
+    assert whole < both < half
+
+
+def test_a_batch_of_one_answers_one_after_the_other() -> None:
+    trace = _trace(_one(), _one(arrival_s=1.1))
+    result = _advised(PI, trace, Advice(max_batch=1))
+    together = _advised(PI, trace, Advice())
+    assert result.n_requests == 2
+    assert max(result.ttft_s) > max(together.ttft_s) + 1.0
+    assert max(result.tpot_s) < max(together.tpot_s)
+
+
+def test_a_calibration_with_threads_foretells_the_board(board: Board) -> None:
+    model = board.calibration(with_threads=True)
+    assert model.threads is not None
+    assert model.threads.has_power
+    n_most = board.n_cores
+    for n in model.threads.counts:
+        on = levels.on_threads(model, n, n)
+        for i in (0, board.top // 3, board.top):
+            compute_s, stall_s = board.step(1, 0, n_kv=100)
+            compute_s, stall_s = compute_s * board.slowness[i] * board.computing(n), stall_s * board.waiting(n)
+            assert on.levels[i].decode_s == pytest.approx(compute_s + stall_s, rel=0.04)
+            watts = board.watts(i, compute_s, stall_s, 50.0, n)
+            shown_w = watts[0] if board.meter.boundary == "soc" else watts[1]
+            assert on.levels[i].decode_w == pytest.approx(shown_w, rel=0.08)
+    assert model.threads.n_most == n_most
+    assert board.calibration().threads is None

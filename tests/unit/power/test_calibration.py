@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_rt.errors import ConfigError
-from edge_rt.power.calibration import CalibratedDomain, Calibration, Point, encode, parse, read, write
+from edge_rt.power.calibration import CalibratedDomain, Calibration, Point, ThreadPoint, encode, parse, read, write
 
 POINTS = tuple(
     Point(max_hz=hz, prefill_s_per_token=1e6 / hz, decode_s_per_token=3e7 / hz, prefill_w=3 + hz / 1e9, decode_w=4.0)
@@ -33,6 +33,48 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     write(file, FOUND)
     assert read(file) == FOUND
     assert [path.name for path in file.parent.iterdir()] == ["power.json"]
+
+
+THREADS = tuple(
+    ThreadPoint(phase=phase, max_hz=2.4e9, n_threads=n, n_streams=1, s_per_token=0.05 / n, power_w=watts)
+    for phase in ("prefill", "decode")
+    for n, watts in ((1, 3.1), (4, None))
+)
+
+
+def test_threads_are_written_and_read_as_version_2() -> None:
+    found = replace(FOUND, threads=THREADS)
+    assert json.loads(encode(found))["version"] == 2
+    assert parse(encode(found), origin="here") == found
+
+
+def test_without_threads_an_older_edge_rt_can_read_what_is_written() -> None:
+    table = json.loads(encode(FOUND))
+    assert table["version"] == 1
+    assert "threads" not in table
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "names"),
+    [
+        ("phase", "idle", "phase"),
+        ("n_threads", 0, "n_threads"),
+        ("n_threads", 2.0, "n_threads"),
+        ("n_threads", True, "n_threads"),
+        ("n_streams", 10**9, "n_streams"),
+        ("s_per_token", 0, "s_per_token"),
+        ("power_w", 2.6, "idle"),
+        ("power_w", "3", "power_w"),
+        ("max_hz", 2400, "max_hz"),
+        ("n_cores", 4, "n_cores"),
+    ],
+)
+def test_a_bad_thread_point_is_refused_by_its_place(place: str, value: Any, names: str) -> None:
+    table = json.loads(encode(replace(FOUND, threads=THREADS)))
+    table["threads"][1][place] = value
+    with pytest.raises(ConfigError, match=names) as caught:
+        parse(json.dumps(table).encode(), origin="here")
+    assert "threads[1]" in str(caught.value)
 
 
 def test_no_file_is_no_calibration(tmp_path: Path) -> None:
@@ -64,7 +106,7 @@ def _changed(place: list[str | int], value: Any) -> bytes:
 @pytest.mark.parametrize(
     ("place", "value", "key"),
     [
-        (["version"], 2, "version"),
+        (["version"], 3, "version"),
         (["version"], ..., "version"),
         (["board"], 5, "board"),
         (["board"], "\x1b[2J", "board"),

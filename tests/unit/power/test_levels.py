@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 
 from edge_rt.devices.meters import Quality
 from edge_rt.power import levels
-from edge_rt.power.calibration import CalibratedDomain, Calibration, Point
+from edge_rt.power.calibration import CalibratedDomain, Calibration, Phase, Point, ThreadPoint
 from edge_rt.power.state import Domain
 
 BIG = Domain(name="policy4", kind="cpu", points_hz=(0.4e9, 1.2e9, 1.8e9, 2.4e9), n_cpus=4, capacity=1.0)
@@ -76,3 +77,59 @@ def test_a_generic_chip_is_thriftiest_somewhere_below_the_highest_clock() -> Non
     costs = [(level.decode_w - model.idle_w) * level.decode_s for level in model.levels]
     assert costs.index(min(costs)) < model.top // 2
     assert not model.is_calibrated
+
+
+def _with_threads(clocks_hz: tuple[float, ...] = (0.4e9, 2.4e9)) -> Calibration:
+    phases: tuple[tuple[Phase, float], ...] = (("prefill", 0.01), ("decode", 0.05))
+    points = [
+        ThreadPoint(
+            phase=phase,
+            max_hz=hz,
+            n_threads=n,
+            n_streams=1,
+            s_per_token=whole_s * (max(1.0, 2 / n) if phase == "decode" else 4 / n * 2.4e9 / hz),
+            power_w=2.5 + 0.5 * n,
+        )
+        for phase, whole_s in phases
+        for hz in clocks_hz
+        for n in (1, 2, 4)
+    ]
+    return replace(_calibration(), threads=tuple(points))
+
+
+def test_levels_on_fewer_threads_take_what_was_measured() -> None:
+    model = levels.calibrated([BIG], _with_threads())
+    assert model is not None
+    fewer = levels.on_threads(model, 4, 2)
+    for whole, found in zip(model.levels, fewer.levels, strict=True):
+        assert found.decode_s == pytest.approx(whole.decode_s, rel=0.15)  # the knee of the fit is a little rounder
+        # Of 2.5 W above idling on 4 threads 0.5 W are there whatever their number.
+        assert found.decode_w - 2.0 == pytest.approx((whole.decode_w - 2.0) * 1.5 / 2.5)
+        assert (found.prefill_s, found.prefill_w) == pytest.approx((whole.prefill_s, whole.prefill_w))
+        assert found.worst_w == whole.worst_w
+    assert levels.on_threads(model, 2, 4).levels[-1].prefill_s == pytest.approx(0.02, rel=0.05)
+
+
+def test_levels_on_all_threads_and_without_a_sweep_are_the_model_itself() -> None:
+    model = levels.calibrated([BIG], _with_threads())
+    assert model is not None
+    assert levels.on_threads(model, 4, 4) is model
+    plain = levels.calibrated([BIG], _calibration())
+    assert plain is not None
+    assert plain.threads is None
+    assert levels.on_threads(plain, 1, 1) is plain
+
+
+def test_points_of_clocks_that_this_machine_lacks_are_left_out() -> None:
+    model = levels.calibrated([BIG], _with_threads((3.0e9,)))
+    assert model is not None
+    assert model.threads is None
+
+
+def test_where_no_clock_can_be_set_there_is_one_level() -> None:
+    model = levels.fixed(_with_threads((2.4e9,)))
+    assert len(model.levels) == 1
+    assert model.levels[0].max_hz == {}
+    assert model.levels[0].hz == 2.4e9
+    assert model.threads is not None
+    assert model.threads.counts == (1, 2, 4)
