@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from edge_rt import telemetry
+from edge_rt import held_signals, telemetry
 from edge_rt.answering import Answering
 from edge_rt.api import listen
 from edge_rt.api.app import build_app
@@ -263,6 +263,7 @@ async def _serve(
         loop.add_signal_handler(signal.SIGHUP, on_signal, signal.SIGHUP)
     else:
         loop.add_signal_handler(signal.SIGHUP, hung_up.set)
+    held_signals.release()
     # The API is up while models load, so that probes see a live daemon that is not ready yet.
     serving = loop.create_task(server.serve(sockets=list(listening.sockets)))
     reporter = Reporter(runtime, lambda message: _tell(message, environ), watchdog_s=watchdog_interval_s(environ))

@@ -15,6 +15,11 @@ be given back or another process sets clocks already, 78 for settings that are w
 
 from __future__ import annotations
 
+from edge_rt import held_signals
+
+if __name__ == "__main__":
+    held_signals.hold()  # before the imports that take their time
+
 import contextlib
 import gc
 import json
@@ -141,6 +146,7 @@ class Powerd:
                 selector.register(woken, selectors.EVENT_READ, lambda: _drain(woken))
                 before = [(number, signal.signal(number, self._on_signal)) for number in _SIGNALS]
                 former_fd = signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+                held_signals.release()
                 try:
                     return self._serve(selector)
                 finally:

@@ -19,6 +19,7 @@ from edge_rt.api import listen
 from tests import patience
 from tests.api.daemon import Daemon
 from tests.patience import PATIENCE_S
+from tests.process_signals import is_held, send_held
 
 # Without a cache: like requests would share one answer, and nobody would wait.
 CROWDED = """
@@ -146,6 +147,23 @@ def test_an_idle_daemon_ends_on_any_of_its_signals(socket_dir: Path, number: sig
             assert client.get("/health").status_code == 200
             assert daemon.stop(number) == 0
     assert not daemon.socket.exists()
+
+
+def test_a_reload_asked_for_before_the_daemon_can_hear_is_done_later(socket_dir: Path) -> None:
+    starting = Daemon(socket_dir)
+    send_held(starting.process, signal.SIGHUP)
+    with starting as daemon, daemon.client() as client:
+        assert any("nothing has changed" in daemon.log for _ in range(3000) if client.get("/health").is_success)
+        assert not is_held(daemon.process.pid, signal.SIGHUP)
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_end_asked_for_before_the_daemon_can_hear_is_a_clean_one(socket_dir: Path, number: signal.Signals) -> None:
+    starting = Daemon(socket_dir)
+    send_held(starting.process, number)
+    assert starting.wait() == 0, starting.log
+    assert not starting.socket.exists()
 
 
 def test_a_killed_daemons_socket_is_replaced_and_a_live_ones_is_not(socket_dir: Path) -> None:

@@ -19,6 +19,7 @@ from edge_rt.power.snapshot import Snapshot, Value
 from edge_rt.power.state import Hint
 from edge_rt.power.wire import MAX_BYTES, encode
 from tests.patience import PATIENCE_S
+from tests.process_signals import is_held, send_held
 from tests.unit.power.fake_kernel import BOOT, CPUFREQ
 from tests.unit.power.process import Process, started
 from tests.unit.power.tree import MAX, limits, machine
@@ -163,6 +164,24 @@ def test_until_it_is_enabled_it_only_says_what_it_would_do(root: Path) -> None:
         assert limits(root) == before
         assert not powerd.snapshot.exists()
         assert powerd.end() == 0
+
+
+def test_a_reload_asked_for_before_it_can_hear_is_done_later(root: Path) -> None:
+    with started(root) as powerd:
+        send_held(powerd.process, signal.SIGHUP)
+        powerd.heard("RELOADING=1")
+        powerd.heard("READY=1")
+        assert not is_held(powerd.process.pid, signal.SIGHUP)
+        assert powerd.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_end_asked_for_before_it_can_hear_is_a_clean_one(root: Path, number: signal.Signals) -> None:
+    before = limits(root)
+    with started(root) as powerd:
+        send_held(powerd.process, number)
+        assert powerd.process.wait(PATIENCE_S) == 0, powerd.said()
+    assert limits(root) == before
 
 
 def test_reload_takes_new_settings_and_keeps_old_ones_rather_than_bad_ones(root: Path) -> None:

@@ -1,0 +1,27 @@
+"""What the kernel says of a process' signals."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.patience import PATIENCE_S
+
+
+def send_held(process: subprocess.Popen[Any], number: signal.Signals) -> None:
+    """Send a signal as soon as the process lets it wait, long before it has imported what it needs."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not is_held(process.pid, number):
+        assert process.poll() is None, "it has ended"
+        assert time.monotonic() < until_s, "it never lets the signal wait"
+    process.send_signal(number)
+
+
+def is_held(pid: int, number: signal.Signals) -> bool:
+    """Tell whether a process lets a signal wait."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = next((line.split()[1] for line in lines if line.startswith("SigBlk:")), "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
