@@ -18,7 +18,7 @@ from edge_rt.tensor_types import Datatype, TensorModelInfo, TensorSpec
 from edge_rt.types import Capabilities, ModelInfo
 
 if TYPE_CHECKING:
-    from edge_rt.backends.onnx_model import OnnxModel
+    from edge_rt.backends.onnx_facts import OnnxModel
     from edge_rt.catalog.gguf import GgufHeader
 
 # How a tensor session's arrays hold each datatype; the elements of BYTES are Python's bytes, UTF-8 for most models.

@@ -10,11 +10,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.machinery import PathFinder
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import Absent, Device, LoadOptions, MemoryNeed, ModelFile, TensorOptions, TokenSession
+from edge_rt.backends.onnx_facts import OnnxModel
+from edge_rt.backends.onnx_open import known_model, lacks_copy, open_session
 from edge_rt.backends.onnx_shapes import RecentShapes
 from edge_rt.backends.tensor_feeds import FeedCheck, check_outputs, raw, texts
 from edge_rt.devices import cpu
@@ -37,7 +40,8 @@ _RUNTIME_BYTES = 40 * 2**20  # onnxruntime's and onnx's own
 def load_runtime() -> Any:
     """Import onnxruntime. Raises BackendUnavailableError."""
     try:
-        import_module("onnx")
+        if PathFinder.find_spec("onnx") is None:  # imported only for files that have not been checked yet
+            raise ImportError(name="onnx")
         return import_module("onnxruntime")
     except ImportError as exc:
         reason = f"{exc.name or 'onnxruntime'} cannot be imported"
@@ -72,8 +76,7 @@ class OnnxCpuBackend:
         raise BackendLoadError(model=file.model, reason=self.supports(file, options) or "")
 
     def supports_tensor(self, file: ModelFile, options: TensorOptions) -> str | None:
-        self._runtime()  # its extra brings what reads the file
-        if (domains := file.onnx.custom_domains) and not options.custom_op_libraries:
+        if (domains := self._model(file, options).custom_domains) and not options.custom_op_libraries:
             return (
                 f"it uses operators of {', '.join(domains)[:200]}, which onnxruntime does not have; "
                 "tensor.custom_op_libraries may name a library that does"
@@ -82,12 +85,23 @@ class OnnxCpuBackend:
 
     def estimate_tensor(self, file: ModelFile, options: TensorOptions) -> MemoryNeed:
         """Estimate from the file: its weights, once more while they are read and packed, and what its values take."""
-        model = file.onnx
+        model = self._model(file, options)
         return MemoryNeed(
             weights_bytes=model.file_bytes + model.external_bytes,
             kv_bytes=0,
             scratch_bytes=_RUNTIME_BYTES + model.file_bytes + options.max_batch * model.activation_bytes,
         )
+
+    def is_unprepared(self, file: ModelFile, options: TensorOptions) -> bool:
+        """Say whether load_tensor would check the file and write the copy of its graph, which takes much memory."""
+        try:
+            return lacks_copy(self._runtime(), file, options)
+        except BackendUnavailableError:
+            return False
+
+    def _model(self, file: ModelFile, options: TensorOptions) -> OnnxModel:
+        """Give the facts of a file that has been checked, now if need be. Raises ModelFormatError."""
+        return known_model(self._runtime(), file, options) or file.onnx
 
     def load_tensor(self, file: ModelFile, options: TensorOptions) -> OnnxCpuSession:
         if (reason := self.supports_tensor(file, options)) is not None:
@@ -103,9 +117,13 @@ class OnnxCpuSession:
     def __init__(
         self, runtime: Any, file: ModelFile, options: TensorOptions, n_threads: int, *, max_runs: int = 1
     ) -> None:
-        from edge_rt.backends.onnx_open import open_session  # onnx, which is here if onnxruntime is
-
-        model = file.onnx
+        try:
+            self._session, model = open_session(runtime, file, options, n_threads)
+            placement = _placement(self._session)
+        except EdgeRtError:
+            raise
+        except Exception as exc:
+            raise BackendLoadError(model=file.model, reason=_first_line(exc)) from exc
         self.inputs, self.outputs = model.inputs, model.outputs
         self._check_feeds = FeedCheck(model.inputs)
         self._all_outputs = check_outputs(model.outputs, ())
@@ -115,13 +133,6 @@ class OnnxCpuSession:
         self._noting = threading.Lock()
         self._shrink = runtime.RunOptions()
         self._shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        try:
-            self._session: Any = open_session(runtime, model, options, n_threads)
-            placement = _placement(self._session)
-        except EdgeRtError:
-            raise
-        except Exception as exc:
-            raise BackendLoadError(model=file.model, reason=_first_line(exc)) from exc
         self.info = TensorModelInfo(
             model=file.model,
             variant=file.variant,

@@ -12,7 +12,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
 
@@ -20,6 +19,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
 
+from edge_rt.backends.onnx_facts import OnnxModel
 from edge_rt.backends.onnx_scan import MAX_STRUCTURE_BYTES, structure_bytes
 from edge_rt.backends.onnx_tensors import MAX_DIMS, Folder, check_tensor, type_name
 from edge_rt.backends.tensor_feeds import MAX_ELEMENTS
@@ -55,33 +55,6 @@ _DATATYPES: dict[int, Datatype] = {
 }
 # The input that says how large the output becomes.
 _SHAPE_INPUT = {"ConstantOfShape": 0, "Expand": 1, "Tile": 1, "Resize": 3}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxModel:
-    """The facts of a checked file.
-
-    inputs, outputs  an output without a shape in the file is written [-1]
-    file_bytes       of the file itself; external_bytes of the files beside it that it names
-    activation_bytes of the values between its nodes as far as the file tells their shapes, any size counted as 1
-    custom_domains   of operators that neither onnxruntime nor the file's own functions bring
-    kinds            operators by number, those of subgraphs and functions too
-    n_slow           MatMulNBits nodes that ask for other than 8-bit arithmetic (accuracy_level 4)
-    """
-
-    path: Path
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    file_bytes: int
-    external_bytes: int
-    activation_bytes: int
-    custom_domains: tuple[str, ...]
-    kinds: tuple[tuple[str, int], ...]
-    n_slow: int
-
-    @property
-    def is_dynamic(self) -> bool:
-        return any(-1 in spec.shape for spec in self.inputs)
 
 
 def read_model(path: Path) -> OnnxModel:

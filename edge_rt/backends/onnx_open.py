@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edge_rt.backends.base import TensorOptions
-from edge_rt.backends.onnx_model import OnnxModel, fast_graph
-from edge_rt.catalog.graph_copy import is_hopeless, make_copy, open_copy
+from edge_rt.backends.base import ModelFile, TensorOptions
+from edge_rt.backends.onnx_facts import OnnxModel, checks_digest, from_bytes
+from edge_rt.catalog.graph_copy import is_hopeless, make_copy, open_copy, read_facts
+from edge_rt.catalog.place import Place
 from edge_rt.devices import cpu
 from edge_rt.devices.memory import give_back
 
@@ -26,37 +28,72 @@ SPIN_US = 100
 MAX_COPY_BYTES = 2**30  # of a model whose graph is copied: onnxruntime writes one file, which protobuf limits to 2 GiB
 
 
-def open_session(
+def known_model(
     runtime: Any,
-    model: OnnxModel,
+    file: ModelFile,
     options: TensorOptions,
-    n_threads: int,
     *,
     features: Callable[[], frozenset[str]] = cpu.features,
-) -> Any:
-    """Give an InferenceSession. Raises whatever onnxruntime raises, and ModelFormatError."""
+    checks: Callable[[], str] = checks_digest,
+) -> OnnxModel | None:
+    """Give the facts that these checks have found when the copy of the graph was made; None without such a copy."""
+    if options.graph_cache is None or options.custom_op_libraries:
+        return None
+    return from_bytes(read_facts(file.path, options.graph_cache, _key(runtime, features, checks)), file.path)
+
+
+def lacks_copy(runtime: Any, file: ModelFile, options: TensorOptions) -> bool:
+    """Say whether open_session would check the model and make the copy of its graph."""
+    if options.graph_cache is None or options.custom_op_libraries or Place(file.path).read_record() is None:
+        return False
+    if not os.access(options.graph_cache.parent, os.W_OK):
+        return False
+    key = _key(runtime)
+    has_facts = bool(read_facts(file.path, options.graph_cache, key))
+    return not has_facts and not is_hopeless(file.path, options.graph_cache, key)
+
+
+def open_session(
+    runtime: Any,
+    file: ModelFile,
+    options: TensorOptions,
+    n_threads: int,
+) -> tuple[Any, OnnxModel]:
+    """Give an InferenceSession and the model's facts. Raises whatever onnxruntime raises, and ModelFormatError."""
     copy = options.graph_cache
+    model = known_model(runtime, file, options) or file.onnx
     if copy is None or options.custom_op_libraries or model.file_bytes + model.external_bytes > MAX_COPY_BYTES:
-        return _open_original(runtime, model, options, n_threads)
-    what = (runtime.__version__, platform.machine(), *sorted(features()), _PROVIDER, f"level {ACCURACY_LEVEL}")
-    key = hashlib.sha256("\n".join(what).encode()).hexdigest()
+        return _open_original(runtime, file.onnx, options, n_threads), file.onnx
+    key = _key(runtime)
+    if (session := _open_copied(runtime, model, options, n_threads, copy, key)) is not None:
+        return session, model
+    model = file.onnx  # from here on it is the file itself that is read
+    if is_hopeless(model.path, copy, key):
+        return _open_original(runtime, model, options, n_threads), model
 
     def write(target: str) -> None:
         _open_original(runtime, model, options, n_threads, write_to=target)  # the session is dropped at once
 
-    if (session := _open_copied(runtime, model, options, n_threads, copy, key)) is not None:
-        return session
-    if is_hopeless(model.path, copy, key):
-        return _open_original(runtime, model, options, n_threads)
     try:
-        if make_copy(model.path, copy, key, write):
+        if make_copy(model.path, copy, key, write, facts=model.to_bytes()):
             if (session := _open_copied(runtime, model, options, n_threads, copy, key)) is not None:
-                return session
+                return session, model
             # onnxruntime 1.32 gives nodes of an If's branches one name: an empty copy says not to try again.
             make_copy(model.path, copy, key, lambda _: None)
     except Exception as exc:  # noqa: BLE001 - a model that cannot be loaded says so below, once more
         _log.warning("%s: its optimised graph is not kept on disk: %s", model.path.name, exc)
-    return _open_original(runtime, model, options, n_threads)
+    return _open_original(runtime, model, options, n_threads), model
+
+
+def _key(
+    runtime: Any,
+    features: Callable[[], frozenset[str]] = cpu.features,
+    checks: Callable[[], str] = checks_digest,
+) -> str:
+    """Tell what a copy depends on beside its model."""
+    level = f"level {ACCURACY_LEVEL}"
+    what = (runtime.__version__, platform.machine(), *sorted(features()), _PROVIDER, level, checks())
+    return hashlib.sha256("\n".join(what).encode()).hexdigest()
 
 
 def _open_copied(
@@ -87,6 +124,8 @@ def _open_original(
     # A graph in memory has no folder; the files that it names are in the model's.
     folder = str(model.path.resolve().parent)
     settings.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    from edge_rt.backends.onnx_model import fast_graph
+
     return _open(runtime, fast_graph(model, ACCURACY_LEVEL), settings)
 
 

@@ -18,7 +18,10 @@ def run_child(module: str, *arguments: str, model: str, what: str) -> None:
     Raises the error that the child tells, or BackendLoadError naming what ended and its last words on stderr.
     """
     child = subprocess.run(
-        [sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, capture_output=True, check=False
+        [sys.executable, "-P", "-m", module, *arguments],  # the working directory is no place to import from
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
     )
     if child.returncode == 0:
         return

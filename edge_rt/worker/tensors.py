@@ -27,8 +27,8 @@ from edge_rt.tensor_types import MediaRequest, Tensor, TensorTimings
 from edge_rt.worker import channel, service
 from edge_rt.worker.channel import ChannelError, Load, TensorLoad
 from edge_rt.worker.own_end import WorkerChannel
+from edge_rt.worker.prepare import load_prepared
 from edge_rt.worker.regions import fetch, put
-from edge_rt.worker.tensor_load import load_tensor_session
 
 _log = logging.getLogger(__name__)
 
@@ -281,7 +281,7 @@ def serve(
     tensor: TensorLoad,
     rss_bytes: Callable[[], int],
     *,
-    load_session: Callable[[Load], TensorSession] = load_tensor_session,
+    load_session: Callable[[Load], TensorSession] = load_prepared,
 ) -> int:
     """Load a tensor model and serve it; give the exit status."""
     try:

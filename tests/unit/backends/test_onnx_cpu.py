@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
+from edge_rt.backends import onnx_facts  # noqa: E402
 from edge_rt.backends.base import LoadOptions, ModelFile, TensorOptions  # noqa: E402
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend, OnnxCpuSession  # noqa: E402
+from edge_rt.backends.onnx_open import known_model  # noqa: E402
 from edge_rt.backends.onnx_shapes import RecentShapes  # noqa: E402
 from edge_rt.catalog.manifest import SHIPPED_DIR  # noqa: E402
 from edge_rt.catalog.place import Place, Record  # noqa: E402
@@ -138,6 +140,49 @@ def test_a_damaged_copy_is_made_anew(tmp_path: Path) -> None:
         made = copy.stat()
         load(file, graph_cache=copy)  # takes it as it is; onnxruntime does not write the same bytes each time
         assert (copy.stat().st_ino, copy.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+
+
+@pytest.mark.parametrize("model", [conv(), rows(), int8(), int4(4), nested(3)])
+def test_what_the_checks_found_is_kept_with_the_copy(model: Any, tmp_path: Path) -> None:
+    file = stored(saved(model, tmp_path / "m.onnx"))
+    options = TensorOptions(n_threads=1, graph_cache=Place(file.path).graph)
+    backend, again = OnnxCpuBackend(), fresh(file)
+    first = backend.load_tensor(file, options)
+    assert backend.supports_tensor(again, options) is None
+    assert backend.estimate_tensor(again, options) == backend.estimate_tensor(file, options)
+    assert backend.load_tensor(again, options).info == first.info
+    assert "onnx" not in vars(again)  # what the property keeps: the file has not been read again
+    assert known_model(ort, again, options) == file.onnx
+
+
+def test_facts_are_not_believed_of_other_checks_or_processors_or_once_changed(tmp_path: Path) -> None:
+    file = stored(saved(rows(), tmp_path / "m.onnx"))
+    copy, options = Place(file.path).graph, TensorOptions(n_threads=1, graph_cache=Place(file.path).graph)
+    load(file, graph_cache=copy)
+    assert known_model(ort, file, options) == file.onnx
+    assert known_model(ort, file, options, features=lambda: frozenset({"abacus"})) is None
+    assert known_model(ort, file, options, checks=lambda: "stricter") is None
+    # Somebody widens an input in the facts: the copy is refused, and what the file says counts.
+    whole = copy.read_bytes()
+    at = whole.rindex(b'"shape":[-1,4]')
+    copy.write_bytes(whole[:at] + b'"shape":[-1,8]' + whole[at + 14 :])
+    assert known_model(ort, file, options) is None
+    assert load(fresh(file), graph_cache=copy).inputs == file.onnx.inputs
+    assert known_model(ort, file, options) == file.onnx
+
+
+def test_any_change_of_the_checks_is_seen(tmp_path: Path) -> None:
+    for path in Path(onnx_facts.__file__).parent.glob("onnx_*.py"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert onnx_facts.checks_digest(tmp_path) == onnx_facts.checks_digest()
+    with (tmp_path / "onnx_model.py").open("a") as file:
+        file.write("#")
+    assert onnx_facts.checks_digest(tmp_path) != onnx_facts.checks_digest()
+
+
+def fresh(file: ModelFile) -> ModelFile:
+    """Give the same file without what has been found of it."""
+    return ModelFile(model=file.model, variant=file.variant, path=file.path, quant=file.quant)
 
 
 def test_a_model_with_custom_operators_needs_a_library(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_rt.catalog import graph_copy
-from edge_rt.catalog.graph_copy import FOOT_BYTES, make_copy, open_copy, verify_copy
+from edge_rt.catalog.graph_copy import FOOT_BYTES, MAX_FACTS_BYTES, make_copy, open_copy, read_facts, verify_copy
 from edge_rt.catalog.place import Place, Record
 from edge_rt.errors import ModelFormatError
 
@@ -70,6 +70,40 @@ def test_damage_anywhere_is_seen(model: Path) -> None:
     copy.write_bytes(b"\0" + whole[1:])
     with pytest.raises(ModelFormatError, match="a load makes it anew"):
         verify_copy(model)
+
+
+def test_facts_are_kept_with_the_graph_and_hashed_with_it(model: Path) -> None:
+    copy, facts = Place(model).graph, '{"größe": 1}'.encode()
+    assert make_copy(model, copy, "key", lambda target: Path(target).write_bytes(GRAPH), facts=facts)
+    assert read_facts(model, copy, "key") == facts
+    assert read_facts(model, copy, "another key") == b""
+    verify_copy(model)
+    file = open_copy(model, copy, "key")
+    assert file is not None
+    file.close()
+    whole = copy.read_bytes()
+    begin, end = len(GRAPH), len(whole) - FOOT_BYTES
+    for at in (*range(begin, end), end + 11, end + 100):
+        copy.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert (read_facts(model, copy, "key"), open_copy(model, copy, "key")) == (b"", None), at
+    copy.write_bytes(whole[: begin + 30] + b"\0" + whole[begin + 31 :])
+    with pytest.raises(ModelFormatError, match="a load makes it anew"):
+        verify_copy(model)
+
+
+@pytest.mark.parametrize("facts", [b"", b"x" * MAX_FACTS_BYTES], ids=["none", "too long"])
+def test_a_copy_may_be_without_facts(model: Path, facts: bytes) -> None:
+    copy = Place(model).graph
+    assert make_copy(model, copy, "key", lambda target: Path(target).write_bytes(GRAPH), facts=facts)
+    assert opens(model)
+    assert read_facts(model, copy, "key") == b""
+
+
+def test_of_a_graph_that_cannot_be_read_no_facts_are_kept(model: Path) -> None:
+    copy = Place(model).graph
+    assert make_copy(model, copy, "key", lambda _: None, facts=b"facts")
+    assert graph_copy.is_hopeless(model, copy, "key")
+    assert read_facts(model, copy, "key") == b""
 
 
 def test_links_pipes_and_directories_are_not_followed(model: Path, tmp_path: Path) -> None:
