@@ -51,6 +51,11 @@ def fit(points: Sequence[tuple[float, float]]) -> Phase:
     return _unsure(max(mean_t - b * mean_u, 0.0), b)
 
 
+def begin(a_s: float, b_s: float) -> Phase:
+    """Begin with waiting and computing that are known apart."""
+    return _unsure(a_s, b_s)
+
+
 def _unsure(a_s: float, b_s: float) -> Phase:
     return Phase(a_s=a_s, b_s=b_s, c_aa=(_UNSURE * (a_s + 0.1 * b_s)) ** 2, c_ab=0.0, c_bb=(_UNSURE * b_s) ** 2)
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from edge_rt.power import clamp, phase_model
+from edge_rt.power import advice, clamp, phase_model
+from edge_rt.power.advice import Advised
 from edge_rt.power.clamp import Ceiling, Heat
 from edge_rt.power.levels import Model
 from edge_rt.power.phase_model import Phase
@@ -62,6 +63,7 @@ class Memory:
     promised           the prompt that runs was expected to be in time
     cap, hot, heat     the clamps' own
     is_busy, calm_since_s  other programs compute; since when they do not
+    advised            the advice's own; None where nobody measured fewer threads
     """
 
     level: int = -1
@@ -86,6 +88,7 @@ class Memory:
     heat: Heat | None = None
     is_busy: bool = False
     calm_since_s: float | None = None
+    advised: Advised | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,8 @@ def decide(observation: Observation, limits: Limits, model: Model, memory: Memor
     observation  at 20 Hz while there is work, at 1 Hz without, and at each hint; its time must not go back
     returns      a level of the model as clocks, and what to remember for the next call
     """
+    memory = _on_threads(observation, model, memory)
+    model = model if memory.advised is None else memory.advised.model
     memory = _learned(observation, limits, model, memory)
     wish = _wish(observation, limits, model, memory)
     memory = wish.memory
@@ -121,8 +126,42 @@ def decide(observation: Observation, limits: Limits, model: Model, memory: Memor
     memory = replace(memory, cap=cap, hot=hot, heat=heat)
 
     moved = _move(observation.now_s, min(level, ceiling), ceiling, replace(memory, looked_s=observation.now_s))
-    decision = Decision(max_hz=model.levels[moved.level].max_hz, reason=reason)
-    return decision, moved
+    max_hz = model.levels[moved.level].max_hz
+    if moved.advised is None:
+        return Decision(max_hz=max_hz, reason=reason), moved
+    advised = advice.advise(
+        observation,
+        limits,
+        moved.advised,
+        moved.decode,
+        ceiling=ceiling,
+        cap_w=cap_w,
+        is_late=moved.boost > 0,
+    )
+    if advised is not moved.advised:
+        moved = replace(moved, advised=advised)
+    return Decision(max_hz=max_hz, reason=reason, advice=advised.advice), moved
+
+
+def _on_threads(observation: Observation, model: Model, memory: Memory) -> Memory:
+    """Take note of on how many threads the daemon computes, and take what was learned over to them."""
+    before = memory.advised
+    now = advice.in_force(observation, model, before)
+    if now is before:
+        return memory
+    memory = replace(memory, advised=now)
+    if now is None or before is None or now.base is not before.base or model.threads is None:
+        return memory
+    return replace(
+        memory,
+        prefill=advice.moved(memory.prefill, model.threads.prefill, before.n_prefill, now.n_prefill),
+        decode=advice.moved(memory.decode, model.threads.decode, before.n_decode, now.n_decode),
+    )
+
+
+def _have_stood(memory: Memory, since_s: float) -> bool:
+    """Tell whether the threads have been the same since then."""
+    return memory.advised is None or memory.advised.since_s + advice.SETTLE_S <= since_s
 
 
 def _move(now_s: float, wanted: int, ceiling: int, memory: Memory) -> Memory:
@@ -270,7 +309,8 @@ def _learned(observation: Observation, limits: Limits, model: Model, memory: Mem
     """Take in a new hint: what it says of the times of both phases, and of promises that were kept or not."""
     if memory.prefill is None and model.is_calibrated:
         points = [(model.share(level.hz), level.decode_s) for level in model.levels]
-        memory = replace(memory, prefill=_prior(model), decode=phase_model.fit(points))
+        decode = advice.prior(memory.advised) or phase_model.fit(points)
+        memory = replace(memory, prefill=_prior(model), decode=decode)
     hint, before = observation.hint, memory.hint
     if hint is None:
         return replace(memory, hint=None, waiting_since_s=None, pressing=False)
@@ -364,7 +404,8 @@ def _learned_times(observation: Observation, hint: Hint, before: Hint | None, mo
     if memory.level < 0 or before is None:
         return memory
     x = model.share(observation.max_hz.get(model.lead, model.levels[memory.level].hz))
-    if hint.tpot_s is not None and _is_steady(hint, before) and memory.since_s <= before.sent_s:
+    has_stood = memory.since_s <= before.sent_s and _have_stood(memory, before.sent_s)
+    if hint.tpot_s is not None and _is_steady(hint, before) and has_stood:
         n = max(hint.n_running, 1)
         decode = memory.decode
         if decode is None:
@@ -372,7 +413,7 @@ def _learned_times(observation: Observation, hint: Hint, before: Hint | None, mo
             decode = phase_model.scaled(phase_model.fit(points), hint.tpot_s, x=x)
         return replace(memory, decode=phase_model.observe(decode, hint.tpot_s, x=x, n=n))
     start_s = memory.prompt_s
-    if start_s is None or memory.since_s > start_s or _is_same_prompt(hint, before):
+    if start_s is None or memory.since_s > start_s or _is_same_prompt(hint, before) or not _have_stood(memory, start_s):
         return memory
     passed_s = hint.sent_s - start_s
     if not before.n_prompt_tokens:

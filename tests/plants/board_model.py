@@ -10,7 +10,7 @@ import math
 import random
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -231,6 +231,11 @@ class Chip:
         self.sink_c = goal_c + (self.sink_c - goal_c) * math.exp(-passed_s / thermal.sink_s)
         goal_c = self.sink_c + soc_w * thermal.die_k_per_w
         self.die_c = goal_c + (self.die_c - goal_c) * math.exp(-passed_s / thermal.die_s)
+
+
+def without_clocks(model: levels.Model) -> levels.Model:
+    """Give what is known of a board at its highest clock where nobody can set it, as levels.fixed does."""
+    return replace(model, levels=(replace(model.levels[-1], max_hz={}),))
 
 
 def load(name: str) -> Board:

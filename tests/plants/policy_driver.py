@@ -16,11 +16,12 @@ from typing import Literal, cast
 
 from edge_rt.power import policy
 from edge_rt.power.levels import Model
-from edge_rt.power.state import Decision, Hint, Limits, Observation, Power, Work
+from edge_rt.power.state import Advice, Decision, Hint, Limits, Observation, Power, Work
 from tests.plants.governors import NEVER, Governor, Schedutil
 from tests.plants.simulator import PERIOD_S, Simulation, most_in_a_second
 
 HINT_LAG_S = 0.002
+ADVICE_LAG_S = 0.004  # from powerd over the daemon to the engine, which takes it up after its step
 _HINT_EVERY_S = 0.5
 _SETTLE_S, _IDLE_S = 0.05, 0.1  # an end is told a little later, because another request may follow
 _IDLE_PERIOD_S = 1.0
@@ -48,8 +49,11 @@ class PolicyDriver:
         on_battery: bool | None = None,
         has_meter: bool = True,
         kernel: Governor | None = None,
+        takes_advice: bool = True,
     ) -> None:
-        self._model, self._limits = model, limits
+        self._model, self._limits, self._takes_advice = model, limits, takes_advice
+        self._told: deque[tuple[float, Advice]] = deque()
+        self.advised_s: list[float] = []
         self._rng = random.Random(f"sensors {seed}")
         self._faults, self._on_battery, self._has_meter = tuple(faults), on_battery, has_meter
         self._kernel_or_none = kernel
@@ -101,6 +105,8 @@ class PolicyDriver:
             self._kernel.look(now_s, running=sim.point)
         if self._pending is not None and self._pending[0] <= now_s:
             self._cap, self._pending = self._pending[1], None
+        while self._told and self._told[0][0] <= now_s:
+            sim.advise(self._told.popleft()[1])
         if self._settle_s <= now_s:
             self._send(now_s)
         while self._hints and self._hints[0][0] <= now_s:
@@ -125,6 +131,8 @@ class PolicyDriver:
             next_s = min(next_s, self._hints[0][0])
         if self._pending is not None:
             next_s = min(next_s, self._pending[0])
+        if self._told:
+            next_s = min(next_s, self._told[0][0])
         self.next_s = next_s
 
     def _send(self, now_s: float) -> None:
@@ -144,6 +152,8 @@ class PolicyDriver:
             n_prompt_tokens=n_prompt,
             ttft_left_s=left_s,
             tpot_s=sim.tpot_s,
+            max_threads=sim.board.n_cores if self._takes_advice else 0,
+            max_batch=sim.n_parallel if self._takes_advice else 0,
             sent_s=now_s,
         )
         if not self._has_fault("hints lost", now_s):
@@ -170,12 +180,17 @@ class PolicyDriver:
             utilisation=used,
             is_on_battery=self._on_battery,
             max_hz={sim.board.domain_name: sim.board.points_hz[self._cap]},
+            advice=self._told[-1][1] if self._told else sim.advice,
         )
         decision, self._memory = policy.decide(observation, self._limits, self._model, self._memory)
         if self.keeps_decisions:
             self.decisions.append((now_s, decision))
-        wanted = self._point_of[decision.max_hz[sim.board.domain_name]]
+        wanted = self._point_of[decision.max_hz.get(sim.board.domain_name, sim.board.points_hz[-1])]
         present = self._cap if self._pending is None else self._pending[1]
+        if self._takes_advice and decision.advice != observation.advice:
+            self._told.append((now_s + ADVICE_LAG_S, decision.advice))
+            self.advised_s.append(now_s)
+            self._plan()
         if wanted != present:
             self._pending = (now_s + sim.board.transition_s, wanted)
             self.switches_s.append(now_s)
