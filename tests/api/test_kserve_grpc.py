@@ -21,6 +21,7 @@ from edge_rt.errors import ConfigError, EdgeRtError
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import ITEM_BYTES, Tensor, TensorAnswer, TensorRequest
 from tests.api.asgi import FakeTensorRuntime
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("grpc", reason="grpcio is not installed: edge_rt[grpc]")
 triton = pytest.importorskip("tritonclient.grpc.aio", reason="tritonclient[grpc] is not installed")
@@ -200,7 +201,7 @@ def test_a_call_that_is_cancelled_ends_its_inference(tmp_path: Path) -> None:
             while not runtime.n_closed:  # noqa: ASYNC110  the server hears of it some time later
                 await asyncio.sleep(0.001)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 ONE = {"name": "x", "datatype": "UINT8", "shape": [1]}

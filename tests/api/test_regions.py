@@ -31,6 +31,7 @@ from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import Tensor, TensorRegion
 from edge_rt.worker.regions import fetch, put
 from tests.api.asgi import PEER, Call, FakeTensorRuntime, app_of
+from tests.patience import PATIENCE_S
 
 UID = PEER.uid
 
@@ -290,7 +291,7 @@ def test_odd_packets_are_answered_and_leak_no_descriptor(path: Path) -> None:
     def talk() -> None:
         fds = [memfd() for _ in range(6)]
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            sock.settimeout(10)
+            sock.settimeout(PATIENCE_S)
             sock.connect(str(path))
             assert send(sock, b'{"op":"status"}') == {"regions": []}  # it has accepted the connection
             before = n_open()
@@ -358,7 +359,7 @@ def ask_for_ever(sock: socket.socket) -> None:
 def test_a_client_that_does_not_read_is_cut_off(path: Path) -> None:
     def talk() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            sock.settimeout(10)
+            sock.settimeout(PATIENCE_S)
             sock.connect(str(path))
             with pytest.raises(OSError, match=r"pipe|reset"):
                 ask_for_ever(sock)

@@ -32,6 +32,7 @@ from edge_rt.errors import BackendStepError, DeadlineError, EdgeRtError, QueueFu
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import Tensor
 from tests.api.asgi import FakeTensorRuntime
+from tests.patience import PATIENCE_S
 
 PATH = "/v2/models/eyes/infer"
 
@@ -96,13 +97,19 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
     return re.sub(rb"date: [^\r]*", b"date: now", head) + await reader.readexactly(n_bytes)
 
 
+class PatientProtocol(PeerProtocol):
+    """Sends nothing the long way because the machine is slow."""
+
+    whole_s = PATIENCE_S
+
+
 def serving(
     folder: Path,
     scenario: Callable[[Served], Awaitable[None]],
     *,
     runtime: FakeTensorRuntime | None = None,
     has_short_way: bool = True,
-    protocol: type[PeerProtocol] = PeerProtocol,
+    protocol: type[PeerProtocol] = PatientProtocol,
     keys: tuple[str, ...] = (),
     sock: socket.socket | None = None,
     **limits: Any,

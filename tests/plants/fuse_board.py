@@ -26,12 +26,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.patience import PATIENCE_S
 from tests.plants.board import Board
 from tests.plants.closed_loop import Coupling, Phase
 from tests.plants.kernel import Attribute, Link
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-_START_TIMEOUT_S = 20.0
 
 
 def why_not() -> str:
@@ -80,7 +80,7 @@ class FuseBoard:
         assert self.process.stdout is not None
         self.process.stdin.close()  # the server unmounts and ends
         try:
-            self.process.wait(_START_TIMEOUT_S)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

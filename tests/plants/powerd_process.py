@@ -15,9 +15,10 @@ from typing import Any, Self
 from edge_rt.errors import DaemonLostError, DaemonUnreachableError
 from edge_rt.power.client import HintSender, ask
 from edge_rt.power.state import Hint, Work
+from tests import patience
+from tests.patience import PATIENCE_S
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-_TIMEOUT_S = 20.0
 _HINT_S = 0.05
 
 
@@ -69,23 +70,23 @@ class Powerd:
         self._work = work
 
     def status(self) -> Mapping[str, Any]:
-        return ask(str(self.socket), "status", timeout_s=_TIMEOUT_S)
+        return ask(str(self.socket), "status", timeout_s=PATIENCE_S)
 
     def until(self, holds: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any]:
         """Ask for the status until something holds of it."""
-        deadline_s = time.monotonic() + _TIMEOUT_S
-        status: Mapping[str, Any] = {}
-        while time.monotonic() < deadline_s:
+        last: list[Mapping[str, Any]] = [{}]
+
+        def look() -> bool:
             assert self.process is not None
             assert self.process.poll() is None, f"powerd ended with {self.process.returncode}:\n{self.log}"
             try:
-                status = self.status()
-                if holds(status):
-                    return status
+                last[0] = self.status()
             except (DaemonLostError, DaemonUnreachableError):
-                pass  # it has not begun to listen
-            time.sleep(0.02)
-        raise AssertionError(f"it did not come to that: {dict(status)}\n{self.log}")
+                return False  # it has not begun to listen
+            return holds(last[0])
+
+        patience.until(look, told=lambda: f"{dict(last[0])}\n{self.log}")
+        return last[0]
 
     def steps(self, n: int = 10) -> Mapping[str, Any]:
         """Let it look and decide n more times."""
@@ -96,12 +97,12 @@ class Powerd:
         """Send a signal and wait for the end; gives the exit status."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(_TIMEOUT_S)
+        return self.process.wait(PATIENCE_S)
 
     def restore(self) -> int:
         """Do what systemd does once powerd has ended; gives the exit status."""
         command = [sys.executable, "-m", "edge_rt.power.restore", *self._where()]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_ROOT, timeout=_TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_ROOT, timeout=PATIENCE_S)
         with self._log.open("a", encoding="utf-8") as log:
             log.write(done.stderr)
         return done.returncode

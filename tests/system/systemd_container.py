@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "/opt/edge_rt/bin/python"
 _LIBRARIES = "/opt/python/lib"
@@ -33,7 +35,6 @@ _ENVIRON = {
     "LD_LIBRARY_PATH": _LIBRARIES,
 }
 _MAX_SHARES = 262144  # of the CPU; everything else has 1024 a group or task
-_BOOT_TIMEOUT_S = 40.0
 _COMMAND_TIMEOUT_S = 120.0
 
 # Nothing of a real machine's hardware or network belongs here.
@@ -192,7 +193,7 @@ class Container:
     def journal(self, unit: str) -> str:
         return self.run("journalctl", f"--unit={unit}", "--no-pager", "--output=cat").stdout
 
-    def until(self, what: str, condition: object, *, timeout_s: float = 30.0, every_s: float = 0.02) -> float:
+    def until(self, what: str, condition: object, *, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> float:
         """Wait for another machine's doings; give how long it took."""
         assert callable(condition)
         began_s = time.monotonic()
@@ -208,7 +209,7 @@ class Container:
         began_s = time.monotonic()
         while True:
             assert self._process.poll() is None, f"the container ended\n{self.console()}"
-            assert time.monotonic() - began_s < _BOOT_TIMEOUT_S, f"no boot\n{self.console()}"
+            assert time.monotonic() - began_s < PATIENCE_S, f"no boot\n{self.console()}"
             if not self.init_pid:
                 self.init_pid = _child_of(self._process.pid)
             elif self.run("systemctl", "is-active", "edge-test.target", check=False).stdout.strip() == "active":

@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,10 +19,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import patience
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 KINDS = {"sh", "sh background", "sh ci", "python"}
-READY_TIMEOUT_S = 20.0
 BLOCK_TIMEOUT_S = 120.0
 
 
@@ -81,21 +82,18 @@ def run(block: Block, page: Path, cwd: Path, environ: dict[str, str]) -> str:
 
 @contextmanager
 def background(block: Block, cwd: Path, environ: dict[str, str]) -> Iterator[None]:
-    """Keep a daemon running; it must be ready in time, and end well on SIGTERM."""
+    """Keep a daemon running; it must become ready, and end well on SIGTERM."""
     log = cwd / "background.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
             ["/bin/sh", "-eu", "-c", f"exec {block.text}"], cwd=cwd, env=environ, stdout=sink, stderr=subprocess.STDOUT
         )
     try:
-        deadline_s = time.monotonic() + READY_TIMEOUT_S
-        while "listens on" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline_s, f"not ready\n{log.read_text()}"
-            time.sleep(0.05)  # waits for another process; no clock of ours to move
+        patience.until(lambda: "listens on" in log.read_text() or process.poll() is not None, told=log.read_text)
+        assert process.poll() is None, log.read_text()
         yield
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0, log.read_text()
+        assert process.wait(PATIENCE_S) == 0, log.read_text()
     finally:
         if process.poll() is None:
             process.kill()

@@ -113,7 +113,7 @@ def test_the_limits_are_back_after_it_was_killed_or_hangs(
 ) -> None:
     before, n_before = machine.pid(SERVICE), machine.journal(SERVICE).count("is back")
     os.kill(before, number)
-    machine.until("the end", lambda: not Path(f"/proc/{before}").exists(), timeout_s=10.0)
+    machine.until("the end", lambda: not Path(f"/proc/{before}").exists())
     machine.until("the restoring", lambda: was_put_back(machine, n_before + 1))
     machine.until("a new one", lambda: machine.pid(SERVICE) not in (0, before))
     machine.until("work as before", lambda: is_lower(board))

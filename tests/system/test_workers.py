@@ -22,10 +22,10 @@ from edge_rt.errors import BackendLoadError, ShuttingDownError, WorkerLostError
 from edge_rt.runtime import Runtime
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import Chunk, GenerateRequest, Message
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 
-PATIENCE_S = 60.0  # a test that hangs fails; no speed is judged by it
 SLOW = "step_s=0.02"
 
 

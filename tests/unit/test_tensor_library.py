@@ -24,11 +24,10 @@ from edge_rt.errors import (
 from edge_rt.power.calibration import write
 from edge_rt.tensor_library import TensorModel
 from edge_rt.tensor_types import MediaAnswer, MediaRequest
+from tests.patience import PATIENCE_S
 from tests.system.test_tensor_workers import BATCHING, MANIFEST, STATE
 from tests.unit.engine.tensor_sessions import STATEFUL, alone, rows
 from tests.unit.power.test_calibration import FOUND
-
-TIMEOUT_S = 20.0
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def test_threads_share_a_model(load: Callable[..., TensorModel]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(TIMEOUT_S)
+        thread.join(PATIENCE_S)
     assert wrong == []
     assert model.stats().rows_total == 16
 

@@ -213,7 +213,7 @@ def test_silent_server_counts_as_a_cut(tmp_path: Path) -> None:
     until = threading.Event()
     with FileServer(CONTENT, stall(70_000, until)) as server:
         try:
-            pull = Fetch(tmp_path, f"{server.url}/m.gguf", read_timeout_s=0.2)
+            pull = Fetch(tmp_path, f"{server.url}/m.gguf", read_timeout_s=1.0)
             assert pull.run() == SHA256
         finally:
             until.set()

@@ -16,9 +16,9 @@ import pytest
 from edge_rt.devices.base import Reading
 from edge_rt.devices.meters import Sample
 from edge_rt.devices.serial_meter import SerialMeter, Spec, open_serial, parse_spec
+from tests import patience
+from tests.patience import PATIENCE_S
 from tests.unit.devices.test_tc66 import answer
-
-_DEADLINE_S = 20.0
 
 
 @contextmanager
@@ -36,13 +36,15 @@ def plugged() -> Iterator[tuple[int, str]]:
 
 def until(meter: SerialMeter, holds: Callable[[Reading[Sample]], bool]) -> Reading[Sample]:
     """Read until it holds; what comes from another thread and the kernel has no fake clock."""
-    deadline_s = time.monotonic() + _DEADLINE_S
-    while time.monotonic() < deadline_s:
-        reading = meter.read(time.monotonic())
-        if holds(reading):
-            return reading
-        threading.Event().wait(0.01)
-    raise AssertionError(f"it stays {reading}")
+    last = [meter.read(time.monotonic())]
+
+    def look() -> Reading[Sample] | None:
+        last[0] = meter.read(time.monotonic())
+        return last[0] if holds(last[0]) else None
+
+    found = patience.until(look, told=lambda: last[0])
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -87,13 +89,10 @@ def test_lines_on_a_real_port_and_their_mean() -> None:
         meter = open_serial(f"serial:{port}:lines")
         try:
             # The dialogue begins when the port is open, and what was written before is lost.
-            while meter.read(time.monotonic()).value is None:
-                os.write(device, b"V=5.0 I=0.5 P=2.5\n")
-                threading.Event().wait(0.01)
-            reading = until(meter, lambda r: r.value is not None)
+            reading = until(meter, lambda r: r.value is not None or not os.write(device, b"V=5.0 I=0.5 P=2.5\n"))
             assert reading.value is not None
             assert reading.value.power_w == pytest.approx(2.5)
-            assert reading.value.age_s < _DEADLINE_S
+            assert reading.value.age_s < PATIENCE_S
             assert (meter.boundary, meter.quality, meter.name) == ("board", "measured", f"lines {port}")
             os.write(device, b"P=4\nP=6\n")
             until(meter, lambda r: r.value is not None and r.value.power_w in (4.0, 5.0, 6.0))
@@ -106,10 +105,11 @@ def test_zero_watts_are_unknown() -> None:
     with plugged() as (device, port):
         meter = open_serial(f"serial:{port}:lines")
         try:
-            while (reading := meter.read(time.monotonic())).reason != "tells 0 W for a board that runs":
-                assert reading.value is None
-                os.write(device, b"P=0.0\n")
-                threading.Event().wait(0.01)
+            zero = "tells 0 W for a board that runs"
+            reading = until(
+                meter, lambda r: r.value is not None or r.reason == zero or not os.write(device, b"P=0.0\n")
+            )
+            assert (reading.value, reading.reason) == (None, zero)
         finally:
             meter.close()
 
@@ -139,11 +139,7 @@ def _with_name(names: list[str]) -> SerialMeter:
 
 
 def _say(device: int, meter: SerialMeter) -> None:
-    deadline_s = time.monotonic() + _DEADLINE_S
-    while meter.read(time.monotonic()).value is None:
-        assert time.monotonic() < deadline_s, meter.read(time.monotonic())
-        os.write(device, b"P=1.5\n")
-        threading.Event().wait(0.02)
+    until(meter, lambda r: r.value is not None or not os.write(device, b"P=1.5\n"))
 
 
 def test_a_port_that_is_not_there_is_unknown_with_a_reason() -> None:
@@ -188,7 +184,7 @@ def test_a_value_ages_and_is_unknown_after_three_periods() -> None:
     script = [(1.0, 2.0), (6.0,)]
     meter = SerialMeter("m", NoPort, lambda: Scripted(script, done), clock=lambda: now_s[0])  # type: ignore[arg-type,return-value]
     try:
-        assert done.wait(_DEADLINE_S)
+        assert done.wait(PATIENCE_S)
         fresh, again, late = meter.read(100.1), meter.read(100.25), meter.read(100.4)
     finally:
         meter.close()

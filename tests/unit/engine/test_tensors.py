@@ -22,9 +22,9 @@ from edge_rt.errors import (
     ShuttingDownError,
 )
 from tests.fakes import FakeClock
+from tests.patience import PATIENCE_S
 from tests.unit.engine.tensor_sessions import STATEFUL, Heard, WatchedSession, alone, call, rows, session
 
-TIMEOUT_S = 20.0
 STATE = (StateTensor(input="s", output="t", shape=(1, 8)),)
 
 
@@ -409,7 +409,7 @@ def test_many_threads_each_get_their_own_answers(max_runs: int) -> None:
             sink = _Waited(done)
             value = number * 1000 + i
             target.submit(call(f"{value}", value), sink)
-            assert done.wait(TIMEOUT_S)
+            assert done.wait(PATIENCE_S)
             if sink.outputs is None or not np.array_equal(sink.outputs["y"], alone("", {"x": rows(value)})["y"]):
                 wrong.append(value)
 
@@ -417,9 +417,9 @@ def test_many_threads_each_get_their_own_answers(max_runs: int) -> None:
     for thread in clients:
         thread.start()
     for thread in clients:
-        thread.join(TIMEOUT_S)
+        thread.join(PATIENCE_S)
     target.stop(0.0)
-    runner.join(TIMEOUT_S)
+    runner.join(PATIENCE_S)
     assert not runner.is_alive()
     assert wrong == []
     assert target.stats().rows_total == 240
@@ -463,7 +463,7 @@ def test_no_more_runs_at_a_time_than_the_session_takes() -> None:
         with lock:
             inside += 1
             most = max(most, inside)
-        both.wait(TIMEOUT_S)  # so two do compute at a time
+        both.wait(PATIENCE_S)  # so two do compute at a time
         with lock:
             inside -= 1
 
@@ -480,9 +480,9 @@ def test_no_more_runs_at_a_time_than_the_session_takes() -> None:
     for thread in callers:
         thread.start()
     for thread in callers:
-        thread.join(TIMEOUT_S)
+        thread.join(PATIENCE_S)
     target.stop(0.0)
-    runner.join(TIMEOUT_S)
+    runner.join(PATIENCE_S)
     assert (most, len(watched.runs)) == (2, 20)
 
 

@@ -7,8 +7,7 @@ from edge_rt.worker import channel
 from edge_rt.worker.channel import FrameReader, FromWorker, Load, encode
 from edge_rt.worker.main import serve
 from edge_rt.worker.own_end import WorkerChannel
-
-TIMEOUT_S = 10.0
+from tests.patience import PATIENCE_S
 
 
 def first_answer(message: channel.ToWorker) -> tuple[FromWorker | None, list[int]]:
@@ -18,7 +17,7 @@ def first_answer(message: channel.ToWorker) -> tuple[FromWorker | None, list[int
     with ours, theirs:
         thread = threading.Thread(target=lambda: status.append(serve(WorkerChannel(theirs))))
         thread.start()
-        ours.settimeout(TIMEOUT_S)
+        ours.settimeout(PATIENCE_S)
         ours.sendall(encode(message))
         if isinstance(message, Load):
             reader: FrameReader[FromWorker] = FrameReader(FromWorker)
@@ -28,7 +27,7 @@ def first_answer(message: channel.ToWorker) -> tuple[FromWorker | None, list[int
             answer: FromWorker | None = answers[0]
         else:
             answer = None
-        thread.join(TIMEOUT_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     return answer, status
 

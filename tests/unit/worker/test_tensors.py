@@ -31,9 +31,10 @@ from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, TensorLoad
 from edge_rt.worker.own_end import WorkerChannel
 from edge_rt.worker.tensors import Service, serve
+from tests.patience import PATIENCE_S, until
 from tests.unit.engine.tensor_sessions import STATEFUL, WatchedSession, alone, rows, session
 from tests.unit.engine.test_tensors import STATE
-from tests.unit.worker.test_tokens import TIMEOUT_S, Parent
+from tests.unit.worker.test_tokens import Parent
 
 NULL = Load(model="m", variant="", path="", quant="none", backend="null", n_ctx=0, tensor=TensorLoad(max_batch=4))
 
@@ -65,7 +66,7 @@ def served(
         thread.start()
         yield Parent(ours), results
         engine.stop(0)
-        thread.join(TIMEOUT_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
         out.flush()
 
@@ -85,10 +86,7 @@ def failure(message: channel.FromWorker | None) -> Any:
 
 def ended(results: list[bool]) -> None:
     """Wait until the service has ended by itself."""
-    waited = threading.Event()
-    for _ in range(int(TIMEOUT_S * 1000)):
-        if results or waited.wait(0.001):
-            return
+    until(lambda: results)
 
 
 def test_a_request_is_answered_with_the_models_outputs() -> None:
@@ -205,9 +203,9 @@ def test_a_cancelled_pipeline_stops_at_its_next_inference_and_says_nothing() -> 
 
     with served(session(), FakePipeline(run)) as (parent, _):
         parent.send(channel.Look(media("endless")))
-        assert begun.wait(TIMEOUT_S)
+        assert begun.wait(PATIENCE_S)
         parent.send(channel.Cancel("endless"))
-        assert ended.wait(TIMEOUT_S)
+        assert ended.wait(PATIENCE_S)
         parent.infer(tensors("next"))
         message = parent.skip_figures()
         assert isinstance(message, channel.Inferred)
@@ -219,7 +217,7 @@ def test_what_waits_for_a_clerk_can_be_cancelled() -> None:
 
     def run(request: MediaRequest, infer: Infer) -> MediaAnswer:
         seen.append(request.id)
-        go_on.wait(TIMEOUT_S)
+        go_on.wait(PATIENCE_S)
         return MediaAnswer(task="fake")
 
     with served(session(), FakePipeline(run)) as (parent, _):
@@ -237,14 +235,14 @@ def test_shutdown_lets_pipelines_finish_and_then_refuses() -> None:
 
     def run(request: MediaRequest, infer: Infer) -> MediaAnswer:
         begun.set()
-        go_on.wait(TIMEOUT_S)
+        go_on.wait(PATIENCE_S)
         infer({"x": rows(1)})
         return MediaAnswer(task="fake")
 
     with served(session(), FakePipeline(run)) as (parent, results):
         parent.send(channel.Look(media("r")))
-        assert begun.wait(TIMEOUT_S)
-        parent.send(channel.Shutdown(TIMEOUT_S))
+        assert begun.wait(PATIENCE_S)
+        parent.send(channel.Shutdown(PATIENCE_S))
         go_on.set()
         assert isinstance(parent.skip_figures(), channel.Found)
         ended(results)
@@ -256,13 +254,13 @@ def test_shutdown_without_time_ends_at_once() -> None:
 
     def run(request: MediaRequest, infer: Infer) -> MediaAnswer:
         begun.set()
-        go_on.wait(TIMEOUT_S)
+        go_on.wait(PATIENCE_S)
         infer({"x": rows(1)})
         return MediaAnswer(task="fake")
 
     with served(session(), FakePipeline(run)) as (parent, results):
         parent.send(channel.Look(media("r")))
-        assert begun.wait(TIMEOUT_S)
+        assert begun.wait(PATIENCE_S)
         parent.send(channel.Shutdown(0.0))
         ended(results)
         go_on.set()
@@ -287,7 +285,7 @@ def serving(load: Load, **fakes: Any) -> Iterator[tuple[Parent, list[int]]]:
         thread = threading.Thread(target=lambda: statuses.append(serve(out, load, tensor, lambda: 7, **fakes)))
         thread.start()
         yield Parent(ours), statuses
-        thread.join(TIMEOUT_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 

@@ -21,10 +21,10 @@ from edge_rt.worker.channel import FrameReader, FromWorker, Load, ToWorker, enco
 from edge_rt.worker.own_end import WorkerChannel
 from edge_rt.worker.service import STATS_INTERVAL_S
 from edge_rt.worker.tokens import Engine, Service, load_session, serve
+from tests.patience import PATIENCE_S
 from tests.unit.worker.fake_child import LAST, request
 
 NULL = Load(model="m", variant="", path="", quant="none", backend="null", n_ctx=64, n_seq_max=2, memory_margin_bytes=50)
-TIMEOUT_S = 10.0
 
 
 class FakeEngine:
@@ -40,7 +40,7 @@ class FakeEngine:
         self._stop = threading.Event()
 
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
-        self.may_submit.wait(TIMEOUT_S)
+        self.may_submit.wait(PATIENCE_S)
         if request.prompt == "odd":
             raise KeyError("odd")
         self.sinks[request.id] = sink
@@ -59,7 +59,7 @@ class FakeEngine:
         return self.figures
 
     def run(self) -> None:
-        self._stop.wait(TIMEOUT_S)
+        self._stop.wait(PATIENCE_S)
         if self.crash is not None:
             raise self.crash
 
@@ -68,14 +68,14 @@ class FakeEngine:
         self._stop.set()
 
     def heard(self) -> str:
-        return self.calls.get(timeout=TIMEOUT_S)
+        return self.calls.get(timeout=PATIENCE_S)
 
 
 class Parent:
     """The front process' end of the channel, blocking."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(TIMEOUT_S)
+        sock.settimeout(PATIENCE_S)
         self.sock = sock
         self._reader: FrameReader[FromWorker] = FrameReader(FromWorker)
         self._ready: list[FromWorker] = []
@@ -112,7 +112,7 @@ def served(engine: FakeEngine, clock: Callable[[], float] | None = None) -> Iter
         thread.start()
         yield Parent(ours), results
         engine.stop(0)
-        thread.join(TIMEOUT_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
         out.flush()
 
@@ -252,7 +252,7 @@ def serving(
         thread.start()
         parent = Parent(ours)
         yield parent, status
-        thread.join(TIMEOUT_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 
