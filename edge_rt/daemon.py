@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from edge_rt import held_signals, telemetry
+from edge_rt import held_signals, logs, telemetry
 from edge_rt.answering import Answering
 from edge_rt.api import listen
 from edge_rt.api.app import build_app
@@ -73,7 +73,7 @@ def run(
     """
     environ = os.environ if environ is None else environ
     config = loaded.config
-    telemetry.configure_logging(config.log.level, config.log.format)
+    logs.configure(config.log.level, config.log.format)
     _allow_descriptors(loaded)
     memory.keep_freed(_KEPT_BYTES)
     api_keys = _api_keys(loaded)

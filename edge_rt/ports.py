@@ -13,7 +13,7 @@ from edge_rt.catalog.manifest import Asset, Manifest, Variant
 from edge_rt.chains import ChainEvents
 from edge_rt.errors import ModelFormatError
 from edge_rt.scheduler.placed_model import DispatchEvents
-from edge_rt.scheduler.residency import ModelWorker, ResidencyEvents
+from edge_rt.scheduler.slots import ModelWorker, ResidencyEvents
 from edge_rt.types import Energy, Timings, Usage
 from edge_rt.worker.channel import Load
 from edge_rt.worker.spawn import spawn

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from edge_rt import telemetry
+from edge_rt import logs, telemetry
 from edge_rt.api.app import build_app
 from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api
@@ -110,7 +110,7 @@ class Reloader:
         now.server.use(app, ShortWay(now.api, access_log=found.config.server.access_log))
         if now.grpc is not None:
             now.grpc.use(now.api)
-        telemetry.configure_logging(found.config.log.level, found.config.log.format)
+        logs.configure(found.config.log.level, found.config.log.format)
         _tell(found)
         restart = found.keys("restart")
         return f"needs a restart: {', '.join(restart)}" if restart else ""

@@ -48,7 +48,8 @@ from edge_rt.scheduler.forms import Placement, files_key
 from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.scheduler.probes import Probes, make_probes
 from edge_rt.scheduler.profile import Profile
-from edge_rt.scheduler.residency import ModelWorker, Residency
+from edge_rt.scheduler.residency import Residency
+from edge_rt.scheduler.slots import ModelWorker
 from edge_rt.scheduler.status import ModelStatus, activity
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
 from edge_rt.types import Chunk, GenerateRequest

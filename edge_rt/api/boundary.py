@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from edge_rt import telemetry
+from edge_rt import logs, telemetry
 from edge_rt.api.callers import ApiKeys, tenant
 from edge_rt.api.endpoint import Endpoint
 from edge_rt.api.exchange import HUNG_UP, OPEN_PATHS, Exchange, Ledger, told
@@ -45,7 +45,7 @@ class Boundary:
             raise RuntimeError(f"the API speaks HTTP, not {scope['type']}")
         state: dict[str, Any] = scope.setdefault("state", {})
         exchange = self._ledger.begin(scope["headers"], state.get("peer"))
-        telemetry.request_id.set(exchange.request_id)  # the request's task has a context of its own
+        logs.request_id.set(exchange.request_id)  # the request's task has a context of its own
         scope["app"] = self  # makes the router raise for unknown paths and methods instead of answering itself
 
         async def observed(message: Message) -> None:

@@ -19,7 +19,8 @@ from edge_rt.api import schemas
 from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.cache import admin
-from edge_rt.cache.store import Meta, Store
+from edge_rt.cache.entries import Meta
+from edge_rt.cache.store import Store
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 
 _JSON: Final = "application/json"

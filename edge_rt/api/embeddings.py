@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edge_rt import telemetry
+from edge_rt import logs
 from edge_rt.api import media_wire as wire
 from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
@@ -91,7 +91,7 @@ class _Embedding:
         try:
             return await self._api.runtime.look(
                 MediaRequest(
-                    id=telemetry.request_id.get(),
+                    id=logs.request_id.get(),
                     model=self._model,
                     data=text.encode("utf-8", "surrogatepass"),
                     tenant=self._tenant,

@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from edge_rt import telemetry
+from edge_rt import logs
 from edge_rt.api import kserve_models as models
 from edge_rt.api import kserve_wire as wire
 from edge_rt.api import listen
@@ -154,7 +154,7 @@ class GrpcServer:
 
         async def observed(raw: bytes, context: Context) -> bytes:
             started_s = time.monotonic()
-            telemetry.request_id.set(uuid.uuid4().hex)
+            logs.request_id.set(uuid.uuid4().hex)
             status, outcome, code = 499, "hung_up", "CANCELLED"  # unless something else is known below
             try:
                 answered = await answer(raw, context)
@@ -268,7 +268,7 @@ class GrpcServer:
                 regions[output.name] = leases.enter_context(self._api.lease(part, None))
         wished = wishes(", ".join(_metadata(context, "cache-control")))
         return TensorRequest(
-            id=telemetry.request_id.get(),
+            id=logs.request_id.get(),
             model=asked.model_name,
             variant=variant,
             inputs=tuple(inputs),

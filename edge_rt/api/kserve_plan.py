@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import UNSET
 
-from edge_rt import telemetry
+from edge_rt import logs
 from edge_rt.api import kserve_wire as wire
 from edge_rt.api.schemas import decode_with
 from edge_rt.errors import EdgeRtError
@@ -66,7 +66,7 @@ class Plan:
     ) -> TensorRequest:
         options = self.options
         return TensorRequest(
-            id=telemetry.request_id.get(),
+            id=logs.request_id.get(),
             model=model,
             variant=variant,
             inputs=inputs,

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edge_rt import telemetry
+from edge_rt import logs
 from edge_rt.api import media_wire as wire
 from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
@@ -153,7 +153,7 @@ def _media_request(
         )
         raise InvalidRequestError(param="file", problem=problem)
     return MediaRequest(
-        id=telemetry.request_id.get(),
+        id=logs.request_id.get(),
         model=model,
         data=files["file"],
         reference=files.get("reference", b""),

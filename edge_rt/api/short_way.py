@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
 from typing import Final, Protocol
 
-from edge_rt import telemetry
+from edge_rt import logs
 from edge_rt.api.callers import Peer, tenant
 from edge_rt.api.context import Api
 from edge_rt.api.exchange import HUNG_UP, Exchange, Ledger, told
@@ -227,14 +227,14 @@ class ShortRequest:
         """Run it, now that its body is whole, and write its answer, whatever becomes of it."""
         self._connection = connection
         self._way.n_arriving_bytes -= self._head.held_bytes
-        token = telemetry.request_id.set(self._exchange.request_id)
+        token = logs.request_id.set(self._exchange.request_id)
         try:
             if not self._begin_now():
                 connection.spawn(self._answer(None))
         except Exception as exc:  # noqa: BLE001  the request boundary: nothing may end without an answer
             connection.spawn(self._answer(exc))
         finally:
-            telemetry.request_id.reset(token)
+            logs.request_id.reset(token)
 
     # Without a task.
 
@@ -265,7 +265,7 @@ class ShortRequest:
     def _ended(self, reply: TensorAnswer | EdgeRtError | TensorRequest) -> None:
         self._drop = None
         self._hang_ups.remove(self.hung_up)
-        token = telemetry.request_id.set(self._exchange.request_id)
+        token = logs.request_id.set(self._exchange.request_id)
         try:
             if isinstance(reply, TensorAnswer):
                 headers, parts = written(self._plan, self._head.model, reply)
@@ -282,7 +282,7 @@ class ShortRequest:
         except Exception as exc:  # noqa: BLE001  as above
             self._connection.spawn(self._answer(exc))
         finally:
-            telemetry.request_id.reset(token)
+            logs.request_id.reset(token)
 
     async def _finish(self, headers: Headers, parts: Sequence[Data]) -> None:
         try:
@@ -303,7 +303,7 @@ class ShortRequest:
     async def _answer(self, error: Exception | None, request: TensorRequest | None = None) -> None:
         """Answer with an error, or with what an inference gives: of request, or of the body."""
         exchange = self._exchange
-        telemetry.request_id.set(exchange.request_id)  # the task has a context of its own
+        logs.request_id.set(exchange.request_id)  # the task has a context of its own
         try:
             if error is not None:
                 raise error

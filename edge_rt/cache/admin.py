@@ -10,7 +10,8 @@ import msgspec
 
 from edge_rt.cache import stored
 from edge_rt.cache.admission import age_s
-from edge_rt.cache.store import Found, Meta, Store
+from edge_rt.cache.entries import Found, Meta
+from edge_rt.cache.store import Store
 from edge_rt.errors import CacheEntryNotFoundError, InvalidRequestError, UnsupportedFeatureError
 
 MIN_KEY_DIGITS: Final = 6

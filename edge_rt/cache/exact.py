@@ -19,8 +19,9 @@ from typing import Protocol
 
 from edge_rt.cache import admission, stored
 from edge_rt.cache.admission import Decision
+from edge_rt.cache.entries import Meta, StoreEvents
 from edge_rt.cache.key import Identity, answer_key, partition_key, question
-from edge_rt.cache.store import Meta, Store, StoreEvents
+from edge_rt.cache.store import Store
 from edge_rt.cache.stored import Recorder, StoredAnswer
 from edge_rt.config import Cache
 from edge_rt.types import CacheState, GenerateRequest

@@ -21,9 +21,10 @@ from typing import Final
 import msgspec
 
 from edge_rt.cache import admission
+from edge_rt.cache.entries import Found, Meta
 from edge_rt.cache.exact import CacheEvents
 from edge_rt.cache.frames import N_BITS, distance, frame_hash
-from edge_rt.cache.store import Found, Meta, Store
+from edge_rt.cache.store import Store
 from edge_rt.cache.tensor_flights import TensorFlights
 from edge_rt.config import Cache
 from edge_rt.errors import NotCachedError

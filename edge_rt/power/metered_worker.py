@@ -25,7 +25,7 @@ _NUMBERS: Final = count(1)
 
 
 class Worker(Protocol):
-    """What is metered; scheduler.residency.ModelWorker has the same."""
+    """What is metered; scheduler.slots.ModelWorker has the same."""
 
     @property
     def pid(self) -> int | None: ...

@@ -9,7 +9,7 @@ from edge_rt.catalog.manifest import Manifest
 from edge_rt.liveness import Activity
 from edge_rt.scheduler.forms import Placement
 from edge_rt.scheduler.queue import Queue
-from edge_rt.scheduler.residency import Slot, State
+from edge_rt.scheduler.slots import Slot, State
 from edge_rt.tensor_types import TensorModelInfo
 from edge_rt.types import EngineStats, ModelInfo
 

@@ -14,7 +14,8 @@ import pytest
 from edge_rt.api.callers import Peer
 from edge_rt.api.context import Api
 from edge_rt.cache import stored
-from edge_rt.cache.store import Meta, Store
+from edge_rt.cache.entries import Meta
+from edge_rt.cache.store import Store
 from edge_rt.cache.stored import StoredAnswer
 from edge_rt.config import Config
 from edge_rt.telemetry import Telemetry

@@ -10,7 +10,7 @@ from typing import TextIO
 
 import pytest
 
-from edge_rt import telemetry
+from edge_rt import logs
 from edge_rt.journal import is_journal, priority
 
 
@@ -52,7 +52,7 @@ def test_priority(level: int, number: int) -> None:
 @pytest.mark.usefixtures("_root_logger")
 @pytest.mark.parametrize(("style", "start"), [("text", "<3>error x: failed"), ("json", '<3>{"time_s":')])
 def test_every_line_of_a_record_has_its_priority(stream: TextIO, style: str, start: str) -> None:
-    telemetry.configure_logging("info", style, stream=stream, environ=environ_of(stream))  # type: ignore[arg-type]
+    logs.configure("info", style, stream=stream, environ=environ_of(stream))  # type: ignore[arg-type]
     try:
         raise ValueError("two\nlines")
     except ValueError:
@@ -67,7 +67,7 @@ def test_every_line_of_a_record_has_its_priority(stream: TextIO, style: str, sta
 
 @pytest.mark.usefixtures("_root_logger")
 def test_elsewhere_lines_have_their_time_instead(stream: TextIO) -> None:
-    telemetry.configure_logging("info", "text", stream=stream, environ={})
+    logs.configure("info", "text", stream=stream, environ={})
     logging.getLogger("x").info("well")
     stream.seek(0)
     assert re.match(r"\d{4}-\d\d-\d\dT", stream.read())

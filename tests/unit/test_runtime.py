@@ -35,7 +35,7 @@ from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.power.state import Hint
 from edge_rt.power.workload import Workload
 from edge_rt.runtime import Runtime
-from edge_rt.scheduler.residency import ModelWorker
+from edge_rt.scheduler.slots import ModelWorker
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import Tensor, TensorRequest
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, Origin

@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-import io
-import json
-import logging
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge_rt import telemetry
 from edge_rt.power.monitor import PowerNow
 from edge_rt.telemetry import METRICS, STEP_ROWS_BOUNDS, Telemetry
 from edge_rt.types import Energy, EngineStats, Timings, Usage
@@ -149,42 +144,6 @@ def test_two_registries_do_not_clash() -> None:
     first, second = Telemetry(), Telemetry()
     first.worker_restarted("m")
     assert ("edge_rt_worker_restarts_total", (("model", "m"),)) not in samples(second)
-
-
-@pytest.fixture
-def _root_logger() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
-@pytest.mark.usefixtures("_root_logger")
-def test_text_log_is_one_line_with_its_extras() -> None:
-    stream = io.StringIO()
-    telemetry.configure_logging("info", "text", stream=stream)
-    logging.getLogger("x").info("two\nlines %d", 7, extra={"uid": 1000, "gid": None})
-    logging.getLogger("x").debug("not shown")
-    line = stream.getvalue()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d info x: two\\nlines 7 uid=1000\n", line)
-
-
-@pytest.mark.usefixtures("_root_logger")
-def test_json_log_carries_the_request_id_and_the_traceback() -> None:
-    stream = io.StringIO()
-    telemetry.configure_logging("debug", "json", stream=stream)
-    token = telemetry.request_id.set("abc")
-    try:
-        raise ValueError("boom")
-    except ValueError:
-        logging.getLogger("x").exception("failed", extra={"path": STATS})
-    finally:
-        telemetry.request_id.reset(token)
-    entry = json.loads(stream.getvalue())
-    assert entry["request_id"] == "abc"
-    assert entry["level"] == "error"
-    assert "ValueError: boom" in entry["traceback"]
 
 
 def test_energy_is_counted_by_phase() -> None:

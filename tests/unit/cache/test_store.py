@@ -18,7 +18,8 @@ import pytest
 
 from edge_rt.cache import store as store_module
 from edge_rt.cache.disk import Disk
-from edge_rt.cache.store import RETRY_S, Meta, Store
+from edge_rt.cache.entries import Meta
+from edge_rt.cache.store import RETRY_S, Store
 from edge_rt.errors import CacheStoreError
 from tests.fakes import FakeClock
 
@@ -378,7 +379,8 @@ def test_that_what_another_process_removed_is_no_error(opened: Opener, tmp_path:
 _CHILD = """
 import os, sys
 from pathlib import Path
-from edge_rt.cache.store import Meta, Store
+from edge_rt.cache.entries import Meta
+from edge_rt.cache.store import Store
 store = Store.open(Path(sys.argv[1]), max_bytes=64 * 2**20, max_value_bytes=2**20)
 for n in range(100_000):
     meta = Meta(kind="answer", model="m", created_at_s=1000.0 + n)

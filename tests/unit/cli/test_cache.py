@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edge_rt.cache import stored
-from edge_rt.cache.store import Meta, Store
+from edge_rt.cache.entries import Meta
+from edge_rt.cache.store import Store
 from edge_rt.cache.stored import StoredAnswer
 from edge_rt.cli import main
 

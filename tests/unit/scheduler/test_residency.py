@@ -19,7 +19,8 @@ from edge_rt.errors import (
     ShuttingDownError,
     WorkerLostError,
 )
-from edge_rt.scheduler.residency import FAILED_PAUSE_S, TURN_S, Residency, Slot, pick_victim
+from edge_rt.scheduler.residency import FAILED_PAUSE_S, TURN_S, Residency
+from edge_rt.scheduler.slots import Slot, pick_victim
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
 from edge_rt.worker.supervisor import WorkerEvents
 from tests import virtual_time
