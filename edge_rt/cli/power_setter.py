@@ -58,5 +58,24 @@ def _powerd(status: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: up to {in_force / 1e9:.2f} GHz" + (
                 f", {wanted / 1e9:.2f} GHz wanted" if abs(wanted - in_force) > 1e3 else ""
             )
+    yield from _advice(status)
     for fault in status.get("faults", ()):
         yield f"fails: {fault}"
+
+
+def _advice(status: Mapping[str, Any]) -> Iterator[str]:
+    """Say what the daemon is advised, and whether it works by it."""
+    advice = status.get("advice")
+    if not isinstance(advice, dict):
+        return
+    parts = [
+        f"{phase} on {n} thread{'s' if n != 1 else ''}"
+        for phase, n in (("prefill", advice.get("n_prefill_threads")), ("decode", advice.get("n_decode_threads")))
+        if n is not None
+    ]
+    if (n := advice.get("max_batch")) is not None:
+        parts.append(f"{n} answer{'s' if n != 1 else ''} together at most")
+    if parts:
+        is_shown = "shown only" if status.get("state") == "dry-run" else "nobody at work takes it"
+        is_taken = status.get("takes_advice") and status.get("state") == "acting"
+        yield f"advises {', '.join(parts)}" + ("" if is_taken else f" ({is_shown})")

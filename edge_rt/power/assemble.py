@@ -76,9 +76,10 @@ class Chooser:
         return decision
 
     def _built(self, domains: Sequence[Domain]) -> levels.Model | None:
-        if all(domain.kind != "cpu" for domain in domains):
-            return None
         known = self._calibrated
+        if all(domain.kind != "cpu" for domain in domains):
+            # Without a clock to set there are the threads, where a calibration knows them.
+            return levels.fixed(known) if known is not None and known.threads else None
         model = levels.calibrated(domains, known) if known is not None else None
         if model is not None:
             return model

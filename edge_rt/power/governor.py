@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal, Protocol
 
 from edge_rt.power.actuators import Actuators, Applied
 from edge_rt.power.sensing import Sensing
-from edge_rt.power.state import Decision, Domain, Hint, Limits, Observation, Work
+from edge_rt.power.state import Advice, Decision, Domain, Hint, Limits, Observation, Work
 
 HINT_S: Final = 2.0  # an older hint says nothing of now
 _SAFE_SHARE: Final = 0.6  # of the highest clock, where nothing is known: about half of the power on most chips
@@ -35,7 +36,10 @@ def safe(domains: Sequence[Domain]) -> Decision:
 
 
 def merge(hints: Sequence[Hint], now_s: float) -> Hint | None:
-    """Join what several daemons said to one hint; None if none of it is fresh. Pure."""
+    """Join what several daemons said to one hint; None if none of it is fresh. Pure.
+
+    Several that work take no advice: how fast each is on how many threads depends on the others'.
+    """
     fresh = [hint for hint in hints if now_s - hint.sent_s <= HINT_S]
     if len(fresh) <= 1:
         return fresh[0] if fresh else None
@@ -86,6 +90,11 @@ class Governor:
         return "stopped" if self.stopped_by else "dry-run" if self.is_dry else "acting"
 
     @property
+    def advice(self) -> Advice:
+        """What the daemon is told: nothing while this does not act. In a dry run it is told, to be shown only."""
+        return Advice() if self.stopped_by else self.decision.advice
+
+    @property
     def is_busy(self) -> bool:
         """Tell whether the daemon works, so that a look is due soon again."""
         return self._hint is not None and self._hint.work != "idle"
@@ -96,6 +105,8 @@ class Governor:
         self._hint = merge(hints, now_s)
         self.applied = self.actuators.look(now_s)
         self.observation = self.sensing.observe(now_s, self._hint, self.actuators.max_hz())
+        if not self.is_dry and self._hint is not None and self._hint.max_threads:
+            self.observation = replace(self.observation, advice=self.advice)
         self._tell(self.applied)
         if self.stopped_by:
             return
@@ -135,8 +146,6 @@ class Governor:
 
     def _decide(self, observation: Observation, limits: Limits) -> Decision:
         domains = self.actuators.domains
-        if not domains:
-            return Decision(max_hz={}, reason="no clock can be set")
         try:
             if domains != self._domains:
                 self.policy.domains_changed(domains)

@@ -214,6 +214,7 @@ class Powerd:
                 next_s = min(next_s, stepped_s + _EVENT_S)
             if now_s >= next_s:
                 self._step(now_s, clients.hints())
+                clients.advise(self.governor.advice, is_dry=self.governor.is_dry, now_s=now_s)
                 interval_s = self.settings.interval_s if self.governor.is_busy else _IDLE_S
                 stepped_s, next_s = now_s, max(next_s + interval_s, self.clock())
             if now_s >= watchdog_s:

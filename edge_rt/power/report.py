@@ -38,7 +38,8 @@ def report(
             for name, hz in list(in_force.items())[:_MAX_DOMAINS]
         },
         "n_clocks": len(in_force),
-        "advice": asdict(decision.advice),
+        "advice": asdict(governor.advice),
+        "takes_advice": hint is not None and hint.max_threads > 0,
         "work": hint.work if hint is not None else None,
         "n_running": hint.n_running if hint is not None else None,
         "n_waiting": hint.n_waiting if hint is not None else None,

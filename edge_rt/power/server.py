@@ -14,12 +14,22 @@ import socket
 import stat
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError
-from edge_rt.power.state import Hint
-from edge_rt.power.wire import MAX_BYTES, Ask, AskPower, BadMessageError, Cap, decode, encode
+from edge_rt.power.state import Advice, Hint
+from edge_rt.power.wire import (
+    MAX_BYTES,
+    Ask,
+    AskPower,
+    BadMessageError,
+    Cap,
+    TakesAdvice,
+    decode,
+    encode,
+    encode_advice,
+)
 
 MAX_CLIENTS: Final = 32
 MAX_CLIENTS_PER_UID: Final = 8
@@ -32,6 +42,7 @@ _MAX_BARRED: Final = 64
 _AT_ONCE: Final = 32  # of one client, then it is the next one's turn
 _BACKLOG: Final = 16
 _MAX_PATH_BYTES: Final = 107
+_REPEAT_S: Final = 1.0  # of advice while a client works: what it has not heard again for some seconds is over
 _SO_PEERGROUPS: Final = 59
 _MAX_GROUPS: Final = 256
 _FIRST_INHERITED_FD: Final = 3
@@ -71,6 +82,9 @@ class _Client:
     sock: socket.socket
     peer: Peer
     hint: Hint | None = None
+    takes: TakesAdvice | None = None
+    told: tuple[Advice, bool] | None = None
+    told_s: float = 0.0
     n_bad: int = 0
     tokens: float = _MESSAGES_BURST
     filled_s: float = 0.0
@@ -111,6 +125,16 @@ class Server:
     def hints(self) -> list[Hint]:
         """Give each client's last hint."""
         return [client.hint for client in self._clients.values() if client.hint is not None]
+
+    def advise(self, advice: Advice, *, is_dry: bool, now_s: float) -> None:
+        """Tell advice to who takes it, where it is another than before or is due to be repeated."""
+        for client in list(self._clients.values()):
+            if client.takes is None:
+                continue
+            works = client.hint is not None and client.hint.work != "idle"
+            if client.told != (advice, is_dry) or (works and now_s - client.told_s >= _REPEAT_S):
+                client.told, client.told_s = (advice, is_dry), now_s
+                self._answer(client, encode_advice(advice, is_dry=is_dry))
 
     def close(self) -> None:
         for client in list(self._clients.values()):
@@ -190,6 +214,8 @@ class Server:
             return
         if isinstance(message, Hint):
             self._take_hint(client, message, now_s)
+        elif isinstance(message, TakesAdvice):
+            self._take_limits(client, message)
         elif isinstance(message, Cap):
             if not self.rights.may_cap(client.peer):
                 self._answer(client, encode("error", code="denied", problem="only root or power.cap_group sets a cap"))
@@ -201,6 +227,16 @@ class Server:
         elif isinstance(message, AskPower):
             self._answer(client, _told("power", self.power))
 
+    def _take_limits(self, client: _Client, takes: TakesAdvice) -> None:
+        """Give a client advice from now on: what it may be told, only who gives hints may know and need."""
+        if not self.rights.may_hint(client.peer):
+            self._answer(client, encode("error", code="denied", problem="advice is for who may give hints"))
+            return
+        client.takes, client.told = takes, None
+        if client.hint is not None:
+            client.hint = replace(client.hint, max_threads=takes.max_threads, max_batch=takes.max_batch)
+        self.on_hint()
+
     def _take_hint(self, client: _Client, hint: Hint, now_s: float) -> None:
         if not self.rights.may_hint(client.peer):
             self._answer(client, encode("error", code="denied", problem="hints come from power.socket_group or root"))
@@ -210,6 +246,8 @@ class Server:
             client.n_bad += 1
             self._answer(client, encode("error", code="bad_message", problem="sent_s lies in the future"))
             return
+        if (takes := client.takes) is not None:
+            hint = replace(hint, max_threads=takes.max_threads, max_batch=takes.max_batch)
         client.hint = hint
         self.on_hint()
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from edge_rt.cli.power_setter import Setter, lines, look
 from edge_rt.devices.kernel_files import KernelFiles
 from edge_rt.power.conflicts import Rival
@@ -53,3 +55,24 @@ def test_a_real_powerd_is_asked(socket_dir: Path) -> None:
     with started(socket_dir, enabled=False) as powerd:
         powerd.heard("READY=1")
         assert next(lines(look(powerd.socket, KernelFiles(str(socket_dir))))).startswith("dry-run, ")
+
+
+@pytest.mark.parametrize(
+    ("state", "takes", "end"),
+    [
+        ("acting", True, "together at most"),
+        ("acting", False, "together at most (nobody at work takes it)"),
+        ("dry-run", True, "together at most (shown only)"),
+    ],
+)
+def test_advice_is_shown_with_whether_it_is_taken(state: str, takes: bool, end: str) -> None:
+    advice = {"n_prefill_threads": 4, "n_decode_threads": 1, "max_batch": 6}
+    status = {"state": state, "reason": "decode", "advice": advice, "takes_advice": takes}
+    last = list(lines(Setter(status=status, reason="", rivals=())))[-1]
+    assert last == f"advises prefill on 4 threads, decode on 1 thread, 6 answers {end}"
+
+
+def test_no_advice_is_no_line() -> None:
+    advice = {"n_prefill_threads": None, "n_decode_threads": None, "max_batch": None}
+    for told in ({}, {"advice": advice}, {"advice": None}):
+        assert len(list(lines(Setter(status={"state": "acting", "reason": "idle"} | told, reason="", rivals=())))) == 1

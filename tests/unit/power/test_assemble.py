@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.power import calibration
 from edge_rt.power.assemble import Chooser, groups, make_meter, make_policy, settable
-from edge_rt.power.calibration import CalibratedDomain, Calibration, Point
+from edge_rt.power.calibration import CalibratedDomain, Calibration, Phase, Point, ThreadPoint
 from edge_rt.power.settings import Settings
 from edge_rt.power.state import Domain, Hint, Limits, Observation
 from tests.unit.power.fake_kernel import POINTS_KHZ, domain
@@ -73,6 +75,28 @@ def test_without_a_cpu_clock_nothing_is_decided() -> None:
     assert chooser.decide(observed(), Limits()).max_hz == {}
     chooser.domains_changed([Domain(name="npu", kind="npu", points_hz=(1e8, 1e9))])
     assert chooser.decide(observed(), Limits()).reason == "no CPU clock can be set"
+
+
+def test_without_a_cpu_clock_threads_are_advised_where_they_were_measured() -> None:
+    points = tuple(
+        ThreadPoint(
+            phase=phase,
+            max_hz=POINTS_KHZ[-1] * 1e3,
+            n_threads=n,
+            n_streams=1,
+            s_per_token=0.02 * (4 / n if phase == "prefill" else max(1.0, 2 / n)),
+            power_w=2.5 + 0.5 * n,
+        )
+        for phase in get_args(Phase)
+        for n in (1, 2, 3, 4)
+    )
+    chooser = Chooser(replace(calibrated(), threads=points), lambda *_: None)
+    chooser.domains_changed([])
+    takes = Hint(work="decode", n_running=1, max_threads=4, max_batch=8, sent_s=0.0)
+    decision = chooser.decide(replace(observed(), hint=takes), Limits())
+    assert decision.max_hz == {}
+    assert decision.advice.n_decode_threads == 2
+    assert decision.advice.n_prefill_threads == 4
 
 
 def test_a_calibration_of_another_machine_is_said_and_left(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from edge_rt.power.assemble import Chooser
 from edge_rt.power.governor import Governor, cap_w, merge, safe
 from edge_rt.power.sensing import PowerReader, Sensing
 from edge_rt.power.snapshot import Snapshot
-from edge_rt.power.state import Decision, Domain, Hint, Limits, Observation, Power
+from edge_rt.power.state import Advice, Decision, Domain, Hint, Limits, Observation, Power
 from tests.unit.power.fake_kernel import BOOT, CPUFREQ, FakeKernel, Policy, domain
 from tests.unit.power.tree import machine
 
@@ -34,6 +34,7 @@ class Table:
     seen: list[Observation] = field(default_factory=list)
     domains: Sequence[Domain] = ()
     error: Exception | None = None
+    advice: Advice = field(default_factory=Advice)
 
     def domains_changed(self, domains: Sequence[Domain]) -> None:
         self.domains = domains
@@ -44,7 +45,8 @@ class Table:
             raise self.error
         work = observation.hint.work if observation.hint is not None else "idle"
         at = {"idle": 0, "decode": 1, "prefill": -1}[work]
-        return Decision(max_hz={one.name: one.points_hz[at] for one in self.domains}, reason=work)
+        max_hz = {one.name: one.points_hz[at] for one in self.domains}
+        return Decision(max_hz=max_hz, reason=work, advice=self.advice)
 
 
 @dataclass
@@ -87,6 +89,46 @@ def test_each_phase_gets_its_clock(scene: Scene) -> None:
     assert scene.policy.seen[0].temperature_c == 51.0
     assert scene.governor.restore()
     assert scene.khz == 2_400_000
+
+
+TWO = Advice(n_decode_threads=2)
+
+
+def test_advice_is_in_force_once_it_was_given_to_who_takes_it(scene: Scene) -> None:
+    scene.policy.advice = TWO
+    for i, max_threads in enumerate((4, 4, 0)):
+        scene.governor.step(float(i), [Hint(work="decode", max_threads=max_threads, sent_s=float(i))], Limits())
+    assert [seen.advice for seen in scene.policy.seen] == [Advice(), TWO, Advice()]
+    assert scene.governor.advice == TWO
+
+
+def test_in_a_dry_run_advice_is_told_and_not_in_force(scene: Scene) -> None:
+    scene.policy.advice, scene.governor.is_dry = TWO, True
+    for i in range(3):
+        scene.governor.step(float(i), [Hint(work="decode", max_threads=4, sent_s=float(i))], Limits())
+    assert {seen.advice for seen in scene.policy.seen} == {Advice()}
+    assert scene.governor.advice == TWO
+
+
+def test_who_stops_acting_or_fails_gives_no_advice(scene: Scene) -> None:
+    scene.policy.advice = TWO
+    scene.step(0.0)
+    scene.policy.error = ZeroDivisionError("division by zero")
+    scene.step(1.0)
+    assert scene.governor.advice == Advice()
+    scene.policy.error = None
+    scene.step(2.0)
+    assert scene.governor.advice == TWO
+    scene.governor.stop("a test")
+    assert scene.governor.advice == Advice()
+
+
+def test_several_daemons_at_work_take_no_advice() -> None:
+    one = Hint(work="decode", max_threads=4, max_batch=8, sent_s=9.0)
+    assert merge([one], 9.1) == one
+    joined = merge([one, one], 9.1)
+    assert joined is not None
+    assert (joined.max_threads, joined.max_batch) == (0, 0)
 
 
 def test_work_makes_it_look_often(scene: Scene) -> None:
@@ -165,7 +207,7 @@ def test_a_machine_that_loses_its_clocks_goes_on(scene: Scene) -> None:
     scene.kernel.policies.clear()
     for i in range(1, 20):
         scene.step(float(i))
-    assert scene.governor.decision == Decision(max_hz={}, reason="no clock can be set")
+    assert scene.governor.decision.max_hz == {}
     assert scene.governor.restore()
 
 

@@ -14,8 +14,8 @@ from edge_rt.errors import ConfigError, DaemonLostError, DaemonUnreachableError,
 from edge_rt.power import client, server
 from edge_rt.power.client import HintSender, ask
 from edge_rt.power.server import Peer, Rights, Server
-from edge_rt.power.state import Hint
-from edge_rt.power.wire import encode, encode_hint, parse
+from edge_rt.power.state import Advice, Hint
+from edge_rt.power.wire import TakesAdvice, advice_of, encode, encode_hint, encode_takes_advice, parse
 from tests.fakes import FakeClock
 
 HINT = Hint(work="prefill", n_running=1, n_prompt_tokens=40, sent_s=999.0)
@@ -406,3 +406,85 @@ def test_the_default_path_is_the_configurations() -> None:
     from edge_rt.config import Power
 
     assert Power().socket_path == client.DEFAULT_PATH
+
+
+# -- advice ----------------------------------------------------------------------------------------------------------
+
+ADVICE = Advice(n_prefill_threads=4, n_decode_threads=2, max_batch=6)
+TAKES = encode_takes_advice(TakesAdvice(4, 8))
+
+
+def _told(sock: socket.socket) -> list[tuple[Advice, bool]]:
+    """Read all advice that is there."""
+    sock.setblocking(False)
+    found = []
+    while True:
+        try:
+            found.append(advice_of(parse(sock.recv(5000))))
+        except BlockingIOError:
+            return found
+
+
+def test_advice_goes_to_who_takes_it_when_it_changes(scene: Scene) -> None:
+    with scene.connect() as takes, scene.connect() as other:
+        takes.send(TAKES)
+        other.send(encode_hint(HINT))
+        scene.turn()
+        for advice in (ADVICE, ADVICE, Advice()):
+            scene.server.advise(advice, is_dry=False, now_s=scene.clock())
+        scene.server.advise(Advice(), is_dry=True, now_s=scene.clock())
+        assert _told(takes) == [(ADVICE, False), (Advice(), False), (Advice(), True)]
+        assert _told(other) == []
+
+
+def test_advice_is_repeated_while_the_client_works_and_not_while_it_rests(scene: Scene) -> None:
+    with scene.connect() as sock:
+        sock.send(TAKES)
+        for work, n_told in (("idle", 1), ("decode", 5)):
+            sock.send(encode_hint(Hint(work=work, sent_s=scene.clock())))  # type: ignore[arg-type]
+            scene.turn()
+            for _ in range(50):
+                scene.server.advise(ADVICE, is_dry=False, now_s=scene.clock())
+                scene.clock.advance(0.1)
+            assert len(_told(sock)) == n_told
+
+
+def test_hints_bear_the_limits_within_which_advice_is_taken(scene: Scene) -> None:
+    with scene.connect() as sock:
+        sock.send(encode_hint(HINT))
+        sock.send(TAKES)
+        scene.turn()
+        assert [(hint.max_threads, hint.max_batch) for hint in scene.server.hints()] == [(4, 8)]
+        sock.send(encode_hint(HINT))
+        scene.turn()
+        assert [(hint.max_threads, hint.max_batch) for hint in scene.server.hints()] == [(4, 8)]
+
+
+def test_advice_of_another_version_is_refused_and_hints_still_count(scene: Scene) -> None:
+    with scene.connect() as sock:
+        raw = encode("takes_advice", version=2, max_threads=4, max_batch=8)
+        assert scene.say(sock, raw)["code"] == "bad_message"
+        sock.send(encode_hint(HINT))
+        scene.turn()
+        assert scene.server.hints() == [HINT]
+        scene.server.advise(ADVICE, is_dry=False, now_s=scene.clock())
+        assert _told(sock) == []
+
+
+def test_who_may_give_no_hints_gets_no_advice(scene: Scene) -> None:
+    scene.uid = 12345
+    with scene.connect() as sock:
+        assert scene.say(sock, TAKES)["code"] == "denied"
+        scene.server.advise(ADVICE, is_dry=False, now_s=scene.clock())
+        assert _told(sock) == []
+
+
+def test_who_does_not_read_its_advice_is_let_go(scene: Scene) -> None:
+    with scene.connect() as sock:
+        sock.send(TAKES)
+        scene.turn()
+        for i in range(10_000):
+            scene.server.advise(Advice(max_batch=1 + i % 2), is_dry=False, now_s=scene.clock())
+            if not scene.server.n_clients:
+                break
+        assert scene.server.n_clients == 0

@@ -8,8 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_rt.power.state import Hint
-from edge_rt.power.wire import MAX_BYTES, Ask, BadMessageError, Cap, decode, encode, encode_hint, parse
+from edge_rt.power.state import Advice, Hint
+from edge_rt.power.wire import (
+    MAX_BYTES,
+    Ask,
+    BadMessageError,
+    Cap,
+    TakesAdvice,
+    advice_of,
+    decode,
+    encode,
+    encode_advice,
+    encode_hint,
+    encode_takes_advice,
+    parse,
+)
 
 HINTS = st.builds(
     Hint,
@@ -120,3 +133,57 @@ def test_what_is_taken_is_in_range(values: dict[str, Any]) -> None:
 def test_an_answer_that_is_too_long_is_not_sent() -> None:
     with pytest.raises(ValueError, match="more than"):
         encode("status", text="x" * MAX_BYTES)
+
+
+COUNTS = st.none() | st.integers(1, 1_000_000)
+
+
+@given(st.builds(Advice, n_prefill_threads=COUNTS, n_decode_threads=COUNTS, max_batch=COUNTS), st.booleans())
+def test_advice_arrives_as_it_was_given(advice: Advice, is_dry: bool) -> None:
+    assert advice_of(parse(encode_advice(advice, is_dry=is_dry))) == (advice, is_dry)
+
+
+def test_limits_of_who_takes_advice_arrive() -> None:
+    assert decode(encode_takes_advice(TakesAdvice(4, 8))) == TakesAdvice(4, 8)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"version": None},
+        {"max_threads": 0},
+        {"max_batch": None},
+        {"max_batch": 1.0},
+        {"n_cores": 4},
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(BadMessageError):
+        decode(json.dumps(json.loads(encode_takes_advice(TakesAdvice(4, 8))) | change).encode())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"type": "status"},
+        {"version": 2},
+        {"is_dry": None},
+        {"is_dry": 1},
+        {"n_decode_threads": 0},
+        {"n_decode_threads": -1},
+        {"n_prefill_threads": True},
+        {"max_batch": 10**9},
+        {"max_batch": "8"},
+        {"n_cores": 4},
+    ],
+)
+def test_advice_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    values = parse(encode_advice(Advice(n_decode_threads=2, max_batch=8), is_dry=False)) | change
+    with pytest.raises(BadMessageError):
+        advice_of(values)
+    assert "type" in values  # and nothing was taken out of it
+
+
+def test_counts_that_are_left_out_are_no_advice() -> None:
+    assert advice_of({"type": "advice", "version": 1, "is_dry": False, "max_batch": 3}) == (Advice(max_batch=3), False)
