@@ -282,6 +282,7 @@ class TensorOptions:
     max_shapes    shapes of dynamic inputs that may be prepared for at a time
     graph_cache   where the optimised graph may be kept; None keeps none
     custom_op_libraries  that the model may use
+    is_alone      this process is there for the model, and its allocators may be set up for it
     """
 
     n_threads: int = 0
@@ -290,6 +291,7 @@ class TensorOptions:
     device: str = "cpu"
     graph_cache: Path | None = None
     custom_op_libraries: tuple[Path, ...] = ()
+    is_alone: bool = False
 
 
 class TensorSession(Protocol):

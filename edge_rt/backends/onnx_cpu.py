@@ -131,6 +131,7 @@ class OnnxCpuSession:
         self._has_text = any(self._is_text.values())
         self._recent = RecentShapes(options.max_shapes) if model.is_dynamic else None
         self._noting = threading.Lock()
+        self._is_fresh = True
         self._shrink = runtime.RunOptions()
         self._shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self.info = TensorModelInfo(
@@ -156,10 +157,11 @@ class OnnxCpuSession:
         given = feeds
         if self._has_text:
             given = {name: texts(array, name) if self._is_text[name] else array for name, array in feeds.items()}
-        shrink = False
+        shrink = self._is_fresh  # what the first run needs for once, and regions that grew as it went
+        self._is_fresh = False
         if self._recent is not None:
             with self._noting:
-                shrink = self._recent.note(feeds)
+                shrink |= self._recent.note(feeds)
         try:
             answers = self._session.run(wanted, given, self._shrink if shrink else None)
         except Exception as exc:

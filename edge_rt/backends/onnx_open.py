@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _log = logging.getLogger(__name__)
 _PROVIDER = "CPUExecutionProvider"
 ACCURACY_LEVEL = 4  # of MatMulNBits: 8-bit activations; what files leave unset can be slower than floats
 SPIN_US = 100
+MIN_REGION_BYTES, MAX_REGION_BYTES = 2 * 2**20, 64 * 2**20  # of the arena
 MAX_COPY_BYTES = 2**30  # of a model whose graph is copied: onnxruntime writes one file, which protobuf limits to 2 GiB
 
 
@@ -136,6 +138,25 @@ def _open(runtime: Any, graph: str | bytes, settings: Any) -> Any:
     return session
 
 
+@cache
+def _make_roomy_arena(runtime: Any, region_bytes: int) -> None:
+    """Let the process' arena take regions of that size, once it has been given back for the first time.
+
+    Left alone it takes regions that double from 1 MiB on, each too small for what comes next, and keeps them all: twice
+    what a run needs. Of one large region only what is used becomes memory, but for a table of a 32nd of its size.
+    """
+    values = {
+        "arena_extend_strategy": 0,  # regions of powers of two
+        "initial_chunk_size_bytes": 2**16,
+        "initial_growth_chunk_size_bytes": max(MIN_REGION_BYTES, region_bytes),
+        "max_dead_bytes_per_chunk": -1,
+        "max_mem": 0,  # without a limit
+    }
+    kind = runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    cpu_memory = runtime.OrtMemoryInfo("Cpu", kind, 0, runtime.OrtMemType.DEFAULT)
+    runtime.create_and_register_allocator(cpu_memory, runtime.OrtArenaCfg(values))
+
+
 def _settings(runtime: Any, model: OnnxModel, options: TensorOptions, n_threads: int) -> Any:
     settings = runtime.SessionOptions()
     settings.log_severity_level = 4  # fatal: what it says of errors is in the exception
@@ -150,6 +171,11 @@ def _settings(runtime: Any, model: OnnxModel, options: TensorOptions, n_threads:
     # Parts that shrink towards an operator's end: a thread that a neighbour has put aside holds the others up less.
     settings.add_session_config_entry("session.dynamic_block_base", "4")
     settings.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(ACCURACY_LEVEL))
+    # Weights in the arena would hold its regions when it is given back.
+    settings.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    if options.is_alone:
+        _make_roomy_arena(runtime, min(MAX_REGION_BYTES, 4 * (model.file_bytes + model.external_bytes)))
+        settings.add_session_config_entry("session.use_env_allocators", "1")
     settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     for library in options.custom_op_libraries:
         settings.register_custom_ops_library(str(library))

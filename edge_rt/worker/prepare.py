@@ -24,9 +24,9 @@ _BACKEND = "onnx_cpu"
 
 
 def load_prepared(load: Load) -> TensorSession:
-    """Load a tensor model whose file shall have been prepared. Raises what load_tensor_session raises."""
+    """Load the model that this process is there for, prepared. Raises what load_tensor_session raises."""
     prepare(load)
-    return load_tensor_session(load)
+    return load_tensor_session(load, is_alone=True)
 
 
 def prepare(load: Load, run: Callable[[Load], object] | None = None) -> None:

@@ -16,8 +16,8 @@ from edge_rt.worker.channel import Load, TensorLoad
 from edge_rt.worker.memory import check
 
 
-def unpack_tensor(load: Load) -> tuple[ModelFile, TensorOptions]:
-    """Give the file and how to load it."""
+def unpack_tensor(load: Load, *, is_alone: bool = False) -> tuple[ModelFile, TensorOptions]:
+    """Give the file and how to load it. is_alone as TensorOptions has it."""
     tensor = load.tensor or TensorLoad()
     file = ModelFile(model=load.model, variant=load.variant, path=Path(load.path), quant=load.quant)
     options = TensorOptions(
@@ -27,6 +27,7 @@ def unpack_tensor(load: Load) -> tuple[ModelFile, TensorOptions]:
         device=load.device,
         graph_cache=Place(file.path).graph if tensor.graph_cache and load.path else None,
         custom_op_libraries=tuple(map(Path, tensor.custom_op_libraries)),
+        is_alone=is_alone,
     )
     return file, options
 
@@ -36,9 +37,10 @@ def load_tensor_session(
     *,
     find: Callable[[str], Backend | TensorBackend] = registry.get,
     available: Callable[[], Reading[int]] = memory.available_bytes,
+    is_alone: bool = False,
 ) -> TensorSession:
     """Load a tensor model on the back end chosen for it, if the memory suffices. Raises ModelError or BackendError."""
-    file, options = unpack_tensor(load)
+    file, options = unpack_tensor(load, is_alone=is_alone)
     backends = load.tensor.backends if load.tensor is not None else ()
     backend, reason = dispatch_tensor(load.backend, file, options, backends=backends, find=find)
     if not load.force:

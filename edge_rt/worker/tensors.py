@@ -293,8 +293,9 @@ def serve(
     except Exception as exc:  # noqa: BLE001 - whatever it is, the front process must hear of it
         _log.exception("loading %s failed", load.model)
         return service.refuse(out, BackendLoadError(model=load.model, reason=f"{type(exc).__name__}: {exc}"))
-    memory.keep_freed(_KEPT_BYTES)
     gc.collect()
+    memory.give_back()
+    memory.keep_freed(_KEPT_BYTES)
     gc.freeze()  # what is here now stays: a collection that looks at it all holds up a request
     out.send(channel.TensorReady(session.info))
     place = f"{session.info.backend}:{session.info.device}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,38 @@ def test_answers_do_not_depend_on_the_shapes_before(both: Any, n: int, height: i
     ours, theirs = both
     feed = noise(n, 3, height, width)
     assert ours.run({"x": feed})["y"].tobytes() == theirs.run(None, {"x": feed})[0].tobytes()
+
+
+ALONE = """
+import sys
+from pathlib import Path
+import numpy as np
+from edge_rt.backends.base import ModelFile, TensorOptions
+from edge_rt.backends.onnx_cpu import OnnxCpuBackend
+from edge_rt.devices.memory import process_rss_bytes
+file = ModelFile(model="m", variant="", path=Path(sys.argv[1]), quant="")
+session = OnnxCpuBackend().load_tensor(file, TensorOptions(n_threads=1, max_shapes=2, is_alone=sys.argv[2] == "alone"))
+answers, sizes = [], []
+for n in (64, 1, 1, 8, 1, 512, 8, 1, 2):
+    x = np.random.default_rng(n).standard_normal((n, 3, 64, 64), np.float32)
+    answers.append(float(session.run({"x": x})["y"].astype(np.float64).sum()))
+    del x
+    sizes.append(process_rss_bytes().value)
+print(answers, "|", max(sizes[5:]) - sizes[-1])
+"""
+
+
+def test_alone_in_its_process_a_model_answers_the_same_and_gives_its_memory_back(tmp_path: Path) -> None:
+    file = saved(conv(), tmp_path / "m.onnx")
+    said = {}
+    for how in ("alone", "beside others"):
+        done = subprocess.run(
+            [sys.executable, "-c", ALONE, str(file.path), how], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        said[how], _, freed = done.stdout.partition("|")
+        assert int(freed) > 64 * 2**20  # of 512 rows, whose values take 64 MiB for each of two operators
+    assert said["alone"] == said["beside others"]
 
 
 def stored(file: ModelFile) -> ModelFile:
