@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, Self
 
 from edge_rt.types import Energy
 
@@ -75,6 +75,33 @@ class Tensor:
         return len(self.data) if self.region is None else self.region.size_bytes
 
 
+class Loan(Protocol):
+    """A client's connection that an answer may be written to by the worker that computes it; see api/loans.py."""
+
+    def fds(self) -> tuple[int, int]: ...
+
+    def lent_to(self, borrower: object, ended: Callable[[Self], None]) -> None: ...
+
+    def returned_by(self, borrower: object) -> None: ...
+
+    def permit(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An answer as its client shall get it: head, and then the bytes of the outputs, if these are as head says.
+
+    outputs         name, datatype, shape and bytes of each
+    place, variant  that head tells of
+    """
+
+    loan: Loan
+    head: bytes
+    outputs: tuple[tuple[str, Datatype, tuple[int, ...], int], ...]
+    place: str
+    variant: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRequest:
     """One inference of a tensor model.
@@ -88,6 +115,7 @@ class TensorRequest:
     tenant, deadline_s  as in GenerateRequest
     no_cache, no_store, only_if_cached  as in CacheWishes
     is_suspect  a worker has died with it: it is asked once more, with no other such request
+    reply       what the worker may write itself, where it is asked without a task
     """
 
     id: str
@@ -105,6 +133,7 @@ class TensorRequest:
     no_store: bool = False
     only_if_cached: bool = False
     is_suspect: bool = False
+    reply: Reply | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +161,7 @@ class TensorAnswer:
     age_s           of stored outputs; None: they were computed for this request
     similarity      of the stored picture to this one, 0..1, where it is not the same
     energy          that computing them took; None where nothing was computed or measured
+    n_written       bytes of the request's reply that its client has got from the worker; outputs is () if that is all
     """
 
     outputs: tuple[Tensor, ...]
@@ -142,6 +172,7 @@ class TensorAnswer:
     age_s: float | None = None
     similarity: float | None = None
     energy: Energy | None = None
+    n_written: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from edge_rt.tensor_types import (
     DeviceState,
     MediaAnswer,
     MediaRequest,
+    Reply,
     Tensor,
     TensorAnswer,
     TensorModelInfo,
@@ -105,6 +106,7 @@ class World:
     is_profiled: bool = True
     forms: tuple[str, ...] = ("v",)
     ran: list[tuple[str, str]] = field(default_factory=list)  # (request, device) of every answer given
+    replies: list[Reply | None] = field(default_factory=list)  # that workers were let write
     is_probed_late: bool = False  # temperatures are as old as the product's probes let them be
     was_probed: bool = False
     n_loaded: int = 0
@@ -236,6 +238,7 @@ class Worker:
         return TensorAnswer(outputs=(output,), timings=timings)
 
     def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None]:
+        self._world.replies.append(request.reply)
         asked = asyncio.get_running_loop().create_task(self.infer(request))
 
         def ended(done: asyncio.Task[TensorAnswer]) -> None:

@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from uvicorn.server import ServerState
 
 from edge_rt.api.kserve_infer import Headers
+from edge_rt.api.loans import Loan
 from edge_rt.api.short_way import ShortRequest
 from edge_rt.tensor_types import Data
 
@@ -70,6 +71,8 @@ class _Connection(Protocol):
 
     def tell_date(self) -> None: ...
 
+    def loan(self) -> Loan | None: ...
+
     def on_response_complete(self) -> None: ...
 
 
@@ -83,6 +86,7 @@ class ShortCycle:
     """A request on the short way, where HttpToolsProtocol looks for its own cycle; and what it is answered to."""
 
     __slots__ = (
+        "_loan",
         "before",
         "disconnected",
         "head",
@@ -103,6 +107,7 @@ class ShortCycle:
         self.keep_alive = self.more_body = True
         self.disconnected = self.response_complete = False
         self.timer: asyncio.TimerHandle | None = None
+        self._loan: Loan | None = None
 
     def is_whole(self) -> None:
         self.more_body = False
@@ -120,14 +125,14 @@ class ShortCycle:
         if self.protocol.flow.write_paused or len(parts) != 1 or len(parts[0]) > _JOINED_BYTES:
             return False
         if not self.disconnected:
-            self.protocol.transport.write(b"".join((self._head(status, headers), parts[0])))
+            self.protocol.transport.write(b"".join((self.head_of(status, headers), parts[0])))
             self._is_complete()
         return True
 
     async def write(self, status: int, headers: Headers, parts: Sequence[Data]) -> None:
         if self.write_now(status, headers, parts):
             return
-        for data in (self._head(status, headers), *parts):
+        for data in (self.head_of(status, headers), *parts):
             if self.protocol.flow.write_paused and not self.disconnected:
                 await self.protocol.flow.drain()
             if self.disconnected:
@@ -148,7 +153,34 @@ class ShortCycle:
         if not self.response_complete and not self.disconnected:
             self.protocol.transport.close()
 
-    def _head(self, status: int, headers: Headers) -> bytes:
+    def loan(self) -> Loan | None:
+        self._loan = self.protocol.loan() if self.keep_alive else None
+        return self._loan
+
+    def is_ours(self) -> bool:
+        """Take the answer back if a worker has not begun to write it; False: it has, and has not told yet."""
+        return self.response_complete or self._loan is None or self._loan.take_back()
+
+    def take_back(self) -> bool:
+        if self.is_ours():
+            return True
+        self.protocol.transport.abort()
+        return False
+
+    def shutdown(self) -> None:
+        """Hear that this is the connection's last answer: one that a worker writes would not say so."""
+        self.is_ours()
+
+    def written(self, rest: bytes) -> None:
+        assert self._loan is not None
+        self._loan.written()
+        if self.disconnected:
+            return
+        if rest:
+            self.protocol.transport.write(rest)
+        self._is_complete()
+
+    def head_of(self, status: int, headers: Headers) -> bytes:
         """Write a response's head as uvicorn does."""
         self.protocol.tell_date()
         content = [STATUS_LINE[status]]

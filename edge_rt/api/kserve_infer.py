@@ -32,7 +32,7 @@ _NO_TEXTS: Final[Mapping[str, bytes]] = {}
 _JSON: Final = b"application/json"
 _BINARY: Final = b"application/octet-stream"
 _INLINE_BYTES: Final = 16 * 1024  # of JSON data that is converted on the event loop: less than a millisecond
-_JOINED_BYTES: Final = 64 * 1024  # answers up to here leave in one write
+JOINED_BYTES: Final = 64 * 1024  # answers up to here leave in one write
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -210,7 +210,16 @@ class Inference:
 def written(
     plan: Plan, model: str, answer: TensorAnswer, texts: Mapping[str, bytes] = _NO_TEXTS
 ) -> tuple[Headers, list[Data]]:
-    """Write an answer: its headers, and its body in the parts that leave one by one.
+    """Write an answer: its headers, and its body in the parts that leave one by one; see described."""
+    headers, head, tensors = described(plan, model, answer, texts)
+    parts: list[Data] = [head, *tensors]
+    return headers, [b"".join(parts)] if sum(map(len, parts)) <= JOINED_BYTES else parts
+
+
+def described(
+    plan: Plan, model: str, answer: TensorAnswer, texts: Mapping[str, bytes] = _NO_TEXTS
+) -> tuple[Headers, bytes, list[Data]]:
+    """Write an answer: its headers, its JSON, and the binary tensors behind that.
 
     texts  the outputs that are not binary, in JSON
     """
@@ -241,8 +250,7 @@ def written(
         headers = [(b"content-type", _BINARY), (_HEADER_LENGTH, b"%d" % len(head))]
     headers.append((b"content-length", b"%d" % size_bytes))
     headers += origin_headers(answer)
-    parts: list[Data] = [head, *tensors]
-    return headers, [b"".join(parts)] if size_bytes <= _JOINED_BYTES else parts
+    return headers, head, tensors
 
 
 async def put_the_rest(answer: TensorAnswer, request: TensorRequest) -> TensorAnswer:

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from edge_rt.api.callers import Peer
 from edge_rt.api.cycles import HeadHolder, ShortCycle
 from edge_rt.api.departures import Departures, WatchedFlow
+from edge_rt.api.loans import Loan
 from edge_rt.api.short_way import ReadBuffers, ShortRequest, ShortWay
 from edge_rt.api.sse import HangUps
 from edge_rt.api.status import reply
@@ -55,6 +56,8 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     _is_head_alone = False  # given to the parser
     _is_in_message = False  # the parser
     _arriving: ShortCycle | None = None  # whose body is not whole
+    _loan: Loan | None = None
+    _early = b""  # what has come before the word of an answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._ahead: list[RequestResponseCycle] = []  # not answered yet, of which uvicorn only knows the last
@@ -82,6 +85,10 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         for ahead in self._ahead:
             ahead.disconnected = True
         cast("WatchedFlow", self.flow).is_lost()
+        if self._loan is not None:
+            self._loan.close()
+            with contextlib.suppress(OSError):  # the client may have ended it
+                self.transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)  # also where workers have copies
         self._hang_ups.tell()
         super().connection_lost(exc)
 
@@ -96,6 +103,10 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             return
         buffers: ReadBuffers = self.server_state.buffers  # type: ignore[attr-defined]
         data = memoryview(buffers.current)[:nbytes]
+        if isinstance(self.cycle, ShortCycle) and not self.cycle.is_ours():
+            self._early = bytes(data)  # a worker has answered, and the word of it comes in a moment
+            self.flow.pause_reading()
+            return
         end = buffers.current.find(_HEAD_END, 0, nbytes) + len(_HEAD_END) if self.is_between_requests() else 0
         if end < len(_HEAD_END):
             self.data_received(data)
@@ -216,11 +227,19 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
-        if self.pipeline:
+        if self._early:
+            self.loop.call_soon(self._take_early)
+        elif self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
         elif self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self._idle)
+
+    def _take_early(self) -> None:
+        data, self._early = self._early, b""
+        if not self.transport.is_closing():
+            self.server_state.buffers.current[: len(data)] = data  # type: ignore[attr-defined]
+            self.buffer_updated(len(data))
 
     def _unset_keepalive_if_required(self) -> None:
         """Say nothing to the timer: see _idle."""
@@ -267,6 +286,22 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.cycle.keep_alive = False
         if body:
             self.data_received(body)
+
+    def loan(self) -> Loan | None:
+        """Give the connection to be lent; None: it cannot be, or what was written before is still here."""
+        if self.flow.write_paused or self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return None
+        if self._loan is None:
+            try:
+                self._loan = Loan(self.transport.get_extra_info("socket"))
+            except OSError:
+                return None
+        return self._loan
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if isinstance(self.cycle, ShortCycle):
+            self.cycle.shutdown()
 
     def cut_off(self) -> None:
         """End what is computed without a task, in a shutdown that cannot wait any longer."""

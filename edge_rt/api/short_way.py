@@ -18,12 +18,22 @@ from edge_rt import logs
 from edge_rt.api.callers import Peer, tenant
 from edge_rt.api.context import Api
 from edge_rt.api.exchange import HUNG_UP, Exchange, Ledger, told
-from edge_rt.api.kserve_infer import HEADER_LENGTH, Caller, Converter, Headers, Inference, split, written
+from edge_rt.api.kserve_infer import (
+    HEADER_LENGTH,
+    JOINED_BYTES,
+    Caller,
+    Converter,
+    Headers,
+    Inference,
+    described,
+    split,
+)
 from edge_rt.api.kserve_plan import Plan, Plans
+from edge_rt.api.loans import Loan
 from edge_rt.api.sse import HangUps, HungUpError
 from edge_rt.api.status import open_inference_body
-from edge_rt.errors import EdgeRtError, OverloadedError, ShuttingDownError
-from edge_rt.tensor_types import Data, TensorAnswer, TensorRequest
+from edge_rt.errors import EdgeRtError, OverloadedError, ShuttingDownError, WorkerLostError
+from edge_rt.tensor_types import Data, Datatype, Reply, TensorAnswer, TensorRequest
 
 _PATH: Final = re.compile(rb"/v2/models/([\w.:~-]+)(?:/versions/([\w.:~-]+))?/infer")
 _READ_BYTES: Final = 256 * 1024  # a picture's tensor and its head
@@ -57,6 +67,18 @@ class ReadBuffers:
             self._spare.append(buffer)
 
 
+class _Expected:
+    """The last answer but for its tensors' bytes: the next one may be the same, and the worker write it itself."""
+
+    __slots__ = ("headers", "json", "outputs", "place", "variant")
+
+    def __init__(self, headers: Headers, json: bytes, answer: TensorAnswer) -> None:
+        self.headers, self.json, self.place, self.variant = headers, json, answer.place, answer.variant
+        self.outputs: tuple[tuple[str, Datatype, tuple[int, ...], int], ...] = tuple(
+            (tensor.name, tensor.datatype, tensor.shape, len(tensor.data)) for tensor in answer.outputs
+        )
+
+
 class _Head:
     """What a request's head says, and what the last JSON behind it did.
 
@@ -64,9 +86,10 @@ class _Head:
     length   of the JSON, as it was sent
     size     of the body; held_bytes: the most that it holds
     plan     of json, which was taken without a task before
+    expected  what that was answered
     """
 
-    __slots__ = ("held_bytes", "json", "length", "model", "path", "plan", "route", "size", "version")
+    __slots__ = ("expected", "held_bytes", "json", "length", "model", "path", "plan", "route", "size", "version")
 
     def __init__(self, model: str, version: str, length: str, size: int) -> None:
         self.model, self.version, self.length, self.size = model, version, length, size
@@ -76,6 +99,7 @@ class _Head:
         self.route = "/v2/models/{model}/versions/{version}/infer" if version else "/v2/models/{model}/infer"
         self.json = b""
         self.plan: Plan | None = None
+        self.expected: _Expected | None = None
 
 
 class ShortWay:
@@ -143,6 +167,20 @@ class Connection(Protocol):
 
     async def write(self, status: int, headers: Headers, parts: Sequence[Data]) -> None: ...
 
+    def loan(self) -> Loan | None:
+        """Give the connection to be lent to a worker that answers; None: it cannot be."""
+        ...
+
+    def head_of(self, status: int, headers: Headers) -> bytes: ...
+
+    def written(self, rest: bytes) -> None:
+        """Write the rest of an answer that a worker has begun, which may be none."""
+        ...
+
+    def take_back(self) -> bool:
+        """Take an answer back that a worker may write. False: it may have written a part; the connection is ended."""
+        ...
+
     def spawn(self, answering: Coroutine[None, None, None]) -> None:
         """Answer in a task that a shutdown waits for."""
         ...
@@ -162,6 +200,7 @@ class ShortRequest:
         "_head",
         "_n_bytes",
         "_plan",
+        "_reply",
         "_size",
         "_way",
     )
@@ -174,6 +213,7 @@ class ShortRequest:
         self._connection: Connection
         self._buffer: bytearray | None = None  # which it lies in, if that is one of the connections'
         self._drop: Callable[[], None] | None = None  # while it is computed without a task
+        self._reply: Reply | None = None  # that the worker may write
 
     def begin_body(self, buffers: ReadBuffers, start: int, n_bytes: int) -> int:
         """Begin the body with what lies from start on in the buffer that was read to; give how much of it that is.
@@ -253,28 +293,43 @@ class ShortRequest:
             binary = self._body[n_json:]
         if (inputs := plan.plain_inputs(binary)) is None:
             return False
-        request = plan.request(head.model, "", inputs, self._exchange.tenant)
+        self._reply = self._expected_reply() if is_checked else None
+        request = plan.request(head.model, "", inputs, self._exchange.tenant, reply=self._reply)
         if (drop := self._way.api.runtime.infer_now(request, self._ended, is_checked=is_checked)) is None:
             return False
         self._plan, self._drop = plan, drop
         self._hang_ups.add(self.hung_up)
         if not is_checked and n_json <= _MAX_JSON_BYTES:
-            head.plan, head.json = plan, bytes(self._body[:n_json])
+            head.plan, head.json, head.expected = plan, bytes(self._body[:n_json]), None
         return True
+
+    def _expected_reply(self) -> Reply | None:
+        """Give what the worker may write if the answer is like the last one."""
+        if (expected := self._head.expected) is None or (loan := self._connection.loan()) is None:
+            return None
+        head = self._connection.head_of(200, [*expected.headers, self._id_header()])
+        return Reply(
+            loan=loan,
+            head=head + expected.json,
+            outputs=expected.outputs,
+            place=expected.place,
+            variant=expected.variant,
+        )
+
+    def _id_header(self) -> tuple[bytes, bytes]:
+        return b"x-request-id", self._exchange.request_id.encode()
 
     def _ended(self, reply: TensorAnswer | EdgeRtError | TensorRequest) -> None:
         self._drop = None
         self._hang_ups.remove(self.hung_up)
         token = logs.request_id.set(self._exchange.request_id)
         try:
-            if isinstance(reply, TensorAnswer):
-                headers, parts = written(self._plan, self._head.model, reply)
-                self._exchange.status = 200
-                headers.append((b"x-request-id", self._exchange.request_id.encode()))
-                if self._connection.write_now(200, headers, parts):
-                    self._end()
-                else:
-                    self._connection.spawn(self._finish(headers, parts))
+            if isinstance(reply, TensorAnswer) and reply.n_written:
+                self._finish_written(reply)
+            elif not self._connection.take_back():
+                self._lose()
+            elif isinstance(reply, TensorAnswer):
+                self._write(reply)
             elif isinstance(reply, TensorRequest):
                 self._connection.spawn(self._answer(None, reply))
             else:
@@ -283,6 +338,35 @@ class ShortRequest:
             self._connection.spawn(self._answer(exc))
         finally:
             logs.request_id.reset(token)
+
+    def _write(self, answer: TensorAnswer) -> None:
+        headers, json, tensors = described(self._plan, self._head.model, answer)
+        parts: list[Data] = [json, *tensors]
+        if sum(map(len, parts)) <= JOINED_BYTES:
+            parts = [b"".join(parts)]
+            if self._head.plan is self._plan and not self._plan.options.stream and answer.energy is None:
+                self._head.expected = _Expected(list(headers), json, answer)
+        self._exchange.status = 200
+        headers.append(self._id_header())
+        if self._connection.write_now(200, headers, parts):
+            self._end()
+        else:
+            self._connection.spawn(self._finish(headers, parts))
+
+    def _finish_written(self, answer: TensorAnswer) -> None:
+        """Write what of an answer the worker could not."""
+        assert self._reply is not None
+        self._exchange.status = 200
+        rest = b""
+        if answer.outputs:
+            rest = b"".join((self._reply.head, *(tensor.data for tensor in answer.outputs)))[answer.n_written :]
+        self._connection.written(rest)
+        self._end()
+
+    def _lose(self) -> None:
+        """End an answer that nobody can end: of how much of it has left, the worker that died has not told."""
+        self._exchange.status, self._exchange.outcome = 200, WorkerLostError.code
+        self._end()
 
     async def _finish(self, headers: Headers, parts: Sequence[Data]) -> None:
         try:
@@ -296,7 +380,10 @@ class ShortRequest:
             self._drop = None
             self._hang_ups.remove(self.hung_up)
             drop()
-            self._connection.spawn(self._answer(ShuttingDownError()))
+            if self._connection.take_back():
+                self._connection.spawn(self._answer(ShuttingDownError()))
+            else:
+                self._lose()
 
     # In a task.
 

@@ -100,7 +100,7 @@ class MeteredWorker:
         return replace(answer, energy=energy)
 
     def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None] | None:
-        """Ask without a task, as the worker does; the reply has its energy."""
+        """Ask without a task, as the worker does; the reply has its energy, which the worker cannot write itself."""
         measured = self._monitor.computing(self._engine, n_threads=self._n_threads)
 
         def replied(reply: Inferred | EdgeRtError) -> None:
@@ -112,7 +112,7 @@ class MeteredWorker:
             on_reply(reply)
 
         try:
-            drop = self._worker.infer_now(request, replied)
+            drop = self._worker.infer_now(replace(request, reply=None) if request.reply else request, replied)
         except BaseException:
             measured.end()
             raise

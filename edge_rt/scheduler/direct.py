@@ -41,8 +41,14 @@ class Direct:
         """Ask the worker, and hold its model until release. False: it cannot be asked now, and nothing is held."""
         self._begun_at_s = asyncio.get_running_loop().time()
         self._release = release
+        request, candidate = self._request, self._place.row.candidate
+        if (reply := request.reply) is not None and (reply.place, reply.variant) != (
+            candidate.place,
+            candidate.variant,
+        ):
+            request = replace(request, reply=None)
         try:
-            drop = worker.infer_now(self._request, self._replied)
+            drop = worker.infer_now(request, self._replied)
         except BaseException:
             release()
             raise

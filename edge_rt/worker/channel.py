@@ -147,6 +147,26 @@ class _WithTensors(msgspec.Struct, array_like=True):
         return tuple(tensors)
 
 
+class SentReply(msgspec.Struct, frozen=True, array_like=True):
+    """A Reply; loan is the number that the connection was lent by."""
+
+    loan: int
+    head: bytes
+    outputs: tuple[SentTensor, ...]
+
+
+class Lend(msgspec.Struct, frozen=True, array_like=True, tag="lend"):
+    """Lend a client's connection: its descriptor and that of its permit come with this message."""
+
+    loan: int
+
+
+class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag="back"):
+    """Close a connection that was lent."""
+
+    loan: int
+
+
 class Infer(_WithTensors, array_like=True, tag="infer"):
     """Run a tensor model. Its id is unique on this channel; the rest is as in TensorRequest."""
 
@@ -157,9 +177,10 @@ class Infer(_WithTensors, array_like=True, tag="infer"):
     is_last: bool = False
     tenant: str = ""
     deadline_s: float | None = None
+    reply: SentReply | None = None
 
     @classmethod
-    def of(cls, request: TensorRequest, wire_id: str) -> Infer:
+    def of(cls, request: TensorRequest, wire_id: str, reply: SentReply | None = None) -> Infer:
         return cls(
             wire_id,
             tuple(map(SentTensor.of, request.inputs)),
@@ -171,6 +192,7 @@ class Infer(_WithTensors, array_like=True, tag="infer"):
             request.is_last,
             request.tenant,
             request.deadline_s,
+            reply,
         )
 
 
@@ -220,13 +242,15 @@ class TextOut(msgspec.Struct, frozen=True, array_like=True, tag="text"):
 class Inferred(_WithTensors, kw_only=True, array_like=True, tag="inferred"):
     """A TensorAnswer but for its form, which the front process knows.
 
-    energy  is not the worker's to tell: the front process sets it where there is a meter
+    energy     is not the worker's to tell: the front process sets it where there is a meter
+    n_written  bytes of the reply that the client has got; if that is all, no tensors are sent
     """
 
     timings: TensorTimings
     place: str = ""
     n_stream_calls: int = 0
     energy: Energy | None = None
+    n_written: int = 0
 
     def answer(self, *, place: str = "", variant: str = "") -> TensorAnswer:
         return TensorAnswer(
@@ -236,6 +260,7 @@ class Inferred(_WithTensors, kw_only=True, array_like=True, tag="inferred"):
             variant=variant,
             n_stream_calls=self.n_stream_calls,
             energy=self.energy,
+            n_written=self.n_written,
         )
 
 
@@ -248,7 +273,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     stats: EngineStats
 
 
-ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | Infer | Look | Shutdown
+ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | Infer | Look | Lend | GiveBack | Shutdown
 FromWorker = Ready | TensorReady | ChunkOut | Failed | TokensOut | TextOut | Inferred | Found | Stats
 
 M = TypeVar("M")

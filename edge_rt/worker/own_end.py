@@ -6,10 +6,15 @@ import queue
 import select
 import socket
 import threading
+from array import array
+from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from edge_rt.tensor_types import Data
 from edge_rt.worker.channel import FrameReader, FromWorker, ToWorker, encode
+
+_CONTROL_BYTES: Final = socket.CMSG_SPACE(2 * 4)  # two descriptors
 
 
 class WorkerChannel:
@@ -22,6 +27,7 @@ class WorkerChannel:
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
         self._reader: FrameReader[ToWorker] = FrameReader(ToWorker)
+        self._fds: deque[int] = deque()  # that have come, and whose message nobody has taken
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._n_queued = 0  # frames that the writer has or shall have; those sent at once come after them
         self._order = threading.Lock()
@@ -32,20 +38,30 @@ class WorkerChannel:
         """Wait for messages; [] after timeout_s without one, None when the front process is gone."""
         reader = self._reader
         while True:
-            if reader.is_in_long_frame:
-                flags: int = socket.MSG_WAITALL  # the rest of it is on its way
-            elif self._readable.poll(None if timeout_s is None else timeout_s * 1000):
-                flags = 0
-            else:
-                return []
             try:
-                n_bytes = self._sock.recv_into(reader.room(), 0, flags)
+                if reader.is_in_long_frame:
+                    n_bytes = self._sock.recv_into(reader.room(), 0, socket.MSG_WAITALL)  # the rest of it is on its way
+                elif self._readable.poll(None if timeout_s is None else timeout_s * 1000):
+                    n_bytes = self._receive(reader.room())
+                else:
+                    return []
             except OSError:
                 return None
             if not n_bytes:
                 return None
             if messages := reader.received(n_bytes):
                 return messages
+
+    def _receive(self, room: memoryview) -> int:
+        n_bytes, control, _, _ = self._sock.recvmsg_into([room], _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self._fds.extend(array("i", data))
+        return n_bytes
+
+    def take_fds(self) -> tuple[int, int]:
+        """Give the descriptors that came with a message, for whoever takes it."""
+        return self._fds.popleft(), self._fds.popleft()
 
     def is_quiet(self) -> bool:
         """Say whether nothing has come that receive has not given; for the thread that receives."""

@@ -50,6 +50,20 @@ class ParentChannel(asyncio.BufferedProtocol):
                 transport.write(part[n_sent:])
             n_sent = max(0, n_sent - len(part))
 
+    def send_fds(self, message: ToWorker, fds: Sequence[int]) -> bool:
+        """Send a message and descriptors with it. False: it cannot be sent at once, or not these."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            return False
+        frame = encode(message)
+        try:
+            n_sent = socket.send_fds(self._sock, [frame], list(fds))
+        except OSError:
+            return False
+        if n_sent < len(frame):
+            transport.write(frame[n_sent:])
+        return True
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()

@@ -25,6 +25,7 @@ from edge_rt.engine.tensors import Arrays, Call, TensorEngine, TensorSettings
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
 from edge_rt.tensor_types import MediaRequest, Tensor, TensorTimings
 from edge_rt.worker import channel, service
+from edge_rt.worker.borrowed import Borrowed
 from edge_rt.worker.channel import ChannelError, Load, TensorLoad
 from edge_rt.worker.own_end import WorkerChannel
 from edge_rt.worker.prepare import load_prepared
@@ -89,27 +90,36 @@ def to_call(request: channel.Infer) -> Call:
 
 
 class _RequestSink:
-    """Sends one request's answer to the front process."""
+    """Sends one request's answer to the front process, or writes it to its client and tells the front process."""
 
-    __slots__ = ("_channel", "_id", "_place", "_regions")
+    __slots__ = ("_borrowed", "_channel", "_id", "_place", "_regions", "_reply")
 
-    def __init__(self, out: WorkerChannel, request: channel.Infer, place: str) -> None:
+    def __init__(self, out: WorkerChannel, request: channel.Infer, place: str, borrowed: Borrowed) -> None:
         self._channel = out
         self._id = request.id
         self._regions = request.regions
         self._place = place
+        self._reply, self._borrowed = request.reply, borrowed
 
     def answered(self, outputs: Arrays, timings: TensorTimings, *, n_stream_calls: int) -> None:
         tensors = [self._written(to_tensor(name, array)) for name, array in outputs.items()]
+        sent = tuple(map(channel.SentTensor.of, tensors))
+        data = [tensor.data for tensor in tensors if tensor.data]
+        n_written = 0
+        if (reply := self._reply) is not None:
+            n_written = self._borrowed.write(reply, sent, data)
+            if n_written == len(reply.head) + sum(map(len, data)):
+                sent, data = (), []
         answer = channel.Inferred(
             self._id,
-            tuple(map(channel.SentTensor.of, tensors)),
+            sent,
             timings=timings,
             place=self._place,
             n_stream_calls=n_stream_calls,
+            n_written=n_written,
         )
         try:
-            self._channel.send(answer, [tensor.data for tensor in tensors if tensor.data], at_once=True)
+            self._channel.send(answer, data, at_once=True)
         except ChannelError as exc:
             raise BackendStepError(reason=f"the answer cannot be sent: {exc}") from exc
 
@@ -149,6 +159,7 @@ class Service(service.Service):
         self._pipeline = pipeline
         self._place = place
         self._max_streams = max_streams
+        self._borrowed = Borrowed()
         self._desk: queue.SimpleQueue[_Errand] = queue.SimpleQueue()
         self._errands: dict[str, _Errand] = {}
         self._changed = threading.Condition()
@@ -171,6 +182,10 @@ class Service(service.Service):
             self._to_clerks(message.request)
         elif isinstance(message, channel.Cancel):
             self._cancel(message.id)
+        elif isinstance(message, channel.Lend):
+            self._borrowed.add(message.loan, self._channel.take_fds())
+        elif isinstance(message, channel.GiveBack):
+            self._borrowed.give_back(message.loan)
         elif isinstance(message, channel.Generate | channel.Tokenize | channel.Detokenize):
             with self._failures_of(message.request.id if isinstance(message, channel.Generate) else message.id):
                 raise UnsupportedFeatureError(feature="a request for text to a tensor model")
@@ -217,18 +232,21 @@ class Service(service.Service):
         call = to_call(request)
         with self._changed:  # a cancellation comes before this, or finds the call in the engine
             if self._errands.pop(request.id, None) is not None:
-                self._engine.submit(call, _RequestSink(self._channel, request, self._place))
+                self._engine.submit(call, self._sink(request))
 
     def _infer(self, request: channel.Infer, *, is_alone: bool) -> None:
         """Give a request to the engine; one that nobody comes with is computed on this very thread.
 
         So no other thread has to wake up for it. What comes meanwhile is read after it, and joined then.
         """
-        call, sink = to_call(request), _RequestSink(self._channel, request, self._place)
+        call, sink = to_call(request), self._sink(request)
         if is_alone:
             self._engine.call(call, sink, max_s=_MAX_HOLD_UP_S)
         else:
             self._engine.submit(call, sink)
+
+    def _sink(self, request: channel.Infer) -> _RequestSink:
+        return _RequestSink(self._channel, request, self._place, self._borrowed)
 
     def _look(self, errand: _Errand, request: MediaRequest) -> None:
         if self._pipeline is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,6 +41,8 @@ from edge_rt.tensor_types import (
     TensorTimings,
 )
 from edge_rt.types import Capabilities, Chunk, GenerateRequest, ModelInfo, Timings, Usage
+from edge_rt.worker.borrowed import Borrowed
+from edge_rt.worker.channel import SentReply, SentTensor
 
 PEER = Peer(pid=4, uid=1000, gid=100)
 USAGE = Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2)
@@ -107,6 +110,58 @@ class FakeStatus:
     versions: tuple[str, ...] = ()
 
 
+class FakeWriter:
+    """Writes answers as a worker does, on descriptors of its own. It gives them back unless gives_back is unset."""
+
+    def __init__(self) -> None:
+        self.lent: list[TensorRequest] = []
+        self.n_written = 0  # bytes of all answers
+        self.gives_back = True
+        self._borrowed = Borrowed()
+        self._numbers: dict[int, int] = {}
+        self._told: dict[str, TensorAnswer] = {}
+
+    def borrow(self, request: TensorRequest) -> None:
+        if request.reply is None:
+            return
+        loan = request.reply.loan
+        if id(loan) not in self._numbers:
+            self._numbers[id(loan)] = number = len(self._numbers)
+            connection, permit = map(os.dup, loan.fds())
+            self._borrowed.add(number, (connection, permit))
+            loan.lent_to(self, lambda loan: self._end(id(loan)))
+        loan.permit()
+        self.lent.append(request)
+
+    def _end(self, loan: int) -> None:
+        if self.gives_back:
+            self._borrowed.give_back(self._numbers.pop(loan))
+
+    def close(self) -> None:
+        for number in self._numbers.values():
+            self._borrowed.give_back(number)
+
+    def write(self, request: TensorRequest, answer: TensorAnswer) -> TensorAnswer:
+        """Write what the socket takes, unless that was done; give what the front process is told."""
+        if (reply := request.reply) is None:
+            return answer
+        if (told := self._told.pop(request.id, None)) is not None:
+            return told
+        sent = SentReply(
+            self._numbers[id(reply.loan)], reply.head, tuple(SentTensor(*output) for output in reply.outputs)
+        )
+        data = [tensor.data for tensor in answer.outputs]
+        n_written = self._borrowed.write(sent, tuple(map(SentTensor.of, answer.outputs)), data)
+        self.n_written += n_written
+        is_whole = n_written == len(reply.head) + sum(map(len, data))
+        return replace(answer, n_written=n_written, outputs=() if is_whole else answer.outputs)
+
+    def write_before_it_is_told(self, request: TensorRequest) -> None:
+        """Answer with the inputs, of which the front process hears when the answer is due."""
+        timings = TensorTimings(queue_s=0.0, compute_s=0.001, batch_size=1)
+        self._told[request.id] = self.write(request, TensorAnswer(outputs=request.inputs, timings=timings))
+
+
 @dataclass
 class FakeRuntime:
     """Answers with its chunks, or raises what stands among them; checks requests as the real one does."""
@@ -120,6 +175,7 @@ class FakeRuntime:
     n_closed: int = 0
     inferences: list[TensorRequest] = field(default_factory=list)
     is_direct: bool = False  # answers inferences of one model without a task
+    worker: FakeWriter | None = None  # which then writes them, as far as it does
     outputs: Sequence[Tensor] | BaseException = ()  # of an inference; () gives the inputs back
     looks: list[MediaRequest] = field(default_factory=list)
     findings: dict[str, MediaAnswer | BaseException] = field(default_factory=dict)  # by model
@@ -176,6 +232,8 @@ class FakeRuntime:
         if not self.is_direct or request.model != "eyes" or request.stream:
             return None
         check_tensors(request, Limits())
+        if self.worker is not None:
+            self.worker.borrow(request)
         asked = asyncio.get_running_loop().create_task(self.infer(request))
         is_dropped = False
 
@@ -190,7 +248,7 @@ class FakeRuntime:
                 assert isinstance(error, EdgeRtError)
                 on_end(error)
             else:
-                on_end(done.result())
+                on_end(done.result() if self.worker is None else self.worker.write(request, done.result()))
 
         asked.add_done_callback(ended)
 

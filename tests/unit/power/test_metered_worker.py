@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +13,7 @@ from edge_rt.devices.meters import Sample
 from edge_rt.errors import WorkerLostError
 from edge_rt.power.metered_worker import metered
 from edge_rt.power.monitor import EnergyMonitor
-from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest, TensorTimings
+from edge_rt.tensor_types import MediaAnswer, MediaRequest, Reply, TensorAnswer, TensorRequest, TensorTimings
 from edge_rt.types import Chunk, Energy, GenerateRequest
 from edge_rt.worker.channel import Inferred
 from tests import virtual_time
@@ -34,6 +34,9 @@ class FakeWorker:
         return 1.5
 
     n_threads = 1
+
+    def __init__(self) -> None:
+        self.asked: list[TensorRequest] = []
 
     async def start(self) -> Any:
         return replace(INFO, n_threads=self.n_threads)
@@ -60,6 +63,7 @@ class FakeWorker:
         return TensorAnswer(outputs=(), timings=TensorTimings(queue_s=0.0, compute_s=1.0, batch_size=1, engine_s=1.0))
 
     def infer_now(self, request: TensorRequest, on_reply: Any) -> Any:
+        self.asked.append(request)
         if self.is_lost:
             return None
         reply = Inferred(id="w", sent=(), timings=TIMINGS)
@@ -125,7 +129,9 @@ def test_a_request_without_a_task_says_it_too_and_leaves_nothing_open() -> None:
         worker = bench.worker()
         await asyncio.sleep(1.0)
         replies: list[Any] = []
-        assert worker.infer_now(INFER, replies.append) is not None
+        reply = Reply(loan=cast("Any", None), head=b"", outputs=(), place="", variant="")
+        assert worker.infer_now(replace(INFER, reply=reply), replies.append) is not None
+        assert bench.made[0].asked[-1].reply is None  # the worker does not know what it took
         await asyncio.sleep(1.5)
         (reply,) = replies
         assert reply.answer().energy.total_j == pytest.approx(8.0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +16,7 @@ from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.placed_model import REPLAN_S
 from edge_rt.scheduler.queue import Admission, Queue
 from edge_rt.telemetry import Telemetry
-from edge_rt.tensor_types import TensorAnswer, TensorRequest
+from edge_rt.tensor_types import Reply, TensorAnswer, TensorRequest
 from tests import virtual_time
 from tests.null_devices import Device, World, lost, request
 from tests.unit.scheduler.test_dispatcher import ask, cpu, metric, npu
@@ -31,9 +33,9 @@ class Front:
         self.dispatcher: Dispatcher = self.world.dispatcher(self.telemetry, n_checked=0)
         self.queue = Queue(Admission(max_running=max_running, max_waiting=4), lambda running, waiting: None)
 
-    async def begin(self, number: int = 1, **fields: object) -> tuple[Callable[[], None] | None, asyncio.Future[End]]:
+    async def begin(self, number: int = 1, **fields: Any) -> tuple[Callable[[], None] | None, asyncio.Future[End]]:
         """Ask without a task; give what drops the request, and its end."""
-        asked, end = request(number, **fields), asyncio.get_running_loop().create_future()
+        asked, end = replace(request(number), **fields), asyncio.get_running_loop().create_future()
         place = self.dispatcher.direct_place(asked)
         ticket = self.queue.enter_now("t") if place is not None else None
         if place is None or ticket is None:
@@ -69,6 +71,19 @@ def test_an_answer_is_told_from_and_counted_as_the_dispatchers_own() -> None:
         assert front.is_free()
         (status,) = (await front.dispatcher.status("m")).places
         assert (status.n_answered, status.latency_s) == (2, pytest.approx(0.05))
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(("place", "variant"), [("sim:cpu", "v"), ("sim:npu", "v"), ("sim:cpu", "w")])
+def test_a_worker_may_write_only_what_its_place_would_be_told_of(place: str, variant: str) -> None:
+    async def main() -> None:
+        front = Front(cpu())
+        await ask(front.dispatcher, 0)
+        reply = Reply(loan=cast("Any", None), head=b"", outputs=(), place=place, variant=variant)
+        _, end = await front.begin(7, reply=reply)
+        assert isinstance(await end, TensorAnswer)
+        assert front.world.replies == [reply if (place, variant) == ("sim:cpu", "v") else None]
 
     virtual_time.run(main())
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 import threading
@@ -169,6 +170,43 @@ def test_what_is_attached_is_sent_however_little_the_socket_takes() -> None:
             assert isinstance(back, channel.Inferred)
             assert (back.id, back.tensors()) == (str(i), (large,))
         parent.close()
+        await got.get()
+        worker.flush()
+        theirs.close()
+
+    virtual_time.run(main())
+
+
+def test_descriptors_cross_with_their_messages_between_long_frames() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        got: asyncio.Queue[FromWorker | str] = asyncio.Queue()
+        parent = ParentChannel(got.put_nowait, got.put_nowait)
+        await parent.connect(ours)
+        worker = WorkerChannel(theirs)
+        large = Tensor(name="x", datatype="UINT8", shape=(100_000,), data=bytes(100_000))
+        infer = channel.Infer.of(TensorRequest(id="r", model="m", inputs=(large,)), "1")
+        pipes = [os.pipe() for _ in range(3)]
+        messages: list[ToWorker] = []
+        for i, ends in enumerate(pipes):
+            parent.send(infer, [large.data])
+            parent.send(channel.Cancel("c"))
+            assert parent.send_fds(channel.Lend(i), ends)
+            while len(messages) < 3 * (i + 1):
+                messages += await asyncio.to_thread(worker.receive) or ()
+        assert [m for m in messages if isinstance(m, channel.Lend)] == [channel.Lend(i) for i in range(3)]
+        for i, (read, write) in enumerate(pipes):
+            copies = worker.take_fds()
+            os.write(copies[1], b"%d" % i)
+            assert os.read(read, 9) == b"%d" % i
+            assert not any(map(os.get_inheritable, copies))
+            for fd in (*copies, read, write):
+                os.close(fd)
+        while not parent._transport.get_write_buffer_size():  # type: ignore[union-attr]
+            parent.send(infer, [large.data])
+        assert not parent.send_fds(channel.Lend(9), (0, 1))  # it would come before what waits
+        parent.close()
+        assert not parent.send_fds(channel.Lend(9), (0, 1))
         await got.get()
         worker.flush()
         theirs.close()

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -16,11 +18,11 @@ from edge_rt.errors import (
     WorkerLostError,
 )
 from edge_rt.liveness import SUPERVISION_S
-from edge_rt.tensor_types import TensorRequest
+from edge_rt.tensor_types import Reply, TensorRequest
 from edge_rt.types import Chunk, EngineStats, TokenLogprob
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, ToWorker
-from edge_rt.worker.process import MAX_UNREAD, Process, describe_exit
+from edge_rt.worker.process import MAX_LENT, MAX_UNREAD, Process, describe_exit
 from tests import virtual_time
 from tests.unit.worker.fake_child import (
     INFO,
@@ -202,6 +204,88 @@ def test_one_that_cannot_take_its_reply_costs_the_others_nothing(ends: str) -> N
         error = "WorkerLostError" if ends == "lost" else "BackendStepError"
         assert sorted(heard) == [error, error, "bad"]
         assert process.lost.done() == (ends == "lost")
+        await process.kill("done")
+
+    virtual_time.run(main())
+
+
+class FakeLoan:
+    """A connection whose descriptors are a socket's and a pipe's."""
+
+    def __init__(self) -> None:
+        self.sock, self.other = socket.socketpair()
+        self.n_permits = 0
+        self.borrowers: dict[object, Callable[[Any], None]] = {}
+
+    def fds(self) -> tuple[int, int]:
+        return self.sock.fileno(), self.other.fileno()
+
+    def lent_to(self, borrower: object, ended: Callable[[Any], None]) -> None:
+        self.borrowers[borrower] = ended
+
+    def returned_by(self, borrower: object) -> None:
+        self.borrowers.pop(borrower)
+
+    def permit(self) -> None:
+        self.n_permits += 1
+
+    def close(self) -> None:
+        self.sock.close()
+        self.other.close()
+
+
+def test_connections_are_lent_once_and_taken_back_when_there_are_many() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(loads)
+        process = await start(launch)
+        child = launch.children[0]
+        loans = [FakeLoan() for _ in range(MAX_LENT + 1)]
+
+        def lend(loan: FakeLoan) -> None:
+            reply = Reply(loan=loan, head=b"h", outputs=(("y", "FP32", (1,), 4),), place="p", variant="v")
+            process.infer_now(TensorRequest(id="r", model="m", inputs=(), reply=reply), lambda _: None)
+
+        def seen(kind: type) -> list[Any]:
+            return [message for message in child.seen if isinstance(message, kind)]
+
+        for loan in (loans[0], loans[0], *loans[1:]):
+            lend(loan)
+            await settle()
+        numbers = [message.loan for message in seen(channel.Lend)]
+        assert len(set(numbers)) == len(loans)
+        replies = [message.reply for message in seen(channel.Infer)]
+        assert [reply.loan for reply in replies] == [numbers[0], *numbers]
+        assert (replies[0].head, replies[0].outputs) == (b"h", (channel.SentTensor("y", "FP32", (1,), 4),))
+        assert [loan.n_permits for loan in loans] == [2] + [1] * MAX_LENT
+        assert [message.loan for message in seen(channel.GiveBack)] == numbers[:1]
+        assert not loans[0].borrowers
+        loans[1].borrowers[process](loans[1])  # its client has left
+        await settle()
+        assert [message.loan for message in seen(channel.GiveBack)] == numbers[:2]
+        lend(loans[0])  # once more, under another number
+        await settle()
+        assert seen(channel.Lend)[-1].loan not in numbers
+        child.exit(-9)
+        await process.lost
+        assert not any(loan.borrowers for loan in loans)
+        for loan in loans:
+            loan.close()
+
+    virtual_time.run(main())
+
+
+def test_a_connection_that_cannot_be_lent_is_not_answered_by_the_child() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(loads)
+        process = await start(launch)
+        loan = FakeLoan()
+        loan.close()  # its descriptors are -1
+        reply = Reply(loan=loan, head=b"h", outputs=(), place="p", variant="v")
+        process.infer_now(TensorRequest(id="r", model="m", inputs=(), reply=reply), lambda _: None)
+        await settle()
+        (infer,) = [message for message in launch.children[0].seen if isinstance(message, channel.Infer)]
+        assert infer.reply is None
+        assert not loan.n_permits
         await process.kill("done")
 
     virtual_time.run(main())

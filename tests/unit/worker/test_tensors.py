@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from edge_rt.backends.base import TensorSession
 from edge_rt.engine.arrays import to_tensor
@@ -99,6 +101,62 @@ def test_a_request_is_answered_with_the_models_outputs() -> None:
         assert message.tensors() == (Tensor(name="y", datatype="FP32", shape=(1, 4), data=expected.tobytes()),)
         assert message.place == "null:null"
         assert message.timings.batch_size == 1
+
+
+def test_an_answer_is_written_to_the_client_that_was_lent_or_told_to_the_front_process() -> None:
+    expected = alone("", {"x": rows(5)})["y"].tobytes()
+    right = (channel.SentTensor("y", "FP32", (1, 4), len(expected)),)
+    wrong = (channel.SentTensor("y", "FP32", (1, 5), len(expected)),)
+    client, connection = socket.socketpair()
+    permit = os.eventfd(0, os.EFD_NONBLOCK)
+    with served(session()) as (parent, _), client, connection:
+        connection.setblocking(False)
+        socket.send_fds(parent.sock, [channel.encode(channel.Lend(3))], [connection.fileno(), permit])
+
+        def ask(number: int, outputs: tuple[channel.SentTensor, ...], n_permits: int) -> channel.Inferred:
+            os.eventfd_write(permit, n_permits)
+            request, reply = tensors("r", 5), channel.SentReply(number, b"head ", outputs)
+            attached = [tensor.data for tensor in request.inputs]
+            frame = channel.encode(channel.Infer.of(request, "r", reply), attached)
+            parent.sock.sendall(b"".join((frame, *attached)))
+            message = parent.skip_figures()
+            assert isinstance(message, channel.Inferred)
+            return message
+
+        written = ask(3, right, 1)
+        assert (written.n_written, written.sent) == (len(b"head ") + len(expected), ())
+        assert client.recv(1000) == b"head " + expected
+        for number, outputs, n_permits in ((3, right, 0), (3, wrong, 1), (4, right, 0)):
+            told = ask(number, outputs, n_permits)
+            assert (told.n_written, told.tensors()[0].data) == (0, expected)
+        assert os.eventfd_read(permit) == 1  # the wrong one's is still there
+        with pytest.raises(BlockingIOError):
+            client.recv(1, socket.MSG_DONTWAIT)
+        connection.close()
+        parent.send(channel.GiveBack(3))
+        assert client.recv(1) == b""
+        assert ask(3, right, 1).n_written == 0
+    os.close(permit)
+
+
+def test_a_client_that_is_gone_leaves_the_answer_to_the_front_process() -> None:
+    expected = alone("", {"x": rows(5)})["y"].tobytes()
+    client, connection = socket.socketpair()
+    permit = os.eventfd(1, os.EFD_NONBLOCK)
+    with served(session()) as (parent, _), connection:
+        connection.setblocking(False)
+        socket.send_fds(parent.sock, [channel.encode(channel.Lend(3))], [connection.fileno(), permit])
+        client.close()
+        request = tensors("r", 5)
+        reply = channel.SentReply(3, b"head ", (channel.SentTensor("y", "FP32", (1, 4), len(expected)),))
+        attached = [tensor.data for tensor in request.inputs]
+        frame = channel.encode(channel.Infer.of(request, "r", reply), attached)
+        parent.sock.sendall(b"".join((frame, *attached)))
+        message = parent.skip_figures()
+        assert isinstance(message, channel.Inferred)
+        assert (message.n_written, message.tensors()[0].data) == (0, expected)
+        assert os.eventfd_read(permit) == 1
+    os.close(permit)
 
 
 def test_a_request_that_comes_alone_is_computed_by_who_read_it() -> None:

@@ -1,0 +1,63 @@
+"""A client's connection, lent to workers: one answer at a time may be written by the worker that computes it.
+
+The front process and the worker would else both wake up for an answer that the worker could have written at once. An
+eventfd(2) beside the connection decides who writes: it holds one permit while an answer is lent out, and whoever takes
+it has the connection. So the front process can take an answer back at any time, and knows of a worker that has died
+whether the client may have seen a part of it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+
+class Loan:
+    """One connection. Its descriptors stay the owner's; close it before the connection is."""
+
+    __slots__ = ("_borrowers", "_is_out", "_permit", "_sock")
+
+    def __init__(self, sock: socket.socket) -> None:
+        """sock must not block. Raises OSError where there are no more descriptors."""
+        self._sock = sock
+        self._permit = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._is_out = False
+        self._borrowers: dict[object, Callable[[Loan], None]] = {}
+
+    def fds(self) -> tuple[int, int]:
+        return self._sock.fileno(), self._permit
+
+    def lent_to(self, borrower: object, ended: Callable[[Loan], None]) -> None:
+        """Remember who has copies of the descriptors, and must hear of their end."""
+        self._borrowers[borrower] = ended
+
+    def returned_by(self, borrower: object) -> None:
+        self._borrowers.pop(borrower, None)
+
+    def permit(self) -> None:
+        """Let one answer be written."""
+        os.eventfd_write(self._permit, 1)
+        self._is_out = True
+
+    def written(self) -> None:
+        """Hear from the worker that it has taken the permit, and writes nothing more."""
+        self._is_out = False
+
+    def take_back(self) -> bool:
+        """Take the permit back, if it is out. False: a worker has it, and may have written a part of an answer."""
+        if not self._is_out:
+            return True
+        try:
+            os.eventfd_read(self._permit)
+        except BlockingIOError:
+            return False
+        self._is_out = False
+        return True
+
+    def close(self) -> None:
+        """End the connection also where workers still have its descriptor."""
+        for ended in list(self._borrowers.values()):
+            ended(self)
+        self._borrowers.clear()
+        os.close(self._permit)
