@@ -70,6 +70,7 @@ class ModelTable:
         self._features, self._probes, self._profile = features, probes, profile
         self._queue_changed = queue_changed
         self.entries: dict[str, Entry] = {}
+        self._max_running: int | None = None  # of a language model's answers, as powerd advises
         self._has_stale = False  # a model runs by a manifest that has changed since
         self._tell_left_out()
         manifests: dict[str, Manifest | None] = {manifest.id: manifest for manifest in store.manifests()}
@@ -175,6 +176,13 @@ class ModelTable:
         slots = [slot for model in self.entries for slot in self.slots(model)]
         return sum(slot.loaded.engine.n_threads for slot in slots if slot.loaded is not None and slot.n_leases)
 
+    def run_at_most(self, max_running: int | None) -> None:
+        """Let fewer answers of a language model be computed together than could, from now on; None ends that."""
+        self._max_running = max_running
+        for entry in self.entries.values():
+            if entry.is_text:
+                entry.queue.run_at_most(max_running)
+
     def reread(self) -> None:
         """Take up manifests that are new or have changed; a model that is in memory or asked keeps its own so long."""
         if not self._store.refresh() and not self._has_stale:
@@ -217,6 +225,7 @@ class ModelTable:
             )
         if not entry.is_text:
             return
+        queue.run_at_most(self._max_running)
 
         def make(events: WorkerEvents, force: bool) -> ModelWorker:
             placement = self.placement(model)

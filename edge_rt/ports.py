@@ -49,5 +49,5 @@ class RuntimeEvents(ResidencyEvents, DispatchEvents, ChainEvents, AnsweringEvent
 MakeWorker = Callable[[Load, config.Worker, WorkerEvents], ModelWorker]
 
 
-def make_worker(load: Load, settings: config.Worker, events: WorkerEvents) -> ModelWorker:
+def make_worker(load: Load, settings: config.Worker, events: WorkerEvents) -> Worker:
     return Worker(load, settings=settings, launch=spawn, events=events)

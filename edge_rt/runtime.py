@@ -40,6 +40,7 @@ from edge_rt.model_table import Entry, ModelTable
 from edge_rt.ports import MakeWorker, ModelStore, RuntimeEvents, make_worker
 from edge_rt.power.metered_worker import metered
 from edge_rt.power.monitor import EnergyMonitor
+from edge_rt.power.taker import AdviceTaker
 from edge_rt.power.workload import Workload
 from edge_rt.router.decide import Decision
 from edge_rt.scheduler.direct import Held, OnEnd
@@ -77,6 +78,7 @@ class Runtime:
         tensor_results: TensorResults | None = None,
         energy: EnergyMonitor | None = None,
         workload: Workload | None = None,
+        taker: AdviceTaker | None = None,
     ) -> None:
         self._config = loaded.config
         self._telemetry = telemetry
@@ -107,6 +109,8 @@ class Runtime:
             queue_changed=self._queue_changed,
         )
         self._workload.n_threads = self._models.n_threads
+        if taker is not None:
+            taker.run_at_most = self._models.run_at_most
         self._state = "new"
 
     def check(self, loaded: config.Loaded) -> None:

@@ -123,6 +123,13 @@ METRICS: Final = (
     Metric("edge_rt_power_watts", "gauge", "Power now; absent while unknown.", ("source", "boundary", "quality")),
     Metric("edge_rt_power_idle_watts", "gauge", "Power without work, once it is learned.", ("source",)),
     Metric("edge_rt_power_coverage", "gauge", "Share of the last minute with values of the meter.", ("source",)),
+    Metric(
+        "edge_rt_power_advised_threads",
+        "gauge",
+        "Threads that powerd advises at most, applied or (in its dry run) shown; absent without advice.",
+        ("phase", "state"),
+    ),
+    Metric("edge_rt_power_advised_batch", "gauge", "Answers decoded together that it advises at most.", ("state",)),
     Metric("edge_rt_build_info", "gauge", "Always 1; the labels say what runs.", ("version",)),
 )  # and edge_rt_process_*: memory, CPU and open files of the front process, by the client library
 
@@ -178,6 +185,17 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 _M = TypeVar("_M", Counter, Gauge, Histogram)
 
 
+class Advice(Protocol):
+    """What powerd advises; power.state.Advice is one."""
+
+    @property
+    def n_prefill_threads(self) -> int | None: ...
+    @property
+    def n_decode_threads(self) -> int | None: ...
+    @property
+    def max_batch(self) -> int | None: ...
+
+
 class PowerState(Protocol):
     """A meter's state; power.monitor.PowerNow is one."""
 
@@ -208,6 +226,7 @@ class Telemetry:
         self._found: dict[tuple[str, ...], Any] = {}
         self._depths: dict[str, tuple[int, int]] = {}  # requests running and waiting, by model
         self._power: Callable[[], PowerState] | None = None
+        self._advice: Callable[[], tuple[Advice, bool]] | None = None
         for metric in METRICS:
             if metric.kind == "counter":
                 self._counters[metric.name] = Counter(metric.name, metric.text, metric.labels, registry=self.registry)
@@ -248,6 +267,10 @@ class Telemetry:
     def watch_power(self, read: Callable[[], PowerState]) -> None:
         """Show a meter's state whenever the metrics are asked for."""
         self._power = read
+
+    def watch_advice(self, read: Callable[[], tuple[Advice, bool]]) -> None:
+        """Show what is advised whenever the metrics are asked for; True: and applied."""
+        self._advice = read
 
     def engine_stats(self, model: str, stats: EngineStats) -> None:
         """Take in one engine's newest totals and gauges.
@@ -355,7 +378,20 @@ class Telemetry:
             self._gauges["edge_rt_requests_waiting"].labels(model).set(waiting)
         if self._power is not None:
             self._show_power(self._power())
+        if self._advice is not None:
+            self._show_advice(*self._advice())
         return generate_latest(self.registry)
+
+    def _show_advice(self, advice: Advice, is_applied: bool) -> None:
+        state = "applied" if is_applied else "shown"
+        threads, batch = self._gauges["edge_rt_power_advised_threads"], self._gauges["edge_rt_power_advised_batch"]
+        threads.clear()
+        batch.clear()
+        for phase, n in (("prefill", advice.n_prefill_threads), ("decode", advice.n_decode_threads)):
+            if n is not None:
+                threads.labels(phase, state).set(n)
+        if advice.max_batch is not None:
+            batch.labels(state).set(advice.max_batch)
 
     def _show_power(self, now: PowerState) -> None:
         shown = (

@@ -91,6 +91,16 @@ class ThreadChoice:
         self._start = max(i for i, n in enumerate(self._counts) if n <= max(start, self._counts[0]))
         self._buckets: dict[int, _Bucket] = {}
 
+    def within(self, most: int) -> ThreadChoice:
+        """Give a choice of its own among no more than most threads; this one where that is no limit to it.
+
+        A count that the configuration has fixed is only lowered, not tried.
+        """
+        if most >= self._counts[-1]:
+            return self
+        fewer = [n for n in self._counts if n < most] if len(self._counts) > 1 else []
+        return ThreadChoice((*fewer, max(most, 1)))
+
     def choose(self, n_rows: int, now_s: float, idle_cores: float | None = None) -> int:
         """Give the thread count for a step of n_rows.
 
@@ -194,6 +204,29 @@ class ThreadChoice:
         else:
             state.wait_s = min(state.wait_s * 4, _MAX_WAIT_S)
             state.due_at_s = now_s + max(state.wait_s, cost_s / _IDLE_COST_SHARE)
+
+
+class AdvisedThreads:
+    """A choice of threads that may be limited from outside, for prefill and for decode. Any thread may advise."""
+
+    def __init__(self, own: ThreadChoice) -> None:
+        self._own = own
+        self._advice: tuple[int | None, int | None] = (None, None)
+        self._within: dict[int, ThreadChoice] = {}  # what was learned within a limit is there when it comes back
+
+    def advise(self, n_prefill_threads: int | None, n_decode_threads: int | None) -> None:
+        """Allow no more than so many from now on; None ends that."""
+        self._advice = n_prefill_threads, n_decode_threads
+
+    def choice(self, *, is_prefill: bool) -> ThreadChoice:
+        """Give the choice for a step, which chooses and observes."""
+        prefill, decode = self._advice
+        most = prefill if is_prefill else decode
+        if most is None:
+            return self._own
+        if most not in self._within:
+            self._within[most] = self._own.within(most)
+        return self._within[most]
 
 
 def _observe_current(state: _Bucket, row_s: float, now_s: float) -> None:

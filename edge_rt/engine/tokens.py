@@ -29,7 +29,7 @@ from edge_rt.engine.sequence import Sequence, Sink
 from edge_rt.engine.slots import Slots
 from edge_rt.engine.speculation import Speculation
 from edge_rt.engine.text import TextStream
-from edge_rt.engine.threads import ThreadChoice
+from edge_rt.engine.threads import AdvisedThreads, ThreadChoice
 from edge_rt.errors import (
     BackendStepError,
     DeadlineError,
@@ -98,7 +98,7 @@ class TokenEngine:
     ) -> None:
         self._session = session
         self._settings = settings
-        self._threads = threads
+        self._threads = AdvisedThreads(threads)
         self._idle_cores = idle_cores
         self._clock = clock
         self._entropy = entropy
@@ -147,6 +147,10 @@ class TokenEngine:
         """Forget a request before the next step; its sink hears nothing more."""
         self._inbox.put(_Cancel(request_id))
 
+    def advise(self, n_prefill_threads: int | None, n_decode_threads: int | None) -> None:
+        """Compute on no more than so many threads from the next step on; None ends that. No answer changes by it."""
+        self._threads.advise(n_prefill_threads, n_decode_threads)
+
     def stop(self, drain_s: float) -> None:
         """End the loop: waiting requests are refused, running ones have drain_s to finish."""
         self._inbox.put(_Stop(drain_s))
@@ -184,7 +188,7 @@ class TokenEngine:
     def warm_up(self) -> None:
         """Compute a few rows, so that the first request finds the weights read and a row's time known."""
         n_rows = min(16, self._session.caps.n_batch, self._session.caps.n_ctx)
-        self._set_threads(self._threads.choose(n_rows, self._clock(), None))
+        self._set_threads(self._threads.choice(is_prefill=True).choose(n_rows, self._clock(), None))
         for _ in range(2):  # the first one reads the file
             begun_s = self._clock()
             self._session.decode([SeqRows(0, 0, [0] * n_rows, want_logits=True)])
@@ -307,9 +311,10 @@ class TokenEngine:
                 sequences.append(sequence)
                 batch.append(rows)
         n_rows = sum(len(rows.token_ids) for rows in batch)
+        threads = self._threads.choice(is_prefill=max(rows_of) > 1)
         begun_s = self._clock()
         try:
-            self._set_threads(self._threads.choose(n_rows, begun_s, self._idle_cores()))
+            self._set_threads(threads.choose(n_rows, begun_s, self._idle_cores()))
             logits = iter(self._session.decode(batch))
         except NoCellsError:
             if not drafts:  # a guess shall cost nobody his place
@@ -324,7 +329,7 @@ class TokenEngine:
         # All of the loop's time is somebody's: what lies between two steps is charged to the second one.
         row_engine_s = (ended_s - (begun_s if self._free_s is None else self._free_s)) / n_rows
         self._free_s = ended_s
-        self._threads.observe(n_rows, self._n_threads, ended_s - begun_s, ended_s)
+        threads.observe(n_rows, self._n_threads, ended_s - begun_s, ended_s)
         self._learn_row_s(n_rows, ended_s - begun_s)
         self._speculation.observe(batch, ended_s - begun_s)
         self._totals.steps += 1

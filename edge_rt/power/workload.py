@@ -45,6 +45,16 @@ def estimated_tokens(request: GenerateRequest) -> int:
     return max(1, round(sum(map(len, texts)) / _CHARS_PER_TOKEN))
 
 
+class LoopWatch:
+    """Tells by the running event loop when a socket can be read."""
+
+    def add(self, fd: int, on_readable: Callable[[], None]) -> None:
+        asyncio.get_running_loop().add_reader(fd, on_readable)
+
+    def remove(self, fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+
+
 class Progress:
     """One answer of a language model."""
 

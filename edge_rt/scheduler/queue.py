@@ -25,7 +25,7 @@ class Admission:
     """
 
     def __init__(self, *, max_running: int, max_waiting: int, max_waiting_per_tenant: int = 0) -> None:
-        self.max_running = max_running
+        self.max_running = self._most_running = max_running
         self.limit(max_waiting=max_waiting, max_waiting_per_tenant=max_waiting_per_tenant)
         self._running: set[int] = set()
         self._tenant_of: dict[int, str] = {}  # of those that wait
@@ -47,10 +47,12 @@ class Admission:
             # Nobody waits while there is room: leave fills every place it frees.
             self._running.add(ticket)
             return True
-        if self.n_waiting >= self.max_waiting:
+        # Who waits only because fewer run than could takes nobody's place among those that may wait.
+        n_lent = self._most_running - self.max_running
+        if self.n_waiting >= self.max_waiting + n_lent:
             raise self._full(self.n_waiting, self.max_waiting)
         own = self._waiting.get(tenant, {})
-        if len(own) >= self.max_waiting_per_tenant:
+        if len(own) >= self.max_waiting_per_tenant + n_lent:
             raise self._full(len(own), self.max_waiting_per_tenant)
         own[ticket] = None
         self._waiting[tenant] = own
@@ -61,6 +63,11 @@ class Admission:
         """Let other numbers wait from now on; those that wait already stay."""
         self.max_waiting = max_waiting
         self.max_waiting_per_tenant = max_waiting_per_tenant or max_waiting
+
+    def run_at_most(self, max_running: int | None) -> tuple[int, ...]:
+        """Let fewer run than could, from now on; None ends that. Those that run go on. Give those that may run now."""
+        self.max_running = max(1, min(max_running or self._most_running, self._most_running))
+        return tuple(self._admit())
 
     def leave(self, ticket: int, service_s: float | None = None) -> tuple[int, ...]:
         """Forget a ticket, wherever it is, and give those that run in its stead.
@@ -155,11 +162,21 @@ class Queue:
 
     def leave(self, ticket: int, service_s: float | None) -> None:
         """Let the next one run. service_s as in Admission.leave."""
-        for admitted in self._admission.leave(ticket, service_s):
-            # A waiter that is done was cancelled or refused in this very moment; it passes its place on itself.
-            if not (waiter := self._waiters[admitted]).done():
-                waiter.set_result(None)
+        self._let_run(self._admission.leave(ticket, service_s))
         self._report()
+
+    def run_at_most(self, max_running: int | None) -> None:
+        """Let fewer run than could, from now on; see Admission."""
+        admitted = self._admission.run_at_most(max_running)
+        self._let_run(admitted)
+        if admitted:
+            self._report()
+
+    def _let_run(self, admitted: tuple[int, ...]) -> None:
+        for ticket in admitted:
+            # A waiter that is done was cancelled or refused in this very moment; it passes its place on itself.
+            if not (waiter := self._waiters[ticket]).done():
+                waiter.set_result(None)
 
     def limit(self, *, max_waiting: int, max_waiting_per_tenant: int) -> None:
         """Let other numbers wait from now on; see Admission."""

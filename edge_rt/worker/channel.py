@@ -102,6 +102,13 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     id: str
 
 
+class Advise(msgspec.Struct, frozen=True, array_like=True, tag="advise"):
+    """Compute a language model on no more than so many threads from the next step on; None ends that."""
+
+    n_prefill_threads: Annotated[int, msgspec.Meta(ge=1)] | None
+    n_decode_threads: Annotated[int, msgspec.Meta(ge=1)] | None
+
+
 class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag="tok"):
     id: str
     text: str
@@ -273,7 +280,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     stats: EngineStats
 
 
-ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | Infer | Look | Lend | GiveBack | Shutdown
+ToWorker = Load | Generate | Cancel | Advise | Tokenize | Detokenize | Infer | Look | Lend | GiveBack | Shutdown
 FromWorker = Ready | TensorReady | ChunkOut | Failed | TokensOut | TextOut | Inferred | Found | Stats
 
 M = TypeVar("M")

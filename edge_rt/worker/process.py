@@ -182,6 +182,11 @@ class Process:
             return 0.0
         return max(0.0, asyncio.get_running_loop().time() - self._progress_at_s - self._step_timeout_s)
 
+    def advise(self, n_prefill_threads: int | None, n_decode_threads: int | None) -> None:
+        """Let a language model compute on no more than so many threads, from its next step on; None ends that."""
+        if not self.lost.done():
+            self._channel.send(channel.Advise(n_prefill_threads, n_decode_threads))
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Stream one answer. Closing the iterator before its end stops the engine within one token.
 

@@ -61,6 +61,7 @@ class Worker:
         self._n_deaths = 0
         self._ready_at_s = 0.0
         self._stop_error: Callable[[], EdgeRtError] | None = None
+        self._advice: tuple[int | None, int | None] = (None, None)
 
     @property
     def pid(self) -> int | None:
@@ -74,6 +75,13 @@ class Worker:
         """Load the model. Raises the load's error, or BackendLoadError when the process dies MAX_LOAD_DEATHS times."""
         self._starting = asyncio.get_running_loop().create_task(self._bring_up(), context=Context())
         return (await self._running()).info
+
+    def advise(self, n_prefill_threads: int | None, n_decode_threads: int | None) -> None:
+        """Let a language model compute on no more than so many threads, after a restart too; None ends that."""
+        if self._load.tensor is None:
+            self._advice = n_prefill_threads, n_decode_threads
+            if self._process is not None:
+                self._process.advise(*self._advice)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Stream one answer. Closing the iterator early stops the engine within one token.
@@ -179,6 +187,8 @@ class Worker:
                 _log.exception("worker of %s cannot be started", self._load.model)
                 raise BackendLoadError(model=self._load.model, reason=f"{type(exc).__name__}: {exc}") from exc
             self._process, self.info = process, process.info
+            if self._advice != (None, None):
+                process.advise(*self._advice)
             self._ready_at_s = asyncio.get_running_loop().time()
             process.lost.add_done_callback(self._lost)
             _log.info("worker %d of %s is ready: %s", process.pid, self._load.model, _on(process.info))

@@ -41,6 +41,8 @@ class Engine(service.Engine, Protocol):
 
     def cancel(self, request_id: str) -> None: ...
 
+    def advise(self, n_prefill_threads: int | None, n_decode_threads: int | None) -> None: ...
+
     def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
 
     def detokenize(self, token_ids: list[int]) -> str: ...
@@ -132,6 +134,8 @@ class Service(service.Service):
                     self._cancelled.add(message.id)
                     return
             self._engine.cancel(message.id)
+        elif isinstance(message, channel.Advise):
+            self._engine.advise(message.n_prefill_threads, message.n_decode_threads)
         elif isinstance(message, channel.Infer | channel.Look):
             error = UnsupportedFeatureError(feature="a request for tensors to a language model")
             request_id = message.id if isinstance(message, channel.Infer) else message.request.id

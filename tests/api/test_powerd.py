@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import httpx2
 import pytest
 
+from edge_rt.power.calibration import CalibratedDomain, Calibration, Phase, Point, ThreadPoint, write
 from tests import patience
 from tests.api.daemon import Daemon
 from tests.unit.power.process import Process, started
@@ -118,3 +119,90 @@ def test_tensor_requests_are_work_too(socket_dir: Path) -> None:
             assert seen(powerd, "prefill")["n_running"] == 1
         assert (asking.statuses, asking.error) == ({200}, None)
         seen(powerd, "idle")
+
+
+# -- advice ----------------------------------------------------------------------------------------------------------
+
+
+def _calibrated(file: Path) -> None:
+    """Write a board whose decoding takes the fewest joules on one of its two threads."""
+    phases: tuple[Phase, ...] = get_args(Phase)
+    points = tuple(
+        ThreadPoint(phase=phase, max_hz=2.4e9, n_threads=n, n_streams=1, s_per_token=seconds, power_w=3.0 + n)
+        for phase in phases
+        for n, seconds in ((1, 0.02), (2, 0.01 if phase == "prefill" else 0.019))
+    )
+    point = Point(max_hz=2.4e9, prefill_s_per_token=0.01, decode_s_per_token=0.019, prefill_w=5.0, decode_w=5.0)
+    domain = CalibratedDomain(name="policy0", points=(point,))
+    write(
+        file,
+        Calibration(
+            board="a board",
+            made_at="2026-11-30T08:00:00Z",
+            boundary="board",
+            quality="measured",
+            idle_w=2.0,
+            domains=(domain,),
+            threads=points,
+        ),
+    )
+
+
+@contextmanager
+def advised(directory: Path, **power: Any) -> Iterator[tuple[Process, httpx2.Client]]:
+    machine(directory)
+    (directory / "d").mkdir()
+    _calibrated(directory / "power.json")
+    with started(directory, model_file=str(directory / "power.json"), **power) as powerd:
+        powerd.heard("READY=1")
+        extra = EXTRA.format(path=powerd.socket) + "\n[engine]\nn_threads = 2\nn_parallel = 3\n"
+        with Daemon(directory / "d", extra=extra) as daemon, daemon.client() as client:
+            yield powerd, client
+
+
+def shown(client: httpx2.Client, name: str) -> dict[str, float]:
+    """Give a metric's values by its labels."""
+    found = {}
+    for line in client.get("/metrics").text.splitlines():
+        metric, _, rest = line.partition("{")
+        if metric == name:
+            labels, _, value = rest.partition("}")
+            found[labels] = float(value)
+    return found
+
+
+def test_the_daemon_works_by_powerds_advice_and_no_answer_is_lost_or_another(socket_dir: Path) -> None:
+    with advised(socket_dir) as (powerd, client):
+        plain = client.post(CHAT, json=BODY).json()["choices"]
+        with Asking(client, CHAT, BODY) as asking:
+            patience.until(
+                lambda: (
+                    shown(client, "edge_rt_power_advised_threads").get('phase="decode",state="applied"') == 1
+                    and shown(client, "edge_rt_threads").get('model="null-slow"') == 1
+                ),
+                told=lambda: client.get("/metrics").text,
+            )
+            assert shown(client, "edge_rt_power_advised_batch") == {'state="applied"': 3.0}
+            status = powerd.status()
+            assert (status["advice"]["n_decode_threads"], status["takes_advice"]) == (1, True)
+            powerd.end(signal.SIGKILL)  # and the advice has ended with it
+            patience.until(
+                lambda: (
+                    not shown(client, "edge_rt_power_advised_threads")
+                    and shown(client, "edge_rt_threads").get('model="null-slow"') == 2
+                ),
+                told=lambda: client.get("/metrics").text,
+            )
+        assert (asking.statuses, asking.error) == ({200}, None)
+        assert client.post(CHAT, json=BODY).json()["choices"] == plain
+
+
+def test_advice_of_a_dry_run_is_shown_and_not_applied(socket_dir: Path) -> None:
+    with advised(socket_dir, enabled=False) as (powerd, client), Asking(client, CHAT, BODY):
+        patience.until(
+            lambda: 'phase="decode",state="shown"' in shown(client, "edge_rt_power_advised_threads"),
+            told=lambda: client.get("/metrics").text,
+        )
+        assert powerd.status()["advice"]["n_decode_threads"] == 1
+        patience.until(lambda: bool(shown(client, "edge_rt_threads")), told=lambda: client.get("/metrics").text)
+        assert shown(client, "edge_rt_threads") == {'model="null-slow"': 2.0}

@@ -249,3 +249,25 @@ def test_a_closed_session_refuses_instead_of_touching_freed_memory(
         closed.piece(token_id)
     with pytest.raises(BackendStepError, match="closed"):
         closed.decode([SeqRows(0, 0, [token_id], want_logits=True)])
+
+
+@pytest.mark.parametrize("n_threads", [2, 3])
+def test_the_number_of_threads_changes_no_bit_of_what_is_computed(session: TokenSession, n_threads: int) -> None:
+    """It may change between any two steps, as powerd advises it."""
+    ids = prompt(session)
+
+    def logits(threads: list[int]) -> list[np.ndarray]:
+        session.seq_trim(0, 0)
+        found, n_done = [], 0
+        for step, size in enumerate((len(ids) - 4, 1, 1, 2)):
+            session.set_threads(threads[step % len(threads)])
+            part = ids[n_done : n_done + size]
+            found += session.decode([SeqRows(0, n_done, part, want_logits=True)])
+            n_done += size
+        session.set_threads(1)
+        return found
+
+    one = logits([1])
+    for threads in ([n_threads], [1, n_threads]):
+        for expected, computed in zip(one, logits(threads), strict=True):
+            np.testing.assert_array_equal(computed, expected)

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge_rt.power.monitor import PowerNow
+from edge_rt.power.state import Advice
 from edge_rt.telemetry import METRICS, STEP_ROWS_BOUNDS, Telemetry
 from edge_rt.types import Energy, EngineStats, Timings, Usage
 
@@ -190,3 +191,20 @@ def test_power_is_shown_while_it_is_known() -> None:
 
 def test_without_a_meter_no_power_is_shown() -> None:
     assert "edge_rt_power_watts{" not in Telemetry().exposition().decode()
+
+
+def test_advice_is_shown_as_applied_or_not_and_absent_without() -> None:
+    metrics = Telemetry()
+    told = [(Advice(n_prefill_threads=4, n_decode_threads=2, max_batch=6), True)]
+    metrics.watch_advice(lambda: told[-1])
+    text = metrics.exposition().decode()
+    assert 'edge_rt_power_advised_threads{phase="decode",state="applied"} 2.0' in text
+    assert 'edge_rt_power_advised_threads{phase="prefill",state="applied"} 4.0' in text
+    assert 'edge_rt_power_advised_batch{state="applied"} 6.0' in text
+    told.append((Advice(n_decode_threads=1), False))
+    text = metrics.exposition().decode()
+    assert 'edge_rt_power_advised_threads{phase="decode",state="shown"} 1.0' in text
+    assert 'state="applied"' not in text
+    assert "edge_rt_power_advised_batch{" not in text
+    told.append((Advice(), True))
+    assert "edge_rt_power_advised_threads{" not in metrics.exposition().decode()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_rt.engine.threads import ThreadChoice, bucket, candidates
+from edge_rt.engine.threads import AdvisedThreads, ThreadChoice, bucket, candidates
 
 # Seconds of a decode step by thread count: measured on two cores, alone and with one and three busy neighbours.
 ALONE = {1: 0.0145, 2: 0.0100}
@@ -132,3 +132,44 @@ def test_candidates_rise_from_one_to_all_cores() -> None:
 def test_buckets_part_decode_from_chunks() -> None:
     assert len({bucket(n) for n in range(1, 17)}) == 16
     assert bucket(512) == bucket(4096)
+
+
+# -- advice ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_choice_within_a_limit_knows_the_limit_and_what_is_below_it() -> None:
+    choice = ThreadChoice(candidates(8))
+    for most in range(1, 8):
+        within = choice.within(most)
+        n_steps = 0
+        for i in range(2000):
+            n = within.choose(1, float(i))
+            n_steps += n == most
+            assert 1 <= n <= most
+            within.observe(1, n, 0.1 / n, float(i) + 0.1)
+        assert n_steps > 1500  # where more threads are faster the limit itself is used
+    assert choice.within(8) is choice
+    assert choice.within(100) is choice
+    assert choice.within(0).choose(1, 0.0) == 1
+
+
+def test_a_count_that_is_fixed_is_lowered_and_not_tried() -> None:
+    within = ThreadChoice((6,)).within(4)
+    assert {within.choose(n_rows, float(i)) for i in range(100) for n_rows in (1, 64)} == {4}
+
+
+def test_a_busy_neighbour_is_found_out_within_a_limit_too() -> None:
+    within = ThreadChoice((1, 2, 3, 4)).within(2)
+    run(within, lambda _: ONE_NEIGHBOUR, until_s=20.0)
+    assert within.choose(1, 20.0) == 1
+
+
+def test_advice_counts_for_its_phase_and_what_was_learned_within_it_is_kept() -> None:
+    advised = AdvisedThreads(ThreadChoice((4,)))
+    advised.advise(3, 2)
+    prefill, decode = advised.choice(is_prefill=True), advised.choice(is_prefill=False)
+    assert (prefill.choose(64, 0.0), decode.choose(1, 0.0)) == (3, 2)
+    advised.advise(None, None)
+    assert advised.choice(is_prefill=True).choose(64, 0.0) == advised.choice(is_prefill=False).choose(1, 0.0) == 4
+    advised.advise(None, 2)
+    assert advised.choice(is_prefill=False) is decode

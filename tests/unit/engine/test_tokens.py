@@ -383,3 +383,37 @@ def test_a_sleep_between_requests_is_nobody_s_time() -> None:
     bench.run(answer)
     assert answer.last.timings is not None
     assert answer.last.timings.prefill_engine_s + answer.last.timings.decode_engine_s < 1.0
+
+
+def test_advice_changes_threads_between_steps_and_no_answer() -> None:
+    """Prefill and decode have limits of their own, which come and go while answers are computed."""
+
+    def texts(advice: list[tuple[int | None, int | None]]) -> tuple[list[str], list[int]]:
+        bench = Bench()
+        answers = [bench.ask(chat("word " * 40, f"r{i}", max_tokens=20)) for i in range(3)]
+        threads = []
+        for step in range(10_000):
+            if all(answer.is_over for answer in answers):
+                break
+            bench.engine.advise(*advice[step % len(advice)])
+            bench.engine.step()
+            threads.append(bench.session.n_threads)
+        assert all(answer.error is None for answer in answers)
+        return [answer.text for answer in answers], threads
+
+    plain, _ = texts([(None, None)])
+    for advice in ([(1, 1)], [(2, 1)], [(1, 2), (2, 1), (None, None)]):
+        assert texts(advice)[0] == plain
+    assert set(texts([(1, 1)])[1]) == {1}
+    assert max(texts([(9, 9)])[1]) <= 2  # never more than the engine's own
+
+
+def test_advised_threads_are_those_of_the_step_that_is_computed() -> None:
+    bench = Bench()
+    bench.engine.advise(2, 1)
+    answer = bench.ask(chat("word " * 40, max_tokens=20))
+    bench.engine.step()
+    assert bench.session.n_threads == 2
+    bench.run(answer)
+    assert bench.session.n_threads == 1
+    assert bench.engine.stats().n_threads == 1

@@ -296,3 +296,47 @@ def test_another_limit_counts_for_those_that_come_and_not_for_those_that_wait() 
     assert [admission.arrive(5, "a"), admission.arrive(6, "b")] == [False, False]
     with pytest.raises(QueueFullError):
         admission.arrive(7, "a")
+
+
+def test_fewer_may_run_than_could_and_those_that_run_go_on() -> None:
+    admission = Admission(max_running=3, max_waiting=2)
+    assert [admission.arrive(ticket, "a") for ticket in range(3)] == [True] * 3
+    assert admission.run_at_most(1) == ()
+    assert admission.n_running == 3
+    assert [admission.arrive(ticket, "a") for ticket in (3, 4)] == [False, False]
+    assert admission.leave(0) == admission.leave(1) == ()
+    assert admission.leave(2) == (3,)
+    assert admission.run_at_most(2) == (4,)
+    assert admission.run_at_most(None) == ()
+    assert admission.arrive(5, "a")
+
+
+def test_no_request_is_refused_because_fewer_run_than_could() -> None:
+    admission = Admission(max_running=3, max_waiting=2, max_waiting_per_tenant=2)
+    admission.run_at_most(1)
+    assert [admission.arrive(ticket, "a") for ticket in range(5)] == [True, False, False, False, False]
+    with pytest.raises(QueueFullError):
+        admission.arrive(5, "a")
+
+
+@pytest.mark.parametrize(("most", "n_running"), [(0, 3), (-1, 1), (9, 3), (None, 3)])
+def test_no_advice_lets_more_run_than_could_nor_none(most: int | None, n_running: int) -> None:
+    admission = Admission(max_running=3, max_waiting=9)
+    admission.run_at_most(most)
+    assert sum(admission.arrive(ticket, "a") for ticket in range(6)) == n_running
+
+
+def test_who_waits_begins_as_soon_as_more_may_run() -> None:
+    async def main() -> None:
+        queue, order = make(max_running=2), []
+        begun_s = asyncio.get_running_loop().time()
+        queue.run_at_most(1)
+        held = [asyncio.create_task(hold(queue, order, name, 10.0)) for name in "ab"]
+        await asyncio.sleep(1.0)
+        assert (queue.n_running, queue.n_waiting) == (1, 1)
+        queue.run_at_most(None)
+        assert (queue.n_running, queue.n_waiting) == (2, 0)
+        await asyncio.gather(*held)
+        assert asyncio.get_running_loop().time() - begun_s < 12.0
+
+    virtual_time.run(main())

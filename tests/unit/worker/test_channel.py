@@ -35,6 +35,7 @@ TO_WORKER: list[ToWorker] = [
         )
     ),
     channel.Cancel("r~1"),
+    channel.Advise(4, None),
     channel.Tokenize("1", "text", special=True, add_bos=False),
     channel.Detokenize("2", [1, 2, 3]),
     channel.Shutdown(1.5),

@@ -376,3 +376,33 @@ def test_figures_reach_the_owner() -> None:
         await worker.stop(ShuttingDownError)
 
     virtual_time.run(main())
+
+
+def test_a_restarted_worker_is_advised_as_the_one_before() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(answers)
+        worker = supervised(launch)
+        worker.advise(4, 2)  # before there is a process
+        await worker.start()
+        worker.advise(4, 1)
+        await settle()
+        launch.children[0].exit(-9)
+        assert await answer(worker) == "ab!"
+        told = [[message for message in child.seen if isinstance(message, channel.Advise)] for child in launch.children]
+        assert told == [[channel.Advise(4, 2), channel.Advise(4, 1)], [channel.Advise(4, 1)]]
+        await worker.stop(ShuttingDownError)
+        worker.advise(1, 1)  # which nobody hears any more
+
+    virtual_time.run(main())
+
+
+def test_a_worker_without_advice_hears_none() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(answers)
+        worker = supervised(launch)
+        await worker.start()
+        assert await answer(worker) == "ab!"
+        assert not any(isinstance(message, channel.Advise) for message in launch.children[0].seen)
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())

@@ -49,6 +49,9 @@ class FakeEngine:
     def cancel(self, request_id: str) -> None:
         self.calls.put(f"cancel {request_id}")
 
+    def advise(self, n_prefill_threads: int | None, n_decode_threads: int | None) -> None:
+        self.calls.put(f"advise {n_prefill_threads} {n_decode_threads}")
+
     def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
         return [len(text), int(special), int(add_bos)]
 
@@ -329,3 +332,10 @@ def test_the_manifests_chat_template_overrides_the_files() -> None:
     assert session.vocab.chat_template == "{{ x }}"
     assert session.info.has_chat_template
     assert load_session(NULL).vocab.chat_template not in (None, "{{ x }}")
+
+
+def test_advice_reaches_the_engine() -> None:
+    engine = FakeEngine()
+    with served(engine) as (parent, _):
+        parent.send(channel.Advise(4, 2), channel.Advise(None, None))
+        assert [engine.heard(), engine.heard()] == ["advise 4 2", "advise None None"]

@@ -1,0 +1,104 @@
+"""The daemon's side of powerd's advice: taken within its own limits, over when powerd is gone or silent."""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Callable
+from typing import Final, ParamSpec, Protocol, TypeVar
+
+from edge_rt.power.state import Advice
+from edge_rt.power.wire import TakesAdvice
+
+_log = logging.getLogger(__name__)
+
+_NONE: Final = Advice()
+_SILENT_S: Final = 4.0  # powerd repeats its advice each second while there is work
+
+
+class Worker(Protocol):
+    """What computes; edge_rt.worker.supervisor.Worker is one."""
+
+    def advise(self, n_prefill_threads: int | None, n_decode_threads: int | None) -> None: ...
+
+
+W = TypeVar("W", bound=Worker)
+P = ParamSpec("P")
+
+
+class AdviceTaker:
+    """Keeps what is advised and hands it on. Belongs to one event loop.
+
+    limits       the daemon's own, which no advice exceeds
+    told         the last advice, within them; in_force: the same, but the empty one in a dry run of powerd's
+    """
+
+    def __init__(self, *, max_threads: int, max_batch: int) -> None:
+        self.limits = TakesAdvice(max_threads=max_threads, max_batch=max_batch)
+        self.told = self.in_force = _NONE
+        self.run_at_most: Callable[[int | None], None] = lambda _: None  # set by who has the queues
+        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+        self._heard_s = -math.inf
+        self._working_since_s: float | None = None
+
+    def add(self, worker: Worker) -> None:
+        """Advise a worker from now on, as long as it is there."""
+        self._workers.add(worker)
+        if self.in_force != _NONE:
+            worker.advise(self.in_force.n_prefill_threads, self.in_force.n_decode_threads)
+
+    def take(self, advice: Advice, *, is_dry: bool, now_s: float) -> None:
+        """Work by this from the next step on; in a dry run only remember it."""
+        self._heard_s = now_s
+        most = self.limits
+        self.told = Advice(
+            n_prefill_threads=_within(advice.n_prefill_threads, most.max_threads),
+            n_decode_threads=_within(advice.n_decode_threads, most.max_threads),
+            max_batch=_within(advice.max_batch, most.max_batch),
+        )
+        self._apply(_NONE if is_dry else self.told)
+
+    def check(self, now_s: float, *, works: bool) -> None:
+        """End advice that has not been repeated for seconds of work. To be called every half second of it."""
+        if not works:
+            self._working_since_s = None
+            return
+        if self._working_since_s is None:
+            self._working_since_s = now_s
+        if self.told != _NONE and now_s - max(self._heard_s, self._working_since_s) > _SILENT_S:
+            self.end("powerd is silent")
+
+    def end(self, reason: str) -> None:
+        """Work as without advice."""
+        if self.told != _NONE:
+            _log.info("advice has ended: %s", reason)
+        self.told = _NONE
+        self._apply(_NONE)
+
+    def _apply(self, advice: Advice) -> None:
+        before, self.in_force = self.in_force, advice
+        if advice == before:
+            return
+        _log.debug("works by advice: %s", advice)
+        threads = (advice.n_prefill_threads, advice.n_decode_threads)
+        if threads != (before.n_prefill_threads, before.n_decode_threads):
+            for worker in list(self._workers):
+                worker.advise(*threads)
+        if advice.max_batch != before.max_batch:
+            self.run_at_most(advice.max_batch)
+
+
+def advised(make: Callable[P, W], taker: AdviceTaker) -> Callable[P, W]:
+    """Give what makes workers that are advised."""
+
+    def made(*args: P.args, **named: P.kwargs) -> W:
+        worker = make(*args, **named)
+        taker.add(worker)
+        return worker
+
+    return made
+
+
+def _within(value: int | None, most: int) -> int | None:
+    return None if value is None else min(value, most)
