@@ -26,7 +26,7 @@ class KernelFiles:
 
     def __init__(self, root: str = "/") -> None:
         self._root = root.rstrip("/") + "/"
-        self._kept: dict[str, int] = {}
+        self._kept: dict[str, tuple[int, bytes, str]] = {}  # descriptor, what it gave last, and that as text
 
     def read(self, path: str) -> str:
         fd = os.open(self._root + path, _READ)
@@ -38,20 +38,29 @@ class KernelFiles:
     def watch(self, path: str) -> str:
         """Read a file that is read again and again: its descriptor is kept, which costs a tenth.
 
-        A descriptor that fails is closed, and the path is tried once more: a device may have been replaced.
+        A descriptor that fails is closed, and the path is tried once more: a device may have been replaced. What has
+        not changed is the same object as before.
         """
-        if (fd := self._kept.get(path)) is not None:
+        if (kept := self._kept.get(path)) is not None:
+            fd, before, text = kept
             try:
-                return _text(os.pread(fd, MAX_BYTES, 0))
+                raw = os.pread(fd, MAX_BYTES, 0)
             except OSError:
                 self.forget(path)
+            else:
+                if raw != before:
+                    text = _text(raw)
+                    self._kept[path] = fd, raw, text
+                return text
         fd = os.open(self._root + path, _READ)
-        self._kept[path] = fd
         try:
-            return _text(os.pread(fd, MAX_BYTES, 0))
+            raw = os.pread(fd, MAX_BYTES, 0)
         except OSError:
-            self.forget(path)
+            os.close(fd)
             raise
+        text = _text(raw)
+        self._kept[path] = fd, raw, text
+        return text
 
     def write(self, path: str, text: str) -> None:
         """Write one value in one call, as the kernel takes it. No error does not mean that it is in force."""
@@ -73,8 +82,8 @@ class KernelFiles:
 
     def forget(self, path: str) -> None:
         """Close a kept descriptor."""
-        if (fd := self._kept.pop(path, None)) is not None:
-            os.close(fd)
+        if (kept := self._kept.pop(path, None)) is not None:
+            os.close(kept[0])
 
     def close(self) -> None:
         for path in list(self._kept):

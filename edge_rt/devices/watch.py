@@ -7,7 +7,7 @@ that had something to say are read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from edge_rt.devices import thermal
@@ -21,11 +21,17 @@ _STAT: Final = "proc/stat"
 
 
 class HeatWatch:
-    """The hottest temperature of the chip, again and again. Belongs to one thread."""
+    """The hottest temperature of the chip, again and again. Belongs to one thread.
 
-    def __init__(self, root: SysfsRoot, files: KernelFiles | DryFiles) -> None:
-        self._root, self._files = root, files
+    clock  by which it sees how long each sensor takes; None: no time at all
+    """
+
+    def __init__(
+        self, root: SysfsRoot, files: KernelFiles | DryFiles, clock: Callable[[], float] | None = None
+    ) -> None:
+        self._root, self._files, self._clock = root, files, clock
         self._paths: tuple[str, ...] = ()
+        self._read_s: dict[str, float] = {}  # of each path, the last time
         self._found_s = -math.inf
 
     def read(self, now_s: float) -> Reading[float]:
@@ -34,18 +40,37 @@ class HeatWatch:
             self._found_s = now_s
             self._paths = tuple(found.source.lstrip("/") for found in thermal.temperatures(self._root))
         hottest_c = -math.inf
+        begun_s = self._clock() if self._clock is not None else 0.0
         for path in self._paths:
-            try:
-                value_c = int(self._files.watch(path)) / 1e3
-            except (OSError, ValueError):
-                continue
-            if _MIN_C <= value_c <= _MAX_C:
-                hottest_c = max(hottest_c, value_c)
+            hottest_c = max(hottest_c, temperature_c(self._files, path))
+            if self._clock is not None:
+                ended_s = self._clock()
+                self._read_s[path] = ended_s - begun_s
+                begun_s = ended_s
         if not self._paths:
             return unknown("/sys/class/thermal, /sys/class/hwmon", "no CPU temperature sensor is visible")
         if hottest_c == -math.inf:
             return unknown(f"/{self._paths[0]}", "no sensor of the chip answers now")
         return known(hottest_c, f"/{self._paths[0]}")
+
+    def quick(self, budget_s: float) -> tuple[str, ...]:
+        """Give the sensors that can be read together within a time, the quickest first, by what each took last."""
+        found, left_s = [], budget_s
+        for path in sorted(self._paths, key=lambda path: self._read_s.get(path, math.inf)):
+            left_s -= self._read_s.get(path, math.inf)
+            if left_s < 0:
+                break
+            found.append(path)
+        return tuple(found)
+
+
+def temperature_c(files: KernelFiles | DryFiles, path: str) -> float:
+    """Read a sensor in °C; minus infinity where it tells nothing that can be."""
+    try:
+        value_c = int(files.watch(path)) / 1e3
+    except (OSError, ValueError):
+        return -math.inf
+    return value_c if _MIN_C <= value_c <= _MAX_C else -math.inf
 
 
 class LoadWatch:
@@ -69,9 +94,12 @@ class LoadWatch:
             if not line.startswith("cpu"):
                 break
             words = line.split()
-            if not words[0][3:].isdecimal() or len(words) < 6 or not all(word.isdecimal() for word in words[1:9]):
+            try:
+                cpu, times = int(words[0][3:]), list(map(int, words[1:9]))
+            except ValueError:  # the line of all CPUs, or nothing of the kernel's
                 continue
-            cpu, times = int(words[0][3:]), [int(word) for word in words[1:9]]
+            if len(times) < 5:
+                continue
             total, idle = sum(times), times[3] + times[4]
             before = self._last.get(cpu)
             self._last[cpu] = (total, idle)

@@ -43,6 +43,9 @@ class Applied:
     is_postponed: bool = False
 
 
+_NOTHING: Final = Applied()
+
+
 class Clock:
     """The upper clock of one domain, in Hz outside and in the kernel's unit inside.
 
@@ -122,32 +125,52 @@ class Actuators:
         self.knobs = self._all_knobs()
         self._held_s: tuple[float, bool] = (-1.0, False)
         self._is_postponed = False
+        # All of this is nearly always as it was at the last look, of 20 a second.
+        self._looked = _NOTHING  # what the last look came to, but for foreign values
+        self._domains: tuple[Domain, ...] | None = None
+        self._max_hz: dict[str, float] | None = None
+        self._settled: tuple[Mapping[str, float], str, float] | None = None  # a decision that is in force
 
     @property
     def domains(self) -> tuple[Domain, ...]:
-        """What can be set now: domains that answer, with the points that the user's own limits leave."""
-        return tuple(clock.within(self._values) for clock in self._clocks.values() if clock.knob.in_force is not None)
+        """What can be set now: domains that answer, with the points that the user's own limits leave.
+
+        The same object as before where nothing has changed.
+        """
+        if self._domains is None:
+            answering = [clock for clock in self._clocks.values() if clock.knob.in_force is not None]
+            self._domains = tuple(clock.within(self._values) for clock in answering)
+        return self._domains
 
     def _all_knobs(self) -> tuple[Knob, ...]:
         return (*(clock.knob for clock in self._clocks.values()), *self._preferences.values(), *self._limits)
 
-    def max_hz(self) -> dict[str, float]:
+    def max_hz(self) -> Mapping[str, float]:
         """Give the upper clock in force by domain, as last read; domains that do not answer are left out."""
-        found = {name: clock.max_hz() for name, clock in self._clocks.items()}
-        return {name: hz for name, hz in found.items() if hz is not None}
+        if self._max_hz is None:
+            found = {name: clock.max_hz() for name, clock in self._clocks.items()}
+            self._max_hz = {name: hz for name, hz in found.items() if hz is not None}
+        return self._max_hz
 
     def look(self, now_s: float) -> Applied:
         """Read every file: who holds it, and what fails."""
         held = self._held_down(now_s)
         foreign = []
+        is_same = is_plain = True
         for knob in self.knobs:
-            was_away = knob.in_force is None
+            before = knob.in_force
             if knob.look(now_s, held) == "foreign":
                 foreign.append((knob.path, knob.in_force or ""))
-            if was_away and knob.in_force is not None and knob.path in self._values:
-                self._check_witness(knob.path)
-        found = self._applied(now_s, 0)
-        return replace(found, foreign=tuple(foreign)) if foreign else found
+            if knob.in_force is not before:  # what has not changed is the same object
+                is_same = False
+                if before is None and knob.path in self._values:
+                    self._check_witness(knob.path)
+            if not knob.is_plain:
+                is_plain = False
+        if not is_same or foreign:
+            self._changed()
+        self._looked = _NOTHING if is_plain and not self._is_postponed else self._applied(now_s, 0)
+        return replace(self._looked, foreign=tuple(foreign)) if foreign else self._looked
 
     def update(self, domains: Sequence[Domain]) -> None:
         """Take up domains that have appeared or changed; those that are gone stay as long as they have values kept."""
@@ -166,6 +189,7 @@ class Actuators:
                 del self._clocks[name]
                 self._preferences.pop(name, None)
         self.knobs = self._all_knobs()
+        self._changed()
 
     def apply(self, decision: Decision, now_s: float, *, max_w: float = 0.0) -> Applied:
         """Bring a decision into force, as far as it goes; look comes first. A fault stays with its file.
@@ -177,9 +201,14 @@ class Actuators:
                 self._snapshot.write_again()  # `restore` by hand removes it, and a kill would leave our limits then
             except OSError as exc:
                 return replace(self._applied(now_s, 0), faults=(fault(exc, self._snapshot.file.lstrip("/"), "write"),))
+        asked = decision.max_hz, decision.reason, max_w
+        if self._settled == asked:
+            return self._looked
         wanted = self._wanted(decision, max_w)
         todo = [(knob, text) for knob, text in wanted if knob.wants(text, now_s)]
         if not todo:
+            if all(knob.is_settled(text) for knob, text in wanted):
+                self._settled = asked
             return self._applied(now_s, 0)
         if (problem := self._keep([knob for knob, _ in todo])) is not None:
             return replace(self._applied(now_s, 0), faults=(problem,))
@@ -189,6 +218,7 @@ class Actuators:
         # The user's own limits are known only now: what would go beyond them is cut here.
         for knob, text in self._wanted(decision, max_w):
             knob.set(text, now_s)
+        self._changed()
         return self._applied(now_s, sum(knob.n_writes for knob in self.knobs) - before)
 
     def restore(self, sleep: Callable[[float], None] | None = None) -> list[Restored]:
@@ -197,6 +227,7 @@ class Actuators:
         found = put_back(self._files, list(values.values()), sleep)
         for knob in self.knobs:
             knob.forget_answer()
+        self._changed()
         if self._snapshot is not None:
             self._snapshot.drop([one.value.path for one in found if one.is_done])
             self._values = dict(self._snapshot.values)
@@ -254,6 +285,7 @@ class Actuators:
             self._values = dict(self._snapshot.values)
         else:
             self._values.update({value.path: value for value in found})
+        self._changed()
         return None
 
     def _check_witness(self, path: str) -> None:
@@ -272,10 +304,15 @@ class Actuators:
                     return
             for kept in gone:
                 self._values.pop(kept, None)
+            self._changed()
 
     def _kept_paths(self) -> list[str]:
         clocks = [path for clock in self._clocks.values() for path in clock.kept]
         return [*clocks, *(knob.path for knob in self._preferences.values()), *(knob.path for knob in self._limits)]
+
+    def _changed(self) -> None:
+        """Forget what was reckoned of values that are others now."""
+        self._domains = self._max_hz = self._settled = None
 
     def _applied(self, now_s: float, n_writes: int) -> Applied:
         return Applied(

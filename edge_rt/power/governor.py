@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 from edge_rt.power.actuators import Actuators, Applied
 from edge_rt.power.sensing import Sensing
-from edge_rt.power.state import Advice, Decision, Domain, Hint, Limits, Observation, Work
+from edge_rt.power.state import NO_ADVICE, Advice, Decision, Domain, Hint, Limits, Observation, Work
 
 HINT_S: Final = 2.0  # an older hint says nothing of now
+DECIDE_S: Final = 0.1  # between two decisions of which the second knows nothing more than the first
 _SAFE_SHARE: Final = 0.6  # of the highest clock, where nothing is known: about half of the power on most chips
 
 State = Literal["acting", "dry-run", "stopped"]
@@ -57,6 +57,29 @@ def merge(hints: Sequence[Hint], now_s: float) -> Hint | None:
     )
 
 
+def has_news(before: Observation, now: Observation) -> bool:
+    """Tell whether a decision by what is seen now may be another one than before. Pure.
+
+    A prompt has a deadline and whoever waits grows impatient, so time alone is news there; where answers are decoded or
+    nothing is done it only counts after DECIDE_S.
+    """
+    hint = now.hint
+    if hint is not None and (hint.work == "prefill" or hint.n_waiting or hint.ttft_left_s is not None):
+        return True
+    return (
+        now.now_s - before.now_s >= DECIDE_S
+        or hint is not before.hint
+        or now.max_hz is not before.max_hz
+        or (now.power.power_w if now.power is not None else None)
+        != (before.power.power_w if before.power is not None else None)
+        or now.temperature_c != before.temperature_c
+        or now.throttled != before.throttled
+        or now.utilisation != before.utilisation
+        or now.is_on_battery != before.is_on_battery
+        or now.advice != before.advice
+    )
+
+
 class Governor:
     """Sets clocks by a policy. Belongs to one thread.
 
@@ -83,7 +106,9 @@ class Governor:
         self.n_steps = self.n_writes = 0
         self._say, self._sleep = say, sleep
         self._hint: Hint | None = None
+        self._decided_by: tuple[Observation, Limits] | None = None
         self._domains: tuple[Domain, ...] | None = None
+        self._checked_hz: Mapping[str, float] | None = None  # clocks that are points of these domains
 
     @property
     def state(self) -> State:
@@ -92,7 +117,7 @@ class Governor:
     @property
     def advice(self) -> Advice:
         """What the daemon is told: nothing while this does not act. In a dry run it is told, to be shown only."""
-        return Advice() if self.stopped_by else self.decision.advice
+        return NO_ADVICE if self.stopped_by else self.decision.advice
 
     @property
     def is_busy(self) -> bool:
@@ -104,15 +129,19 @@ class Governor:
         self.n_steps += 1
         self._hint = merge(hints, now_s)
         self.applied = self.actuators.look(now_s)
-        self.observation = self.sensing.observe(now_s, self._hint, self.actuators.max_hz())
-        if not self.is_dry and self._hint is not None and self._hint.max_threads:
-            self.observation = replace(self.observation, advice=self.advice)
+        is_advised = not self.is_dry and self._hint is not None and self._hint.max_threads > 0
+        advice = self.advice if is_advised else NO_ADVICE
+        self.observation = self.sensing.observe(now_s, self._hint, self.actuators.max_hz(), advice)
         self._tell(self.applied)
         if self.stopped_by:
             return
         if self.applied.contested and not self.is_dry:
             self.stop(f"another program keeps writing /{self.applied.contested[0]}")
             return
+        last = self._decided_by
+        if last is not None and limits is last[1] and not has_news(last[0], self.observation):
+            return
+        self._decided_by = self.observation, limits
         self.decision = self._decide(self.observation, limits)
         self.applied = self.actuators.apply(self.decision, now_s, max_w=cap_w(self.observation, limits))
         self.n_writes += self.applied.n_writes
@@ -122,7 +151,7 @@ class Governor:
         """Act no more, and give back what was changed."""
         if self.stopped_by:
             return
-        self.stopped_by = reason
+        self.stopped_by, self._decided_by = reason, None
         self._say(4, "stopped", f"stops setting clocks: {reason}")
         self.restore()
 
@@ -147,10 +176,14 @@ class Governor:
     def _decide(self, observation: Observation, limits: Limits) -> Decision:
         domains = self.actuators.domains
         try:
-            if domains != self._domains:
-                self.policy.domains_changed(domains)
-            self._domains = domains  # the same objects are compared faster
-            return _checked(self.policy.decide(observation, limits), domains)
+            if domains is not self._domains:
+                if domains != self._domains:
+                    self.policy.domains_changed(domains)
+                self._domains, self._checked_hz = domains, None
+            decision = self.policy.decide(observation, limits)
+            if decision.max_hz is not self._checked_hz:
+                self._checked_hz = _checked(decision, domains).max_hz
+            return decision
         except Exception as exc:  # noqa: BLE001  a mistake in the policy must not leave the clocks as they are
             self._domains = None
             self._say(3, "policy", f"the policy failed, safe clocks are set: {type(exc).__name__}: {exc}")

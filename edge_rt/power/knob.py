@@ -85,6 +85,8 @@ class Knob:
         except OSError as exc:
             self._failed(exc, "read", now_s)
             return "fault"
+        if found == self.in_force and self._is_judged and (self._answer is None or found == self._answer):
+            return "same"  # as nearly always
         if self.in_force is None and self.fault is not None and self.fault.doing != "write":
             self.fault, self._n_faults = None, 0
         self.in_force = found
@@ -106,6 +108,15 @@ class Knob:
         self._conflicts_s.append(now_s)
         self._sent = self._answer = None
         return "foreign"
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether nothing is wrong with it, and nobody else has written there lately."""
+        return self.fault is None and not self._conflicts_s
+
+    def is_settled(self, text: str) -> bool:
+        """Tell whether there is nothing to do for a value, now and until the file says something else."""
+        return self.in_force is not None and text in (self.in_force, self._sent)
 
     def wants(self, text: str, now_s: float) -> bool:
         """Tell whether set would write: the value is another one, and it is time."""

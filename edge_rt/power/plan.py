@@ -14,7 +14,7 @@ from edge_rt.power.governor import Governor, Policy
 from edge_rt.power.sensing import Sensing
 from edge_rt.power.settings import Settings
 from edge_rt.power.snapshot import Value, is_held_down
-from edge_rt.power.state import Domain, Hint, Limits, Observation, Power
+from edge_rt.power.state import NO_ADVICE, Advice, Domain, Hint, Limits, Observation, Power
 
 Situation = Literal["idle", "prefill", "decode", "hot", "cap"]
 SITUATIONS: Final[tuple[Situation, ...]] = get_args(Situation)
@@ -60,8 +60,10 @@ class _Told(Sensing):
         self._real, self._change = real, change
         self.groups, self.power = real.groups, real.power
 
-    def observe(self, now_s: float, hint: Hint | None, max_hz: Mapping[str, float]) -> Observation:
-        return self._change(self._real.observe(now_s, hint, max_hz))
+    def observe(
+        self, now_s: float, hint: Hint | None, max_hz: Mapping[str, float], advice: Advice = NO_ADVICE
+    ) -> Observation:
+        return self._change(self._real.observe(now_s, hint, max_hz, advice))
 
 
 def plan(

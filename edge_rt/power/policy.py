@@ -123,9 +123,8 @@ def decide(observation: Observation, limits: Limits, model: Model, memory: Memor
         reason = "cap" if level > ceiling else reason
     elif level > ceiling:
         reason = "heat"
-    memory = replace(memory, cap=cap, hot=hot, heat=heat)
-
-    moved = _move(observation.now_s, min(level, ceiling), ceiling, replace(memory, looked_s=observation.now_s))
+    memory = replace(memory, cap=cap, hot=hot, heat=heat, looked_s=observation.now_s)
+    moved = _move(observation.now_s, min(level, ceiling), ceiling, memory)
     max_hz = model.levels[moved.level].max_hz
     if moved.advised is None:
         return Decision(max_hz=max_hz, reason=reason), moved
@@ -193,7 +192,8 @@ def _wish(observation: Observation, limits: Limits, model: Model, memory: Memory
         return _without_hint(observation, model, replace(memory, hint=None), "static")
     if hint.work == "idle" and not hint.n_waiting:
         return _without_hint(observation, model, memory, "idle")
-    memory = replace(memory, is_busy=False, calm_since_s=None)
+    if memory.is_busy or memory.calm_since_s is not None:
+        memory = replace(memory, is_busy=False, calm_since_s=None)
     if _must_race(observation.now_s, hint, memory):
         return _Wish(level=_race(observation, limits, model), reason="race", memory=memory)
     if hint.work == "prefill" or hint.n_waiting:
@@ -218,7 +218,9 @@ def _without_hint(observation: Observation, model: Model, memory: Memory, reason
         is_busy = now_s - calm_since_s < _CALM_S
     else:
         calm_since_s = None
-    memory = replace(memory, is_busy=is_busy, calm_since_s=calm_since_s if is_busy else None)
+    calm_since_s = calm_since_s if is_busy else None
+    if (is_busy, calm_since_s) != (memory.is_busy, memory.calm_since_s):
+        memory = replace(memory, is_busy=is_busy, calm_since_s=calm_since_s)
     if is_busy:
         return _Wish(level=model.top, reason="static" if reason == "static" else "others", memory=memory)
     return _Wish(level=rest, reason=reason, memory=memory)
@@ -272,25 +274,30 @@ def _prefill(observation: Observation, limits: Limits, model: Model, memory: Mem
 
 
 def _decode(limits: Limits, model: Model, memory: Memory, hint: Hint) -> _Wish:
-    n = max(hint.n_running, 1)
-    costs = _decode_costs(model, memory, n)
+    steps_s = _decode_times(model, memory, max(hint.n_running, 1))
+    costs = _decode_costs(model, steps_s)
     in_time = list(range(len(model.levels)))
     if memory.decode is not None:
         aim_s = limits.tpot_slo_s * _TPOT_ROOM
-        in_time = [i for i in in_time if memory.decode.seconds(model.share(model.levels[i].hz), n) <= aim_s]
+        in_time = [i for i, step_s in enumerate(steps_s) if step_s <= aim_s]
     best = _steady(costs, in_time, memory.level) if in_time else model.top
     return _Wish(level=min(best + memory.boost, model.top), reason="decode", memory=memory)
 
 
-def _decode_costs(model: Model, memory: Memory, n: int) -> list[float]:
-    """Give the joules above idling of a step at each level."""
+def _decode_times(model: Model, memory: Memory, n: int) -> list[float]:
+    """Give the time of a step at each level."""
     if memory.decode is None:
-        return [(level.decode_w - model.idle_w) * level.decode_s for level in model.levels]
-    return [(level.decode_w - model.idle_w) * memory.decode.seconds(model.share(level.hz), n) for level in model.levels]
+        return [level.decode_s for level in model.levels]
+    return [memory.decode.seconds(model.share(level.hz), n) for level in model.levels]
+
+
+def _decode_costs(model: Model, steps_s: list[float]) -> list[float]:
+    """Give the joules above idling of a step at each level."""
+    return [(level.decode_w - model.idle_w) * step_s for level, step_s in zip(model.levels, steps_s, strict=True)]
 
 
 def _thriftiest_decode(model: Model, memory: Memory, n: int) -> int:
-    return _steady(_decode_costs(model, memory, n), list(range(len(model.levels))), -1)
+    return _steady(_decode_costs(model, _decode_times(model, memory, n)), list(range(len(model.levels))), -1)
 
 
 def _steady(costs: list[float], allowed: list[int], present: int) -> int:

@@ -93,6 +93,7 @@ class Powerd:
         self.log = log or Log(clock)
         self.file = settings.find(options.config, environ)
         self.settings = settings.load(self.file)
+        self._limits: tuple[Settings, float, Limits] | None = None  # as last reckoned, and of what
         self.run_cap_w = 0.0  # set over the socket; it ends with the process
         self.rivals: tuple[str, ...] = ()
         self._files = KernelFiles(options.root)
@@ -109,6 +110,11 @@ class Powerd:
     @property
     def limits(self) -> Limits:
         """What must hold: the settings', and the cap that was set over the socket if it is lower."""
+        if self._limits is None or self._limits[0] is not self.settings or self._limits[1] != self.run_cap_w:
+            self._limits = self.settings, self.run_cap_w, self._limits_now()
+        return self._limits[2]
+
+    def _limits_now(self) -> Limits:
         now = self.settings
         caps = [cap for cap in (now.max_w, self.run_cap_w) if cap > 0]
         return Limits(

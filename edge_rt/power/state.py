@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from edge_rt.devices.meters import Boundary, Quality
 
@@ -27,6 +27,9 @@ class Advice:
     n_prefill_threads: int | None = None
     n_decode_threads: int | None = None
     max_batch: int | None = None
+
+
+NO_ADVICE: Final = Advice()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -426,3 +426,18 @@ def test_the_first_snapshot_wins_over_several_lives(start: Start) -> None:
     powerd.until(is_acting)
     assert powerd.end(signal.SIGTERM) == 0
     is_as_before(board)
+
+
+def test_slow_sensors_are_read_beside_the_loop_and_tell_their_age(start: Start) -> None:
+    board, powerd = start(enabled=True)
+    powerd.until(is_acting)
+    board.tell("add_fault", pattern="*/temp", delay_s=0.2)
+    board.tell("add_fault", pattern="*/hwmon*/*_input", delay_s=0.2)
+    found = powerd.until(lambda status: {"power", "heat"} <= status["slow_sensors"].keys())
+    assert all(one["read_s"] >= 0.2 for one in found["slow_sensors"].values()), found
+    told = exercise(powerd)
+    no_wrong_watt(told)
+    assert any(one["power_w"] is not None and one["power_age_s"] >= 0.1 for one in told), told
+    assert any(one["temperature_c"] is not None for one in told), told
+    assert powerd.end(signal.SIGTERM) == 0
+    is_as_before(board)

@@ -42,6 +42,7 @@ def test_a_kept_descriptor_sees_what_is_new(files: KernelFiles, tmp_path: Path) 
     assert files.watch("sys/a") == "2400000"
     files.write("sys/a", "600000")
     assert files.watch("sys/a") == "600000"
+    assert files.watch("sys/a") is files.watch("sys/a")  # callers compare what has not changed by identity
 
 
 def test_a_write_makes_no_file(files: KernelFiles, tmp_path: Path) -> None:

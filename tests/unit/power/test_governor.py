@@ -17,10 +17,10 @@ from edge_rt.devices.meters import Boundary, Quality, Sample
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.power.actuators import Actuators
 from edge_rt.power.assemble import Chooser
-from edge_rt.power.governor import Governor, cap_w, merge, safe
+from edge_rt.power.governor import DECIDE_S, Governor, cap_w, has_news, merge, safe
 from edge_rt.power.sensing import PowerReader, Sensing
 from edge_rt.power.snapshot import Snapshot
-from edge_rt.power.state import Advice, Decision, Domain, Hint, Limits, Observation, Power
+from edge_rt.power.state import NO_ADVICE, Advice, Decision, Domain, Hint, Limits, Observation, Power
 from tests.unit.power.fake_kernel import BOOT, CPUFREQ, FakeKernel, Policy, domain
 from tests.unit.power.tree import machine
 
@@ -129,6 +129,59 @@ def test_several_daemons_at_work_take_no_advice() -> None:
     joined = merge([one, one], 9.1)
     assert joined is not None
     assert (joined.max_threads, joined.max_batch) == (0, 0)
+
+
+DECODING = Hint(work="decode", n_running=1)
+SEEN = Observation(
+    now_s=5.0,
+    hint=DECODING,
+    power=Power(power_w=4.0, boundary="board", quality="measured", age_s=0.0),
+    temperature_c=50.0,
+    utilisation=0.5,
+    max_hz={"policy0": 1e9},
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_news"),
+    [
+        ({}, False),
+        ({"power": replace(SEEN.power, age_s=0.05)}, False),
+        ({"power": replace(SEEN.power, power_w=4.1)}, True),
+        ({"power": None}, True),
+        ({"now_s": 5.05 + DECIDE_S}, True),
+        ({"hint": replace(DECODING)}, True),
+        ({"hint": None}, True),
+        ({"temperature_c": None}, True),
+        ({"throttled": True}, True),
+        ({"utilisation": 0.6}, True),
+        ({"is_on_battery": True}, True),
+        ({"max_hz": {"policy0": 2e9}}, True),
+        ({"advice": Advice(max_batch=4)}, True),
+    ],
+    ids=str,
+)
+def test_what_may_change_a_decision_is_news(changes: Mapping[str, Any], is_news: bool) -> None:
+    assert has_news(SEEN, replace(SEEN, **{"now_s": 5.05, **changes})) is is_news
+
+
+@pytest.mark.parametrize(
+    "hint", [Hint(work="prefill"), Hint(work="idle", n_waiting=1), Hint(work="decode", ttft_left_s=0.1)], ids=str
+)
+def test_time_alone_is_news_to_a_prompt_and_to_whoever_waits(hint: Hint) -> None:
+    seen = replace(SEEN, hint=hint)
+    assert has_news(seen, replace(seen, now_s=5.001))
+
+
+def test_a_look_without_news_costs_no_decision_and_another_programs_write_is_news(scene: Scene) -> None:
+    hint, limits = Hint(work="decode", sent_s=0.0), Limits()
+    for i in range(10):
+        scene.governor.step(i * 0.01, [hint], limits)
+    n_decided = len(scene.policy.seen)
+    assert n_decided == 2  # at first, and once its own write was seen
+    scene.kernel.policies["policy0"].max_khz = 2_000_000
+    scene.governor.step(0.1, [hint], limits)
+    assert (scene.khz, len(scene.policy.seen)) == (1_000_000, n_decided + 1)
 
 
 def test_work_makes_it_look_often(scene: Scene) -> None:
@@ -374,8 +427,10 @@ class Weather(Sensing):
         self.groups, self.power = {}, None
         self.seen = Observation(now_s=0.0)
 
-    def observe(self, now_s: float, hint: Hint | None, max_hz: Mapping[str, float]) -> Observation:
-        return replace(self.seen, now_s=now_s, hint=hint, max_hz=max_hz)
+    def observe(
+        self, now_s: float, hint: Hint | None, max_hz: Mapping[str, float], advice: Advice = NO_ADVICE
+    ) -> Observation:
+        return replace(self.seen, now_s=now_s, hint=hint, max_hz=max_hz, advice=advice)
 
 
 POWER = st.none() | st.builds(
