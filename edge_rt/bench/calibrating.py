@@ -1,10 +1,14 @@
-"""Runs prefill and decode at each clock and notes what they take: `edge_rt power calibrate` makes its file of it."""
+"""Runs prefill and decode at each clock and on fewer threads, and notes what they take.
+
+`edge_rt power calibrate` makes its file of it.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 from edge_rt.backends.base import SeqRows, TokenSession
@@ -14,11 +18,14 @@ from edge_rt.devices.base import Reading
 from edge_rt.devices.idle import cpu_ticks
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import PowerUnknownError
-from edge_rt.power.calibration import CalibratedDomain, Point
+from edge_rt.power.calibration import CalibratedDomain, Phase, Point, ThreadPoint
 
 _SEED: Final = 42
 _SEQ: Final = 0
 _SETTLE_S: Final = 1.0  # after a change of clock
+_WARM_SHARE: Final = 1.1  # of a phase's time, with the run before it that warms up
+_N_STREAMS: Final = 4  # decoded together, to see what each further one costs
+_STREAM_TOKENS: Final = 64  # of each of their contexts
 
 
 class Watts(Protocol):
@@ -51,11 +58,35 @@ class Domain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """seconds of each phase at each point; the prompt is n_prompt tokens, over and over."""
+    """seconds of each phase at each point; the prompt is n_prompt tokens, over and over.
+
+    thread_seconds  of each phase on each number of threads
+    """
 
     seconds: float = 10.0
     idle_seconds: float = 10.0
+    thread_seconds: float = 5.0
     n_prompt: int = 256
+
+
+def planned_s(plan: Plan, domains: Sequence[Domain], sweep: Domain | None, counts: Sequence[int]) -> float:
+    """Foretell how long a calibration takes; sweep is the domain at whose clocks the counts of threads are tried."""
+    n_points = sum(len(domain.points_hz) for domain in domains)
+    seconds = plan.idle_seconds + _SETTLE_S + n_points * (2 * plan.seconds * _WARM_SHARE + _SETTLE_S)
+    if sweep is not None:
+        n_runs = len(sweep.points_hz) * len(_runs(counts))
+        seconds += len(sweep.points_hz) * _SETTLE_S + n_runs * plan.thread_seconds * _WARM_SHARE
+    return seconds
+
+
+def _runs(counts: Sequence[int]) -> list[tuple[Phase, int, int]]:
+    """List phase, threads and streams; several streams on the fewest and on the most threads only."""
+    runs: list[tuple[Phase, int, int]] = []
+    for n in reversed(counts):
+        runs += [("prefill", n, 1), ("decode", n, 1)]
+        if n in (counts[0], counts[-1]):
+            runs.append(("decode", n, _N_STREAMS))
+    return runs
 
 
 class Calibrator:
@@ -100,9 +131,9 @@ class Calibrator:
                 self._clock.set(domain.name, hz)
                 self._sleep(_SETTLE_S)
             self._announce(f"{title}: prefill")
-            prefill_s, prefill_w = self._phase("prefill", self._prefill)
+            prefill_s, prefill_w = self._phase("prefill", self._prefill, self._plan.seconds)
             self._announce(f"{title}: decode")
-            decode_s, decode_w = self._phase("decode", self._decode)
+            decode_s, decode_w = self._phase("decode", self._decode, self._plan.seconds)
             points.append(
                 Point(
                     max_hz=hz,
@@ -114,17 +145,61 @@ class Calibrator:
             )
         return CalibratedDomain(name=domain.name, points=tuple(reversed(points)))
 
+    def threads(
+        self, domain: Domain, counts: Sequence[int], *, idle_w: float, has_watts: bool
+    ) -> tuple[ThreadPoint, ...]:
+        """Measure both phases on each number of threads, at each of the domain's points, the highest first.
+
+        counts     ascending; the last is what is left in force
+        has_watts  False: what tells watts knows those of all threads only, so none are noted
+        Raises PowerUnknownError and OSError.
+        """
+        busy, every = self._busy_ticks, self._all_ticks  # what the clocks' points were measured with stays what is told
+        points: list[ThreadPoint] = []
+        runs = _runs(counts)
+        try:
+            for number, hz in enumerate(reversed(domain.points_hz)):
+                if self._clock is not None and len(domain.points_hz) > 1:
+                    self._clock.set(domain.name, hz)
+                    self._sleep(_SETTLE_S)
+                for at, (phase, n, n_streams) in enumerate(runs, 1):
+                    if n_streams > self._session.caps.n_seq_max:
+                        continue
+                    done = f"{number * len(runs) + at}/{len(domain.points_hz) * len(runs)}"
+                    beside = f", {n_streams} streams" if n_streams > 1 else ""
+                    self._announce(f"{n} threads at {hz / 1e6:.0f} MHz ({done}): {phase}{beside}")
+                    self._session.set_threads(n)
+                    points.append(self._thread_point(phase, hz, n, n_streams, idle_w if has_watts else None))
+        finally:
+            self._session.set_threads(counts[-1])
+            self._busy_ticks, self._all_ticks = busy, every
+        return tuple(points)
+
+    def _thread_point(self, phase: Phase, hz: float, n: int, n_streams: int, idle_w: float | None) -> ThreadPoint:
+        run = self._prefill if phase == "prefill" else self._decode
+        if n_streams > 1:
+            run = partial(self._decode_streams, self._fill_streams())
+        seconds, watts = self._phase(phase, run, self._plan.thread_seconds)
+        return ThreadPoint(
+            phase=phase,
+            max_hz=hz,
+            n_threads=n,
+            n_streams=n_streams,
+            s_per_token=seconds,
+            power_w=None if idle_w is None else max(watts, idle_w),  # what is below it is the meter's noise
+        )
+
     @property
     def utilisation(self) -> float:
         """The share of all CPUs' time that the runs have taken; 1 where the kernel does not tell."""
         return max(0.01, self._busy_ticks / self._all_ticks) if self._all_ticks > 0 else 1.0
 
-    def _phase(self, what: str, run: Callable[[], int]) -> tuple[float, float]:
-        """Run for the plan's time; give seconds a token and watts."""
+    def _phase(self, what: str, run: Callable[[], int], seconds: float) -> tuple[float, float]:
+        """Run for so long; give seconds a token, of each stream, and watts."""
         run()  # caches and clocks warm up
         before, mark, begun_s = cpu_ticks(self._root), self._watts.mark(), self._now()
         n_tokens = 0
-        while n_tokens == 0 or self._now() - begun_s < self._plan.seconds:
+        while n_tokens == 0 or self._now() - begun_s < seconds:
             n_tokens += run()
         spent_s = self._now() - begun_s
         watts = _known(self._watts.since(mark, what))
@@ -135,7 +210,8 @@ class Calibrator:
         return spent_s / n_tokens, watts
 
     def _prefill(self) -> int:
-        self._session.seq_trim(_SEQ, 0)
+        for seq in range(min(_N_STREAMS, self._session.caps.n_seq_max)):  # attention reads every cell in use
+            self._session.seq_trim(seq, 0)
         n_batch = self._session.caps.n_batch
         for at in range(0, len(self._prompt), n_batch):
             self._session.decode([SeqRows(_SEQ, at, self._prompt[at : at + n_batch], want_logits=True)])
@@ -146,6 +222,22 @@ class Calibrator:
         at = len(self._prompt) - 1
         self._session.seq_trim(_SEQ, at)
         self._session.decode([SeqRows(_SEQ, at, self._prompt[-1:], want_logits=True)])
+        return 1
+
+    def _fill_streams(self) -> int:
+        """Give each stream a short context; give its tokens."""
+        n_tokens = min(_STREAM_TOKENS, len(self._prompt), self._session.caps.n_ctx // _N_STREAMS) - 1
+        for seq in range(_N_STREAMS):
+            self._session.seq_trim(seq, 0)
+        for seq in range(_N_STREAMS):
+            self._session.decode([SeqRows(seq, 0, self._prompt[:n_tokens], want_logits=True)])
+        return n_tokens
+
+    def _decode_streams(self, at: int) -> int:
+        """Decode one token of each stream, all contexts as long each time; one step is told as one token."""
+        for seq in range(_N_STREAMS):
+            self._session.seq_trim(seq, at)
+        self._session.decode([SeqRows(seq, at, self._prompt[-1:], want_logits=True) for seq in range(_N_STREAMS)])
         return 1
 
 

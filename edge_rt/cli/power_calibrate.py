@@ -14,20 +14,24 @@ import click
 from tabulate import tabulate
 
 from edge_rt import config
-from edge_rt.bench.calibrating import Calibrator, Domain, MeterWatts, Plan, TypedWatts, Watts, thinned
+from edge_rt.bench.calibrating import Calibrator, Domain, MeterWatts, Plan, TypedWatts, Watts, planned_s, thinned
 from edge_rt.bench.metering import Metering
 from edge_rt.cli.bench_options import Progress
 from edge_rt.devices import cpu, cpufreq
 from edge_rt.devices.meters import Boundary, Quality
 from edge_rt.devices.sysfs import SysfsRoot
+from edge_rt.engine.threads import candidates
 from edge_rt.errors import PowerUnknownError
 from edge_rt.library_models import find_model
 from edge_rt.power.calibration import DEFAULT_FILE, Calibration, write
 from edge_rt.power.clock_sweep import ClockSweep
+from edge_rt.power.domains import domains as power_domains
+from edge_rt.power.levels import lead_of
 from edge_rt.power.meter import open_meter
 from edge_rt.scheduler.forms import load_message
 from edge_rt.worker.tokens import load_session
 
+_THREAD_POINTS = 3  # clocks at which fewer threads are tried
 _ANY = "cpu"  # the domain's name where no clock can be set
 
 
@@ -37,6 +41,9 @@ _ANY = "cpu"  # the domain's name where no clock can be set
     "--seconds", type=click.FloatRange(0.5, 600), default=10.0, show_default=True, help="Of each phase at each clock."
 )
 @click.option("--points", type=click.IntRange(1, 64), default=8, show_default=True, help="Clocks to try, at most.")
+@click.option(
+    "--threads/--no-threads", default=True, show_default=True, help="Try fewer threads too, for half of the seconds."
+)
 @click.option("--idle-w", type=click.FloatRange(0.0, 1e4), help="Watts at rest, read off an instrument.")
 @click.option("--active-w", type=click.FloatRange(0.0, 1e4), help="Watts while it computes, read off an instrument.")
 @click.option(
@@ -60,6 +67,7 @@ def command(
     model: str,
     seconds: float,
     points: int,
+    threads: bool,
     idle_w: float | None,
     active_w: float | None,
     boundary: Boundary,
@@ -74,7 +82,8 @@ def command(
     what an instrument shows, at rest and while a model computes, with --idle-w and --active-w: the clock is kept then,
     because the watts are those of one clock.
 
-    The file tells power where no sensor does, and tells powerd's governor which clock takes the fewest joules.
+    The file tells power where no sensor does, and tells powerd's governor which clock, and how many threads, take the
+    fewest joules. Watts that are typed in are those of all threads: fewer are timed then, and none are advised.
     """
     loaded = above or config.load()
     settings = loaded.config
@@ -97,16 +106,25 @@ def command(
         opened.callback(session.close)
         cpu.prefer_big_cores()
         session.set_threads(len(cpu.usable_cores()))
+        counts = candidates(len(cpu.usable_cores()))
+        lead = domains[0] if why_not else _lead(domains)
+        tried = Domain(lead.name, thinned(lead.points_hz, _THREAD_POINTS)) if threads and len(counts) > 1 else None
+        plan = Plan(seconds=seconds, idle_seconds=seconds, thread_seconds=seconds / 2)
+        took_s = planned_s(plan, domains, tried, counts)
+        click.echo(f"edge_rt power calibrate: takes about {_minutes(took_s)}", err=True)
         calibrator = Calibrator(
             session,
             means.watts,
-            Plan(seconds=seconds, idle_seconds=seconds),
+            plan,
             clock=None if why_not else sweep,
             announce=line.show,
         )
         with _restored(sweep):
             idle = calibrator.idle_w() if idle_w is None else idle_w
             measured = tuple(calibrator.domain(domain) for domain in domains)
+            fewer = (
+                calibrator.threads(tried, counts, idle_w=idle, has_watts=idle_w is None) if tried is not None else ()
+            )
         line.clear()
         calibration = Calibration(
             board=cpu.board().value or cpu.model().value or platform.machine(),
@@ -118,6 +136,7 @@ def command(
             utilisation=min(1.0, calibrator.utilisation),
             model=session.info.model,
             meter=means.name,
+            threads=fewer,
         )
     path = output or (Path(settings.power.model_file) if settings.power.model_file else DEFAULT_FILE)
     click.echo(table(calibration), nl=False)
@@ -170,8 +189,37 @@ def table(found: Calibration) -> str:
     ]
     head = ("domain", "clock", "prefill t/s", "W", "J/token", "decode t/s", "W", "J/token")
     text = tabulate(rows, head, "github", colalign=("left", *("right",) * 7), disable_numparse=True)
+    if found.threads:
+        text += f"\n\n{_thread_table(found)}"
     what = f"{found.board}: idle {found.idle_w:.2f} W of the {found.boundary}, {found.quality} ({found.meter})"
     return f"{text}\n{what}\n"
+
+
+def _thread_table(found: Calibration) -> str:
+    rows = [
+        (
+            f"{point.max_hz / 1e6:.0f} MHz",
+            str(point.n_threads),
+            point.phase,
+            str(point.n_streams),
+            f"{point.n_streams / point.s_per_token:.1f}",
+            "–" if point.power_w is None else f"{point.power_w:.2f}",
+            "–" if point.power_w is None else f"{point.power_w * point.s_per_token / point.n_streams:.4g}",
+        )
+        for point in found.threads
+    ]
+    head = ("clock", "threads", "phase", "streams", "t/s", "W", "J/token")
+    return tabulate(rows, head, "github", colalign=("right", "right", "left", *("right",) * 4), disable_numparse=True)
+
+
+def _lead(domains: list[Domain]) -> Domain:
+    """Find the clock that powerd's ladder follows, at which threads are tried."""
+    name = lead_of([known for known in power_domains() if known.kind == "cpu"]).name
+    return next((domain for domain in domains if domain.name == name), domains[0])
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
 def _present_clock(given_hz: float | None) -> tuple[str, tuple[float, ...]]:

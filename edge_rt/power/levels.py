@@ -79,7 +79,7 @@ def calibrated(domains: Sequence[Domain], calibration: Calibration) -> Model | N
 
     Its points were measured with all other clocks at their highest, so with those lowered they are on the safe side.
     """
-    lead = _lead(domains)
+    lead = lead_of(domains)
     found = calibration.domain(lead.name)
     points = [] if found is None else [(hz, point) for point in found.points if (hz := _nearest(lead, point.max_hz))]
     if not points:
@@ -157,7 +157,7 @@ def _on(model: Model, whole_w: float, phase: PhaseThreads, hz: float, n_threads:
 
 def generic(domains: Sequence[Domain], *, boundary: Boundary = "soc") -> Model:
     """Build a ladder for a chip that nobody has calibrated; a second per token is that of the highest clock."""
-    lead = _lead(domains)
+    lead = lead_of(domains)
     levels = []
     for hz in lead.points_hz:
         x = hz / lead.points_hz[-1]
@@ -186,7 +186,7 @@ def generic(domains: Sequence[Domain], *, boundary: Boundary = "soc") -> Model:
     )
 
 
-def _lead(domains: Sequence[Domain]) -> Domain:
+def lead_of(domains: Sequence[Domain]) -> Domain:
     """Choose the clock that the ladder follows: that of the strongest CPUs, of several the most CPUs."""
     cpus = [domain for domain in domains if domain.kind == "cpu" and domain.points_hz]
     if not cpus:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows
 from edge_rt.backends.null import NullSession
-from edge_rt.bench.calibrating import Calibrator, Domain, MeterWatts, Plan, TypedWatts, thinned
+from edge_rt.bench.calibrating import Calibrator, Domain, MeterWatts, Plan, TypedWatts, planned_s, thinned
 from edge_rt.bench.metering import Metering
 from edge_rt.devices.base import Reading, known, unknown
 from edge_rt.devices.sysfs import SysfsRoot
@@ -138,3 +138,110 @@ def test_watts_of_a_meter_are_its_means() -> None:
 )
 def test_points_are_thinned_evenly(n: int, most: int, left: tuple[int, ...]) -> None:
     assert thinned(tuple(map(float, range(n))), most) == tuple(map(float, left))
+
+
+# -- threads ---------------------------------------------------------------------------------------------------------
+
+
+class Threaded(Session):
+    """Prefill is divided among threads; decoding is fastest on two, and a further stream costs a tenth."""
+
+    def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
+        n_rows = sum(len(rows.token_ids) for rows in batch)
+        is_prefill = any(len(rows.token_ids) > 1 for rows in batch)
+        self.seen.append((self.n_threads, [rows.seq_id for rows in batch], batch[0].start, n_rows))
+        work_s = n_rows * 4e6 / self.board.hz / self.n_threads
+        self.board.running = "prefill" if is_prefill else "decode"
+        self.board.spend(work_s if is_prefill else (0.02 + 0.002 * n_rows) * max(1, 2 / self.n_threads), busy=True)
+        return NullSession.decode(self, batch)
+
+    seen: list[tuple[int, list[int], int, int]]
+
+
+def threaded(board: Board, watts: Watts, n_seq_max: int = 4) -> tuple[Calibrator, Threaded]:
+    session = Threaded(FILE, LoadOptions(n_ctx=512, n_seq_max=n_seq_max, n_batch=64))
+    session.board, session.seen = board, []
+    plan = Plan(seconds=1.0, idle_seconds=2.0, thread_seconds=0.5, n_prompt=100)
+    made = Calibrator(
+        session,
+        watts,
+        plan,
+        clock=board,
+        root=SysfsRoot(board.root),
+        now=board.clock,
+        sleep=lambda seconds: board.spend(seconds, busy=False),
+    )
+    return made, session
+
+
+def test_each_number_of_threads_is_measured_at_each_clock(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    measuring, session = threaded(board, Watts(board))
+    measuring.domain(Domain("policy0", (1e9, 2e9)))
+    before = measuring.utilisation
+    points = measuring.threads(Domain("policy0", (1e9, 2e9)), (1, 2, 4), idle_w=2.0, has_watts=True)
+    assert board.set_hz[2:] == [2e9, 1e9]
+    assert len(points) == len({(p.phase, p.max_hz, p.n_threads, p.n_streams) for p in points}) == 16
+    found = {(p.phase, p.n_threads, p.n_streams): p for p in points if p.max_hz == 2e9}
+    assert found["prefill", 1, 1].s_per_token == pytest.approx(4 * found["prefill", 4, 1].s_per_token)
+    assert found["decode", 2, 1].s_per_token == pytest.approx(found["decode", 4, 1].s_per_token)
+    assert found["decode", 1, 1].s_per_token == pytest.approx(2 * found["decode", 4, 1].s_per_token)
+    assert found["decode", 4, 4].s_per_token == pytest.approx(0.028)
+    assert {p.power_w for p in points if p.phase == "prefill"} == {4.0, 6.0}
+    assert session.n_threads == 4
+    assert measuring.utilisation == before
+
+
+def test_streams_are_decoded_together_and_out_of_the_way_of_one_alone(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    measuring, session = threaded(board, Watts(board))
+    measuring.threads(Domain("policy0", (2e9,)), (1, 2), idle_w=2.0, has_watts=True)
+    assert [0, 1, 2, 3] in [seqs for _, seqs, _, n_rows in session.seen if n_rows == 4]
+    starts = {start for _, seqs, start, _ in session.seen if len(seqs) == 4}
+    assert starts == {63}
+
+
+def test_a_model_with_few_sequences_is_measured_alone(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    measuring, _ = threaded(board, Watts(board), n_seq_max=2)
+    points = measuring.threads(Domain("policy0", (2e9,)), (1, 2), idle_w=2.0, has_watts=True)
+    assert {p.n_streams for p in points} == {1}
+
+
+def test_watts_of_all_threads_are_noted_for_none(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    measuring, _ = threaded(board, Watts(board))
+    points = measuring.threads(Domain("policy0", (2e9,)), (1, 2), idle_w=2.0, has_watts=False)
+    assert {p.power_w for p in points} == {None}
+
+
+def test_a_meters_noise_makes_no_file_that_cannot_be_read(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    measuring, _ = threaded(board, Watts(board))
+    points = measuring.threads(Domain("policy0", (2e9,)), (1, 2), idle_w=5.0, has_watts=True)
+    assert min(p.power_w or 0.0 for p in points) == 5.0
+
+
+def test_all_threads_are_back_when_it_is_broken_off(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    watts = Watts(board)
+    watts.silent_while = "decode"
+    measuring, session = threaded(board, watts)
+    session.set_threads(4)
+    with pytest.raises(PowerUnknownError):
+        measuring.threads(Domain("policy0", (2e9,)), (1, 2, 4), idle_w=2.0, has_watts=True)
+    assert session.n_threads == 4
+
+
+def test_the_time_it_takes_is_foretold(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    measuring, _ = threaded(board, Watts(board))
+    domain, counts = Domain("policy0", (1e9, 2e9)), (1, 2, 4)
+    plan = Plan(seconds=1.0, idle_seconds=2.0, thread_seconds=0.5, n_prompt=100)
+    begun_s = board.clock()
+    measuring.idle_w()
+    measuring.domain(domain)
+    measuring.threads(domain, counts, idle_w=2.0, has_watts=True)
+    took_s = board.clock() - begun_s
+    assert planned_s(plan, [domain], domain, counts) == pytest.approx(took_s, rel=0.3)
+    assert planned_s(plan, [domain], None, counts) < 0.7 * took_s

@@ -6,6 +6,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edge_rt.cli import main
+from edge_rt.devices import cpu
+from edge_rt.engine.threads import candidates
 from edge_rt.power.calibration import read
 
 CONFIG = """
@@ -48,6 +50,21 @@ def test_watts_that_are_typed_in_make_a_file(config_file: Path, tmp_path: Path) 
     assert (point.prefill_w, point.decode_w) == (6.0, 6.0)
     assert 0 < point.prefill_s_per_token < 1
     assert 0.01 <= found.utilisation <= 1
+
+
+def test_fewer_threads_are_timed_and_their_watts_are_not_known(config_file: Path, tmp_path: Path) -> None:
+    done = run(config_file, *TYPED)
+    found = read(tmp_path / "power.json")
+    assert found is not None
+    n_cores = len(cpu.usable_cores())
+    assert {point.n_threads for point in found.threads} == (set(candidates(n_cores)) if n_cores > 1 else set())
+    assert {point.power_w for point in found.threads} <= {None}
+    assert "takes about" in done.stderr
+    assert "threads" in done.stdout
+    assert run(config_file, *TYPED, "--no-threads").exit_code == 0
+    found = read(tmp_path / "power.json")
+    assert found is not None
+    assert found.threads == ()
 
 
 def test_another_file_and_boundary(config_file: Path, tmp_path: Path) -> None:
