@@ -21,8 +21,9 @@ from edge_rt.tensor_types import TensorRequest
 from tests.system.test_tensor_workers import expected, request, y
 from tests.system.test_workers import run
 
-# A worker's warm-up takes the first two runs of a script.
-RIGHT, FAST = "run_s=0.04,power_w=8", "run_s=0.002,power_w=2"
+# A worker's warm-up takes the first two runs of a script. FAST takes so little power that it is the better one also
+# where this machine makes it slow.
+RIGHT, FAST = "run_s=0.04,power_w=8", "run_s=0.002,power_w=0.01"
 
 
 @asynccontextmanager
