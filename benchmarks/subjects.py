@@ -7,15 +7,14 @@ than there are cores, and two thread pools are more.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from bare import BareLlama, BareNative
+from subject_process import SubjectProcess
 
 import edge_rt
 from edge_rt import config
@@ -36,8 +35,8 @@ class Subject(Protocol):
     def decode_tps(self, token_ids: list[int], n_tokens: int) -> float: ...
 
 
-class Process:
-    """A subject in a process of its own, asked over pipes; it sleeps while it is not measured.
+class Process(SubjectProcess):
+    """A subject in a process of its own.
 
     kind is "bare" for llama.cpp, "native", or "engine" for edge_rt as a library, which takes none of the settings of a
     context. wait_policy is OMP_WAIT_POLICY, which tells libgomp whether to spin at llama.cpp's barriers.
@@ -56,46 +55,18 @@ class Process:
         wait_policy: str = "",
     ) -> None:
         context = {} if kind == "engine" else {"n_ctx": n_ctx, "n_seqs": n_seqs, "n_ubatch": n_ubatch, "flash": flash}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, kind, str(path), str(n_threads), json.dumps(context)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | ({"OMP_WAIT_POLICY": wait_policy} if wait_policy else {}),
-        )
-        self._kind = kind
+        environ = {"OMP_WAIT_POLICY": wait_policy} if wait_policy else {}
+        super().__init__(__file__, kind, str(path), str(n_threads), json.dumps(context), environ=environ)
 
     def prefill_tps(self, token_ids: list[int]) -> float:
-        return self._ask("prefill_tps", token_ids)
+        return float(self._ask("prefill_tps", token_ids))
 
     def decode_tps(self, token_ids: list[int], n_tokens: int) -> float:
-        return self._ask("decode_tps", token_ids, n_tokens)
+        return float(self._ask("decode_tps", token_ids, n_tokens))
 
     def streams_tps(self, token_ids: list[int], n_tokens: int) -> float:
         """Time N_STREAMS sequences that each decode n_tokens; for bare loops with so many sequences."""
-        return self._ask("streams_tps", token_ids, n_tokens)
-
-    def resident_mib(self) -> float:
-        """Read how much of the process is in memory now, pages of mapped files included."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(line.split()[1]) / 1024
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
-
-    def _ask(self, what: str, *values: Any) -> float:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([what, *values]) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the {self._kind} subject ended with exit code {self._process.wait()}")
-        return float(line)
+        return float(self._ask("streams_tps", token_ids, n_tokens))
 
 
 class Engine:
@@ -141,7 +112,7 @@ def main() -> None:
     subject: Any = kinds[kind](Path(path), int(n_threads), **json.loads(context))
     for line in sys.stdin:
         what, *values = json.loads(line)
-        print(getattr(subject, what)(*values), flush=True)
+        print(json.dumps(getattr(subject, what)(*values)), flush=True)
 
 
 if __name__ == "__main__":

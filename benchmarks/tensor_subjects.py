@@ -6,35 +6,33 @@ python tensor_subjects.py KIND FILE SETTINGS   reads [what, *values] as JSON lin
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import tensor_models
+from subject_process import SubjectProcess
 
 from edge_rt import config
 from edge_rt.bench.samples import quantile
 
 
-class Process:
-    """A subject in a process of its own, asked over pipes; it sleeps while it is not measured.
+class Process(SubjectProcess):
+    """A subject in a process of its own.
 
     kind is "onnxruntime", whose settings are n_threads (0: its own choice) and spin, or "edge_rt", whose settings are
     those of its configuration.
     """
 
     def __init__(self, kind: str, name: str, path: Path, **settings: Any) -> None:
-        command = [sys.executable, __file__, kind, name, str(path), json.dumps(settings)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._kind = kind
+        super().__init__(__file__, kind, name, str(path), json.dumps(settings))
 
     def infer_s(self, n: int) -> float:
         """Give the median time of one inference, of n one after the other."""
-        return self._ask("infer_s", n)[0]
+        return float(self._ask("infer_s", n)[0])
 
     def clients(self, n_clients: int, seconds: float) -> tuple[float, float]:
         """Let n_clients threads ask for one row each, again and again; give requests a second, and CPU s a request."""
@@ -45,28 +43,6 @@ class Process:
         """Infer n_rows rows at a time from one thread; give rows a second, and CPU s a row."""
         rate, cpu_s = self._ask("rows", n_rows, seconds)
         return rate, cpu_s
-
-    def resident_mib(self) -> float:
-        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(line.split()[1]) / 1024
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
-
-    def _ask(self, what: str, *values: Any) -> list[float]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([what, *values]) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the {self._kind} subject ended with exit code {self._process.wait()}")
-        answer: list[float] = json.loads(line)
-        return answer
 
 
 class Subject:

@@ -19,7 +19,6 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.tiny_models import EPSILON, Array, TinyModel, plain_frequencies
 
 N_POSITIONS = 128
-ZERO_POINTS = ("none", "packed", "float")
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,6 @@ class Knob:
         self._tokens, self._filled_s = _BURST, -math.inf
         self._conflicts_s: deque[float] = deque(maxlen=_MAX_CONFLICTS)
 
-    @property
-    def is_written(self) -> bool:
-        """Tell whether the file holds a value of ours, as far as is known."""
-        return self._sent is not None
-
     def is_contested(self, now_s: float) -> bool:
         """Tell whether another program has written there too often to be chance."""
         if not self._conflicts_s:

@@ -159,5 +159,4 @@ class Daemon:
 
     @property
     def rss_bytes(self) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+        return psutil.Process(self.process.pid).memory_info().rss

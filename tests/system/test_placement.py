@@ -5,44 +5,31 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from edge_rt import config
-from edge_rt.catalog.store import Store
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.places import PlaceStatus
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import TensorRequest
 from tests.system.test_tensor_workers import expected, request, y
-from tests.system.test_workers import run
+from tests.system.test_workers import configured, run
 
 # A worker's warm-up takes the first two runs of a script. FAST takes so little power that it is the better one also
 # where this machine makes it slow.
 RIGHT, FAST = "run_s=0.04,power_w=8", "run_s=0.002,power_w=0.01"
 
 
-@asynccontextmanager
-async def running(tmp_path: Path, *scripts: str, **flags: Any) -> AsyncGenerator[tuple[Runtime, Telemetry], None]:
+def running(tmp_path: Path, *scripts: str, **flags: Any) -> AbstractAsyncContextManager[tuple[Runtime, Telemetry]]:
     settings = {
-        "catalog.store_dir": str(tmp_path / "store"),
         "models.trio.backend": "null",
         "models.trio.variant": " | ".join(scripts),
         "placement.n_checked": 2,
     }
-    loaded = config.load(environ={}, flags=settings | flags, system_file=tmp_path / "none")
-    telemetry = Telemetry()
-    runtime = Runtime(loaded, Store.open(loaded.config.catalog, {}), telemetry)
-    await runtime.start()
-    try:
-        yield runtime, telemetry
-    finally:
-        await runtime.close(0.0)
-        assert psutil.Process().children() == []
+    return configured(tmp_path / "store", settings | flags)
 
 
 def of(model: str, value: float) -> TensorRequest:

@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
-from edge_rt import config
-from edge_rt.catalog.store import Store
 from edge_rt.engine.arrays import to_array, to_tensor
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError, WorkerLostError
 from edge_rt.runtime import Runtime
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import MediaRequest, TensorAnswer, TensorRequest
 from edge_rt.types import EngineStats, GenerateRequest
-from tests.system.test_workers import pid_of, restarts, run, until
+from tests.system.test_workers import configured, pid_of, restarts, run, until
 from tests.unit.engine.tensor_sessions import STATEFUL, alone, rows
 
 MANIFEST = """
@@ -45,13 +41,11 @@ STATE = '[[state]]\ninput = "s"\noutput = "t"\nshape = [1, 8]\n'
 BATCHING = "[batching]\nmax_batch = 8\nmax_delay_s = 0.005\n"
 
 
-@asynccontextmanager
-async def running(store_dir: Path, tmp_path: Path, **flags: Any) -> AsyncGenerator[tuple[Runtime, Telemetry], None]:
+def running(store_dir: Path, tmp_path: Path, **flags: Any) -> AbstractAsyncContextManager[tuple[Runtime, Telemetry]]:
     for model, more in (("plain", BATCHING), ("slow", BATCHING), ("stateful", STATE)):
         text = MANIFEST.format(id=model, more=more, sha256="0" * 64)
         (tmp_path / f"{model}.toml").write_text(text, encoding="utf-8")
     settings = {
-        "catalog.store_dir": str(store_dir),
         "catalog.manifest_dirs": [str(tmp_path)],
         "models.plain.backend": "null",
         "models.slow.backend": "null",
@@ -59,15 +53,7 @@ async def running(store_dir: Path, tmp_path: Path, **flags: Any) -> AsyncGenerat
         "models.stateful.backend": "null",
         "models.stateful.variant": STATEFUL,
     }
-    loaded = config.load(environ={}, flags=settings | flags, system_file=store_dir / "none")
-    telemetry = Telemetry()
-    runtime = Runtime(loaded, Store.open(loaded.config.catalog, {}), telemetry)
-    await runtime.start()
-    try:
-        yield runtime, telemetry
-    finally:
-        await runtime.close(0.0)
-        assert psutil.Process().children() == []
+    return configured(store_dir, settings | flags)
 
 
 def request(model: str, value: float, **fields: Any) -> TensorRequest:

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,14 +37,16 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(limited())
 
 
-@asynccontextmanager
-async def running(store_dir: Path, **flags: Any) -> AsyncGenerator[tuple[Runtime, Telemetry], None]:
+def running(store_dir: Path, **flags: Any) -> AbstractAsyncContextManager[tuple[Runtime, Telemetry]]:
     settings = {"models.null.backend": "null", "models.slow.backend": "null", "models.slow.variant": SLOW}
-    loaded = config.load(
-        environ={},
-        flags=settings | {"catalog.store_dir": str(store_dir)} | {k.replace("__", "."): v for k, v in flags.items()},
-        system_file=store_dir / "none",
-    )
+    return configured(store_dir, settings | {k.replace("__", "."): v for k, v in flags.items()})
+
+
+@asynccontextmanager
+async def configured(store_dir: Path, flags: Mapping[str, Any]) -> AsyncGenerator[tuple[Runtime, Telemetry], None]:
+    """Run a runtime with these settings; it leaves no process behind."""
+    flags = {"catalog.store_dir": str(store_dir), **flags}
+    loaded = config.load(environ={}, flags=flags, system_file=store_dir / "none")
     telemetry = Telemetry()
     runtime = Runtime(loaded, Store.open(loaded.config.catalog, {}), telemetry)
     await runtime.start()
