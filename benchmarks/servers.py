@@ -5,8 +5,10 @@ onnxruntime; mlserver 1.7 needs uvloop<0.22, or its workers end at once) or `--b
 onnxruntime). OpenVINO's Model Server is no Python package and is not measured. Each has the settings it is fastest
 with, of those in the file. The daemon is asked over HTTP with binary tensors; mlserver, whose HTTP takes numbers as
 text only, over gRPC by tritonclient, with raw tensors; BentoML, whose own HTTP takes arrays as text only, by a mounted
-ASGI route that takes the raw bytes. Bars: requests a second at least 1.0 × the rival's, resident memory of all
-processes of a server at most 0.5 × the rival's.
+ASGI route that takes the raw bytes. Bars: requests a second at least 1.0 × the rival's, resident memory at most 0.5 ×
+the rival's. Memory is the sum over all processes of a server, read while the clients ask, of each the median over the
+rounds. Resident memory (RSS) has what several processes share once for each of them. Beside it stand the same sums of
+PSS, which divides it among them, and of what is anonymous, so in no file.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import http.client
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,6 +37,7 @@ import tensor_models
 from footprint import daemon as running_daemon
 
 AT_LEAST, MEMORY_AT_MOST = 1.0, 0.5
+MEMORY_KINDS = ("Rss", "Pss", "Anonymous")
 N_CLIENTS = 16
 START_S = 120.0
 DATATYPES = {"uint8": "UINT8", "float32": "FP32"}
@@ -166,16 +170,22 @@ class Server:
     client: Callable[[str, int], Any]
     process: psutil.Process
 
-    def resident_mib(self) -> float:
-        family = [self.process, *self.process.children(recursive=True)]
-        return sum(process.memory_info().rss for process in family) / 2**20
+    def memory_mib(self) -> dict[str, float]:
+        """Give Rss, Pss and Anonymous as /proc/PID/smaps_rollup has them, summed over all processes."""
+        sums = dict.fromkeys(MEMORY_KINDS, 0.0)
+        for process in (self.process, *self.process.children(recursive=True)):
+            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]:
+                name, _, rest = line.partition(":")
+                if name in sums:
+                    sums[name] += int(rest.split()[0]) / 1024
+        return sums
 
     def cpu_s(self) -> float:
         family = [self.process, *self.process.children(recursive=True)]
         return sum(sum(process.cpu_times()[:2]) for process in family)
 
-    def rate(self, name: str, seconds: float) -> tuple[float, float]:
-        """Let N_CLIENTS ask for so long; give requests a second, and the server's CPU s a request."""
+    def rate(self, name: str, seconds: float) -> tuple[float, float, dict[str, float]]:
+        """Let N_CLIENTS ask for so long; give requests a second, the server's CPU s a request, and its memory then."""
         counts, failures = [0] * N_CLIENTS, list[Exception]()
         begin, stop = threading.Barrier(N_CLIENTS + 1), threading.Event()
 
@@ -202,12 +212,13 @@ class Server:
         n_before, begun_s, begun_cpu_s = sum(counts), time.perf_counter(), self.cpu_s()
         stop.wait(seconds)
         n_done, elapsed_s, cpu_s = sum(counts) - n_before, time.perf_counter() - begun_s, self.cpu_s() - begun_cpu_s
+        memory = self.memory_mib()
         stop.set()
         for thread in threads:
             thread.join()
         if failures:
             raise failures[0]
-        return n_done / elapsed_s, cpu_s / max(1, n_done)
+        return n_done / elapsed_s, cpu_s / max(1, n_done), memory
 
 
 @contextmanager
@@ -321,10 +332,11 @@ def main() -> None:
         sys.exit("name a rival: --mlserver PYTHON (of an environment where `pip install mlserver onnxruntime` was run)")
     start_rival, settings_of, quick = RIVALS[rival_name]
     seconds = 1.5 if arguments.quick else 5.0
-    memory: dict[str, float] = {}
+    rounds: dict[str, list[dict[str, float]]] = {"edge_rt": [], rival_name: []}
 
-    def measured(server: Server) -> float:
-        rate, cpu_s = server.rate(own.model, seconds)
+    def measured(server: Server, who: str = "") -> float:
+        rate, cpu_s, memory = server.rate(own.model, seconds)
+        rounds.get(who, []).append(memory)
         return 1 / cpu_s if own.cpu else rate
 
     def alone(start: Callable[[], Any]) -> float:
@@ -345,12 +357,16 @@ def main() -> None:
         rival = stack.enter_context(start_rival(python, file, settings_of[best]))
         pair = harness.paired(
             "edge_rt",
-            lambda: measured(ours),
+            lambda: measured(ours, "edge_rt"),
             f"{rival_name}, {best}",
-            lambda: measured(rival),
+            lambda: measured(rival, rival_name),
             n_pairs=arguments.pairs(9, quick=3),
         )
-        memory = {"edge_rt": ours.resident_mib(), rival_name: rival.resident_mib()}
+    memory = {
+        who: {kind: statistics.median(sample[kind] for sample in samples) for kind in MEMORY_KINDS}
+        for who, samples in rounds.items()
+    }
+    mine, its = memory["edge_rt"], memory[rival_name]
     what = "CPU" if own.cpu else "requests/s"
     harness.finish(
         arguments,
@@ -358,9 +374,9 @@ def main() -> None:
         {"memory_mib": memory, "rivals": rates},
         [
             harness.Figure(
-                name=f"memory, {memory['edge_rt']:.0f} MiB against {memory[rival_name]:.0f} MiB",
-                unit=f"× {rival_name}'s",
-                samples=(memory["edge_rt"] / memory[rival_name],),
+                name=", ".join(f"{kind} {mine[kind]:.0f} and {its[kind]:.0f} MiB" for kind in MEMORY_KINDS),
+                unit=f"× {rival_name}'s Rss",
+                samples=(mine["Rss"] / its["Rss"],),
                 at_most=MEMORY_AT_MOST,
             )
         ],
