@@ -45,9 +45,7 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version  # three dozen modules, which powerd does without
-
-        return version("edge_rt")
+        return import_module("edge_rt.version").VERSION
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'edge_rt' has no attribute {name!r}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -19,6 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from edge_rt.types import Energy, EngineStats, Timings, Usage
+from edge_rt.version import VERSION
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -239,7 +239,7 @@ class Telemetry:
             else:
                 self._step_rows = _StepRowsCollector(metric)
                 self.registry.register(self._step_rows)
-        self._gauges["edge_rt_build_info"].labels(version("edge_rt")).set(1)
+        self._gauges["edge_rt_build_info"].labels(VERSION).set(1)
         ProcessCollector(namespace="edge_rt", registry=self.registry)
 
     def request_finished(self, route: str, *, status: int, outcome: str, duration_s: float) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from importlib.metadata import version as installed_version
 
 from edge_rt.api.context import Api, ModelStatus
 from edge_rt.api.kserve_wire import IndexEntry, MetadataTensor, ModelMetadata, Parameter, ServerMetadata
 from edge_rt.errors import ModelNotFoundError, ModelNotPulledError, OverloadedError, UnsupportedFeatureError
 from edge_rt.tensor_types import TensorSpec
+from edge_rt.version import VERSION
 
 EXTENSIONS = ("binary_tensor_data", "sequence", "model_repository")
 
 
 def server_metadata(api: Api) -> ServerMetadata:
     extensions = EXTENSIONS + (() if api.regions is None else ("memfd_shared_memory",))
-    return ServerMetadata(name="edge_rt", version=installed_version("edge_rt"), extensions=extensions)
+    return ServerMetadata(name="edge_rt", version=VERSION, extensions=extensions)
 
 
 def find(api: Api, model: str, version: str = "") -> ModelStatus:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -55,6 +54,8 @@ RECIPE_VERSION = 1
 
 def recipe_version(recipe: str) -> str:
     """Name what runs a recipe ("" is the GGUF quantiser), '' where it is not installed; does not import it."""
+    from importlib.metadata import PackageNotFoundError, version  # three dozen modules, which serving does without
+
     try:
         if not recipe:
             return f"llama-cpp-python {version('llama-cpp-python')}"

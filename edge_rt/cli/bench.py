@@ -7,7 +7,6 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
@@ -31,6 +30,7 @@ from edge_rt.devices import memory as machine_memory
 from edge_rt.errors import ModelNotPulledError
 from edge_rt.power.meter import open_meter
 from edge_rt.scheduler.forms import place
+from edge_rt.version import VERSION
 from edge_rt.worker import memory
 
 _TENSOR_RUNS = 30  # batches of a tensor model, unless -r says how many
@@ -263,7 +263,7 @@ def _machine() -> Machine:
         board=cpu.board().value,
         kernel=platform.release(),
         governor=cpu.governor().value,
-        edge_rt_version=version("edge_rt"),
+        edge_rt_version=VERSION,
     )
 
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
@@ -132,6 +131,8 @@ def save(path: Path, entries: Iterable[Entry]) -> None:
 
 def versions_now(packages: Iterable[str]) -> dict[str, str]:
     """Give the installed versions of packages, "" where one is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # only where something has been measured
+
     found: dict[str, str] = {}
     for package in packages:
         try:
