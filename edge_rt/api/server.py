@@ -23,6 +23,7 @@ from edge_rt.api.callers import Peer
 from edge_rt.api.cycles import HeadHolder, ShortCycle
 from edge_rt.api.departures import Departures, WatchedFlow
 from edge_rt.api.loans import Loan
+from edge_rt.api.rest import Rest
 from edge_rt.api.short_way import ReadBuffers, ShortRequest, ShortWay
 from edge_rt.api.sse import HangUps
 from edge_rt.api.status import reply
@@ -222,6 +223,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def on_response_complete(self) -> None:
         """Go on as uvicorn does, but leave the timer of an idle connection alone: it would be set for each request."""
         self.server_state.total_requests += 1
+        self.server_state.rest.answered()  # type: ignore[attr-defined]
         self.idle_since_s = self.loop.time()
         self._ahead = [cycle for cycle in self._ahead if not cycle.response_complete]
         if self.transport.is_closing():
@@ -390,6 +392,7 @@ class Server(uvicorn.Server):
         self.server_state.short_way = short_way  # type: ignore[attr-defined]
         self.server_state.buffers = ReadBuffers()  # type: ignore[attr-defined]
         self.server_state.departures = Departures()  # type: ignore[attr-defined]
+        self.server_state.rest = Rest()  # type: ignore[attr-defined]
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._grace_s = 0.0

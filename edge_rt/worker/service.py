@@ -66,6 +66,10 @@ class Service(ABC):
         """Say whether requests are here that the engine does not know yet."""
         return False
 
+    def _rest(self) -> None:
+        """Let go of what the last requests have left; called when there are none, on the reader's thread."""
+        return
+
     def run(self, *, n_clerks: int = 1) -> bool:
         """Serve until told to stop; True if that was by Shutdown, False if the front process vanished."""
         for i in range(n_clerks):
@@ -99,14 +103,15 @@ class Service(ABC):
             if not is_busy:
                 is_busy, due_at_s = True, self._clock() + STATS_INTERVAL_S
             elif self._clock() >= due_at_s:
-                stats = self._send_stats()
+                stats = self._loop.stats()
                 is_busy = bool(stats.running or stats.waiting or self._has_work())
+                if not is_busy:
+                    self._rest()
+                self._send_stats()
                 due_at_s = self._clock() + STATS_INTERVAL_S
 
-    def _send_stats(self) -> EngineStats:
-        stats = self._loop.stats()
-        self._channel.send(channel.Stats(replace(stats, rss_bytes=self._rss_bytes())))
-        return stats
+    def _send_stats(self) -> None:
+        self._channel.send(channel.Stats(replace(self._loop.stats(), rss_bytes=self._rss_bytes())))
 
 
 def refuse(out: WorkerChannel, error: EdgeRtError) -> int:

@@ -167,6 +167,9 @@ class Service(service.Service):
     def _has_work(self) -> bool:
         return bool(self._errands)
 
+    def _rest(self) -> None:
+        memory.give_back()
+
     # -- the reader's thread ---------------------------------------------------------------------------------------
 
     def _take(self, message: channel.ToWorker, *, is_last: bool) -> None:
