@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from edge_rt.devices.meters import Boundary, Quality
 from edge_rt.power import thread_model
 from edge_rt.power.calibration import CalibratedDomain, Calibration, Point
+from edge_rt.power.smoothing import smoothed
 from edge_rt.power.state import Domain
 from edge_rt.power.thread_model import PhaseThreads, ThreadModel
 
@@ -96,17 +97,21 @@ def fixed(calibration: Calibration) -> Model:
 
 def _model(lead: str, calibration: Calibration, points: Sequence[tuple[float, Mapping[str, float], Point]]) -> Model:
     worst = _WORST[calibration.quality]
+    clocks = [hz for hz, _, _ in points]
+    prefill_w = smoothed(clocks, [point.prefill_w for _, _, point in points])
+    decode_w = smoothed(clocks, [point.decode_w for _, _, point in points])
     levels = [
         Level(
             max_hz=max_hz,
             hz=hz,
             prefill_s=point.prefill_s_per_token,
             decode_s=point.decode_s_per_token,
-            prefill_w=point.prefill_w,
-            decode_w=point.decode_w,
-            worst_w=max(point.prefill_w, point.decode_w) * worst,
+            prefill_w=prefill_w[i],
+            decode_w=decode_w[i],
+            # A cap goes by what was read, where that is more.
+            worst_w=max(point.prefill_w, point.decode_w, prefill_w[i], decode_w[i]) * worst,
         )
-        for hz, max_hz, point in points
+        for i, (hz, max_hz, point) in enumerate(points)
     ]
     lowest, highest = levels[0].hz * 0.999, levels[-1].hz * 1.001
     return Model(

@@ -31,8 +31,7 @@ _TPOT_ROOM = 0.80  # of the objective: what a level is chosen for
 _TTFT_ROOM = 0.75
 _SPREAD, _SPREAD_WEIGHT, _MAX_SPREAD = 0.2, 0.1, 2.0  # how wrong the tokens told of a prompt are, relative; at first
 _LAG_S = 0.02  # from a hint to the clock
-_NEAR = 1.03  # the fastest level is taken whose joules are below this times the fewest: near them the curve is flat
-_SAME = 1.02  # and kept while they are below that much more: no reason to switch
+_SAME = 1.02  # a level is kept while its joules are below this times the fewest: no reason to switch
 _N_SLACK = 5  # hints in a row that are fast enough before one level is given back
 _WAIT_S = 0.15  # a request that waits longer waits for others, not for the next step
 _BUSY, _CALM = 0.7, 0.4  # utilisation by other programs, at which they get the clock and lose it again
@@ -256,14 +255,16 @@ def _prefill(observation: Observation, limits: Limits, model: Model, memory: Mem
     left_s = math.inf
     if hint.ttft_left_s is not None:
         left_s = (hint.ttft_left_s - (observation.now_s - hint.sent_s)) * _TTFT_ROOM - _LAG_S
-    # Tokens are told by a prompt's length, kept prefixes included: twice the usual error is allowed for.
-    units = max(n_units - memory.done, 0.0) * memory.caution * (1 + 2 * memory.spread)
+    # A prompt's tokens are told by its length, kept prefixes included: twice the usual error has to fit too. But what
+    # comes after the told ones is raced for, so only they have to be in time at this level.
+    told = max(n_units - memory.done, 0.0) * memory.caution
+    beyond_s = 2 * memory.spread * n_units * memory.caution * phase.seconds(1.0)
     if not hint.n_prompt_tokens and hint.n_running:
-        units *= _SHARED
+        told, beyond_s = told * _SHARED, beyond_s * _SHARED
     for level in model.levels:
         unit_s = phase.seconds(model.share(level.hz))
         costs.append((level.prefill_w - model.idle_w) * unit_s)
-        in_time.append(units * unit_s <= left_s)
+        in_time.append(told * unit_s + beyond_s <= left_s)
     # A prompt that should have been done by now is larger than was told.
     if not any(in_time) or (memory.done > n_units and left_s < math.inf):
         return _Wish(level=_race(observation, limits, model), reason="race", memory=replace(memory, promised=False))
@@ -301,12 +302,10 @@ def _thriftiest_decode(model: Model, memory: Memory, n: int) -> int:
 
 
 def _steady(costs: list[float], allowed: list[int], present: int) -> int:
-    """Find the fastest of the allowed levels that cost hardly more than the cheapest; stay where that is as good."""
-    least = min(costs[i] for i in allowed)
-    if present in allowed and costs[present] <= least * (_NEAR + _SAME - 1):
-        fastest = max(i for i in allowed if costs[i] <= least * _NEAR)
-        return present if abs(fastest - present) <= 1 else fastest
-    return max(i for i in allowed if costs[i] <= least * _NEAR)
+    """Find the cheapest of the allowed levels; stay where a neighbour of it is as good."""
+    best = min(allowed, key=lambda i: (costs[i], -i))
+    is_as_good = present in allowed and abs(best - present) <= 1 and costs[present] <= costs[best] * _SAME
+    return present if is_as_good else best
 
 
 # -- what is learned -------------------------------------------------------------------------------------------------
