@@ -5,18 +5,22 @@
 DIR holds labelled requests as tools/router_data.py reads them ($EDGE_RT_DATA by default). A router is fitted on four
 fifths of a source, by a hash of the text, and scored on the rest, in five turns; with --held it is fitted on all rows
 of --data and scored on the files in the other folder. Bars are the issue's; GSM8K's needs the local model in the store.
---quick scores one fifth of the small sources and no token signals that are not in --signals yet.
+--quick scores one fifth of the small sources and no token signals that are not in --signals yet. Every router is fitted
+once, in a process of each core.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import harness
 import numpy as np
@@ -27,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tools/ is not
 
 from edge_rt.bench.samples import quantile
 from edge_rt.router import fitting, metrics
-from edge_rt.router.fitting import Example, Rows
+from edge_rt.router.fitting import Example, Rows, Sparse
 from edge_rt.router.metrics import Quality
 from edge_rt.router.neighbours import Neighbours
 from edge_rt.router.scorer import Scorer
@@ -40,6 +44,7 @@ F64 = NDArray[np.float64]
 
 _N_FOLDS = 5
 _FEW = 1500  # labels of the second MMLU bar
+_N_DRAWS = 3  # of these labels from each fold
 _CROSS = ("mmlu", "gsm8k", "mix", "mmlu_pro", "crux", "math-l5")
 _MAX_DECISION_MS = 3.0
 
@@ -59,12 +64,16 @@ class Bar:
 
 
 class Lab:
-    """Reads and prepares each source once."""
+    """Reads and prepares each source once. pool has a process for each core, for what takes long."""
 
-    def __init__(self, data: Path, held: Path | None, *, quick: bool) -> None:
-        self.data, self.held, self.quick = data, held, quick
+    def __init__(self, data: Path, held: Path | None, pool: ProcessPoolExecutor, *, quick: bool) -> None:
+        self.data, self.held, self.pool, self.quick = data, held, pool, quick
         self.embedder = TextVectors.load()
         self._rows: dict[tuple[Path, str], Rows] = {}
+
+    @property
+    def n_resamples(self) -> int:
+        return 100 if self.quick else 500
 
     def rows(self, name: str, folder: Path | None = None) -> Rows:
         key = (folder or self.data, name)
@@ -88,26 +97,52 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def in_domain(lab: Lab, name: str, *, n_labels: int = 0, n_draws: int = 1) -> Quality:
-    """Fit and score one source; n_labels draws so many rows to fit, in each of n_draws."""
-    gains: list[F64] = []
-    outcomes: list[F64] = []
-    errors: list[float] = []
-    for number, (train, test) in enumerate(lab.splits(name)):
-        for draw in range(n_draws):
-            rows = train
-            if n_labels:
-                drawn = np.random.default_rng(100 * number + draw).permutation(len(train))[:n_labels]
-                rows = train.take(np.sort(drawn))
-            p = fitting.predict(fitting.fit(rows), test)
-            # draws are different routers: each is ranked by itself
-            gains.append(_ranks(p[:, 1] - p[:, 0]) if n_labels else p[:, 1] - p[:, 0])
-            outcomes.append(test.outcomes)
-            errors += [metrics.calibration_error(p[:, h].tolist(), test.outcomes[:, h].tolist()) for h in range(2)]
-        say(f"{name}: {number + 1} of {len(lab.splits(name))}")
-    found = quality(np.concatenate(gains), np.concatenate(outcomes), n_resamples=100 if lab.quick else 500)
-    print(row(f"{name}{f', {n_labels} labels' if n_labels else ''}", found) + f" | {np.mean(errors):.3f} |")
-    return found
+class Domain:
+    """Routers fitted and scored on one source; n_labels draws so many rows to fit, in each of n_draws."""
+
+    def __init__(self, lab: Lab, name: str, *, n_labels: int = 0, n_draws: int = 1) -> None:
+        self._lab, self._name, self._n_labels = lab, name, n_labels
+        self._tests: list[Rows] = []
+        self._fits: list[Future[F64]] = []
+        self._evaluated: Future[Quality]
+        for number, (train, test) in enumerate(lab.splits(name)):
+            for draw in range(n_draws):
+                rows = train
+                if n_labels:
+                    drawn = np.random.default_rng(100 * number + draw).permutation(len(train))[:n_labels]
+                    rows = train.take(np.sort(drawn))
+                self._tests.append(test)
+                self._fits.append(lab.pool.submit(predicted, rows, test))
+
+    def scored(self) -> list[tuple[Rows, F64]]:
+        """Give the rows of each turn, and what the router that had not seen them predicts."""
+        return [(test, p.result()) for test, p in zip(self._tests, self._fits, strict=True)]
+
+    def evaluate(self) -> None:
+        """Wait for the routers, and begin to work out how good they are."""
+        # draws are different routers: each is ranked by itself
+        gains = [_ranks(p[:, 1] - p[:, 0]) if self._n_labels else p[:, 1] - p[:, 0] for _, p in self.scored()]
+        outcomes = np.concatenate([test.outcomes for test in self._tests])
+        n_resamples = self._lab.n_resamples
+        self._evaluated = self._lab.pool.submit(quality, np.concatenate(gains), outcomes, n_resamples=n_resamples)
+        say(f"{self._name}: {len(self._fits)} fitted")
+
+    def quality(self) -> Quality:
+        """Print the table's row, and give its figures."""
+        errors = [
+            metrics.calibration_error(p[:, head].tolist(), test.outcomes[:, head].tolist())
+            for test, p in self.scored()
+            for head in range(2)
+        ]
+        found = self._evaluated.result()
+        name = f"{self._name}{f', {self._n_labels} labels' if self._n_labels else ''}"
+        print(row(name, found) + f" | {np.mean(errors):.3f} |", flush=True)
+        return found
+
+
+def predicted(train: Rows, test: Rows) -> F64:
+    """Fit a router to some rows and give its p_local and p_cloud of others: [n, 2]."""
+    return fitting.predict(fitting.fit(train), test)
 
 
 def gsm8k_with_confidence(lab: Lab, signals: Path) -> Quality | None:
@@ -143,7 +178,7 @@ def gsm8k_with_confidence(lab: Lab, signals: Path) -> Quality | None:
         p = 1 / (1 + np.exp(-p))
         gains.append(p[:, 1] - p[:, 0])
         outcomes.append(y_test)
-    found = quality(np.concatenate(gains), np.concatenate(outcomes), n_resamples=100 if lab.quick else 500)
+    found = quality(np.concatenate(gains), np.concatenate(outcomes), n_resamples=lab.n_resamples)
     print(row("gsm8k, pre-score features and confidence", found) + " |  |")
     return found
 
@@ -160,27 +195,51 @@ def _with_signals(
 def cross_tables(lab: Lab) -> dict[str, dict[str, float]]:
     """Print APGR of routers fitted on one source and scored on another, and of those that saw all other sources."""
     names = _CROSS[1:3] if lab.quick else _CROSS
+    rows = {name: lab.rows(name) for name in names}
+
+    def begin(train: Sequence[str], tests: Sequence[str]) -> Future[dict[str, float]]:
+        chosen = {name: rows[name] for name in tests}
+        return lab.pool.submit(_apgrs, joined([rows[name] for name in train]), chosen)
+
+    singles = {name: begin((name,), [other for other in names if other != name]) for name in names}
+    rest = {} if lab.quick else {name: begin([other for other in names if other != name], (name,)) for name in names}
     table: dict[str, dict[str, float]] = {}
-    for name in names:
-        weights = fitting.fit(lab.rows(name))
-        table[name] = {other: _apgr(weights, lab.rows(other)) for other in names if other != name}
+    for name, found in singles.items():
+        table[name] = found.result()
         say(f"fitted on {name}")
-    if not lab.quick:
-        table["all others"] = {}
-        for name in names:
-            examples = [e for other in names if other != name for e in read_examples(lab.data, other)]
-            weights = fitting.fit(fitting.prepare(examples, lab.embedder))
-            table["all others"][name] = _apgr(weights, lab.rows(name))
-            say(f"fitted on all but {name}")
+    if rest:
+        table["all others"] = {name: found.result()[name] for name, found in rest.items()}
     print(f"\n| fitted on \\ scored on | {' | '.join(names)} |\n|---|{'---:|' * len(names)}")
-    for fitted_on, found in table.items():
-        print(f"| {fitted_on} | {' | '.join(f'{found[n]:.3f}' if n in found else '–' for n in names)} |")
+    for fitted_on, apgrs in table.items():
+        print(f"| {fitted_on} | {' | '.join(f'{apgrs[n]:.3f}' if n in apgrs else '–' for n in names)} |")
     return table
+
+
+def _apgrs(train: Rows, tests: Mapping[str, Rows]) -> dict[str, float]:
+    weights = fitting.fit(train)
+    return {name: _apgr(weights, rows) for name, rows in tests.items()}
 
 
 def _apgr(weights: fitting.Weights, rows: Rows) -> float:
     p = fitting.predict(weights, rows)
     return quality(p[:, 1] - p[:, 0], rows.outcomes, n_resamples=0).apgr
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Lay rows of several sources behind each other, as if their texts had been prepared together."""
+    begins = np.cumsum([0, *(len(part) for part in parts)])
+    terms = Sparse(
+        np.concatenate([part.terms.row + begin for part, begin in zip(parts, begins, strict=False)]),
+        np.concatenate([part.terms.column for part in parts]),
+        np.concatenate([part.terms.value for part in parts]),
+        int(begins[-1]),
+    )
+    topics = tuple(topic for part in parts for topic in part.topics)
+    stacked: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("surface", "vectors", "outcomes", "folds")
+    }
+    return Rows(terms=terms, topics=topics, **stacked)
 
 
 def decision_times(lab: Lab) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -237,13 +296,16 @@ def main() -> None:
         sys.exit(
             "the labelled requests are missing: --data DIR or EDGE_RT_DATA names the folder with their .csv.xz files"
         )
-    lab = Lab(own.data, own.held, quick=arguments.quick)
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # in the processes that are begun now: each has a core
+    n_cores, context = len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")
     bars: list[Bar] = []
     extra: dict[str, object] = {}
-    if not own.cross:
-        bars = measure(lab, own.signals)
-    if own.cross or not arguments.quick:
-        extra["cross"] = cross_tables(lab)
+    with ProcessPoolExecutor(n_cores, mp_context=context) as pool:
+        lab = Lab(own.data, own.held, pool, quick=arguments.quick)
+        if not own.cross:
+            bars = measure(lab, own.signals)
+        if own.cross or not arguments.quick:
+            extra["cross"] = cross_tables(lab)
     figures = []
     if not own.cross:
         wall, cpu = decision_times(lab)
@@ -272,12 +334,14 @@ def measure(lab: Lab, signals: Path) -> list[Bar]:
     print("| source | rows | device → cloud | APGR (95 %) | CPT50 / CPT80 | PGR@40 | calibration error |")
     print("|---|---:|---|---|---|---:|---:|")
     bars: list[Bar] = []
-    steps: list[Callable[[], Quality]] = [lambda: in_domain(lab, "mix"), lambda: in_domain(lab, "gsm8k")]
+    domains = [Domain(lab, "mix"), Domain(lab, "gsm8k")]
     if not lab.quick:
-        steps += [lambda: in_domain(lab, "mmlu"), lambda: in_domain(lab, "mmlu", n_labels=_FEW, n_draws=3)]
+        domains += [Domain(lab, "mmlu"), Domain(lab, "mmlu", n_labels=_FEW, n_draws=_N_DRAWS)]
         if lab.held is None:
-            steps += [lambda name=name: in_domain(lab, name) for name in ("mmlu_pro", "crux", "math-l5", "gsm-phi")]  # type: ignore[misc]
-    found = [step() for step in steps]
+            domains += [Domain(lab, name) for name in ("mmlu_pro", "crux", "math-l5", "gsm-phi")]
+    for domain in domains:
+        domain.evaluate()
+    found = [domain.quality() for domain in domains]
     bars += [Bar(name="14-task mix APGR", value=found[0].apgr, at_least=0.85)]
     bars += [Bar(name="14-task mix PGR@40", value=found[0].pgr40, at_least=0.87)]
     if not lab.quick:
@@ -287,7 +351,7 @@ def measure(lab: Lab, signals: Path) -> list[Bar]:
         bars += [Bar(name="GSM8K APGR with confidence", value=sure.apgr, at_least=0.65)]
     random = metrics.mean_random(*lab.rows("gsm8k").outcomes.T.tolist(), n_routers=20)
     bars += [Bar(name="random router's APGR, GSM8K", value=random.apgr, note="published 0.497")]
-    load = router_workload.replay(lab.splits("mix")[: 1 if lab.quick else _N_FOLDS])
+    load = router_workload.replay(domains[0].scored())
     print(f"\n{load}")
     bars += [Bar(name="workload: local share", value=load.local_share, at_least=0.6)]
     bars += [Bar(name="workload: cost saved", value=load.cost_saved, at_least=0.4)]

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_rt.router import fitting
 from edge_rt.router.budget import SHIPPED_PRIOR, Budget
-from edge_rt.router.fitting import Rows
+from edge_rt.router.fitting import F64, Rows
 
 SIMPLE = frozenset({"arc_challenge", "commonsense_qa", "openbook_qa"})
 COMPLEX = frozenset({"math", "gpqa", "mbpp", "human_eval", "agentverse-logicgrid"})
@@ -68,11 +67,11 @@ class _Sums:
     flat_paid: int = 0
 
 
-def replay(splits: Sequence[tuple[Rows, Rows]], *, seed: int = 1, cloud_share: float = _CLOUD_SHARE) -> Load:
-    """Fit on each split's first rows and send a stream of its second ones through budget and cache."""
+def replay(splits: Sequence[tuple[Rows, F64]], *, seed: int = 1, cloud_share: float = _CLOUD_SHARE) -> Load:
+    """Send a stream of each split's rows, as a router that never saw them judges it, through budget and cache."""
     sums = {True: _Sums(), False: _Sums()}
-    for number, (train, test) in enumerate(splits):
-        _stream(test, fitting.predict(fitting.fit(train), test), random.Random(seed + number), cloud_share, sums)
+    for number, (test, p) in enumerate(splits):
+        _stream(test, p, random.Random(seed + number), cloud_share, sums)
     a, b = sums[True], sums[False]
     n, weak, strong = a.n + b.n, a.weak + b.weak, a.strong + b.strong
     return Load(
@@ -90,7 +89,7 @@ def replay(splits: Sequence[tuple[Rows, Rows]], *, seed: int = 1, cloud_share: f
     )
 
 
-def _stream(test: Rows, p: fitting.F64, rng: random.Random, cloud_share: float, sums: dict[bool, _Sums]) -> None:
+def _stream(test: Rows, p: F64, rng: random.Random, cloud_share: float, sums: dict[bool, _Sums]) -> None:
     kinds = [topic.removeprefix("task: ") for topic in test.topics]
     pools = {
         True: [i for i, kind in enumerate(kinds) if kind in SIMPLE],

@@ -321,8 +321,9 @@ def _softmax_regression(x: F64, member: F64) -> F64:
         w = flat.reshape(n_topics, n_columns)
         z = x @ w.T
         peak = z.max(axis=1, keepdims=True)
-        total = np.exp(z - peak).sum(axis=1, keepdims=True)
-        p = np.exp(z - peak) / total
+        p = np.exp(z - peak)
+        total = p.sum(axis=1, keepdims=True)
+        p /= total
         held = w.copy()
         held[:, -1] = 0
         value = float((np.log(total) + peak).sum() - (z * member).sum() + _TOPICS_L2 * np.square(held).sum() / 2)

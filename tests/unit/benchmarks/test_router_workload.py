@@ -28,24 +28,38 @@ class Embedder:
         return vectors
 
 
-def rows(n: int) -> fitting.Rows:
+def examples(n: int) -> list[fitting.Example]:
     """Requests of which the cloud answers all, and the device those of the first and third kind."""
-    examples = [
+    return [
         fitting.Example(text=f"{i % 4} request {i}", local=float(i % 2 == 0), cloud=1.0, topic=_TOPICS[i % 4])
         for i in range(n)
     ]
-    return fitting.prepare(examples, Embedder())
+
+
+def rows(n: int) -> fitting.Rows:
+    return fitting.prepare(examples(n), Embedder())
 
 
 @pytest.fixture(scope="module")
 def load() -> router_workload.Load:
-    return router_workload.replay([(rows(400), rows(1200))])
+    return router_workload.replay([(rows(1200), router.predicted(rows(400), rows(1200)))])
 
 
 def test_the_simple_stay_and_the_gap_is_recovered(load: router_workload.Load) -> None:
     assert load.simple_local_share > 0.9
     assert load.complex_local_share < load.simple_local_share
     assert load.recovered > 0.8
+
+
+def test_joined_rows_are_what_the_texts_together_give() -> None:
+    parts = [rows(30), rows(7)]
+    joined, together = router.joined(parts), fitting.prepare([*examples(30), *examples(7)], Embedder())
+    assert joined.topics == together.topics
+    for name in ("surface", "vectors", "outcomes", "folds"):
+        np.testing.assert_array_equal(getattr(joined, name), getattr(together, name))
+    assert joined.terms.n_rows == together.terms.n_rows
+    for name in ("row", "column", "value"):
+        np.testing.assert_array_equal(getattr(joined.terms, name), getattr(together.terms, name))
 
 
 def test_bars_can_be_written_whatever_their_numbers_are(load: router_workload.Load) -> None:
