@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, a C++ compiler and, the first time, the network.
 .POSIX:
 .SUFFIXES:
-.PHONY: help venv demo test test-systemd lint bench sanitize fuzz emulate-x86 test-kernel clean
+.PHONY: help venv demo test test-peer test-systemd lint bench sanitize fuzz emulate-x86 test-kernel clean
 
 BIN = .venv/bin
 export PYTHON
@@ -9,6 +9,7 @@ export PYTHON
 help:
 	@echo 'make demo    install, start the daemon, ask the model a question over its Unix socket'
 	@echo 'make test    install, check style and types, run all tests'
+	@echo 'make test-peer  ask a llama-server as the cloud (compiles it once, some minutes; part of make test)'
 	@echo 'make test-systemd  run the units under real systemd in a container (root; part of make test where it can run)'
 	@echo 'make lint    style, types and import order only'
 	@echo 'make bench   measure the default model on this machine'
@@ -36,7 +37,13 @@ test: lint
 		minilm-l6:fp32 pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
 	@command -v fusermount3 >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q --no-install-recommends fuse3; } \
 		|| echo 'the tests on a mounted board are skipped: they need fuse3'
+	-$(BIN)/python -m tools.llama_server
 	$(BIN)/python -m pytest --models-are-here
+
+test-peer: venv
+	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0
+	$(BIN)/python -m tools.llama_server
+	$(BIN)/python -m pytest --models-are-here tests/api/test_llama_server.py
 
 test-systemd: venv
 	@command -v systemd-nspawn >/dev/null || apt-get install -y systemd-container

@@ -103,12 +103,16 @@ def ensure_wheel(python: Path, environ: Mapping[str, str] = os.environ) -> Path:
     """Give the wheel for this machine, compiling it with python's pip if there is none yet. Raises BuildError."""
     version = wanted_version()
     flags = (*CMAKE_FLAGS, *shlex.split(environ.get("CMAKE_ARGS", "")))
-    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge_rt" / "wheels"
-    folder = cache / wheel_key(version, find_compiler(environ), flags, environ)
-    with _one_at_a_time(folder.with_name(folder.name + ".lock")):
+    folder = cache_dir("wheels", environ) / wheel_key(version, find_compiler(environ), flags, environ)
+    with one_at_a_time(folder.with_name(folder.name + ".lock")):
         if wheel := next(folder.glob("llama_cpp_python-*.whl"), None):
             return wheel
         return _build(python, version, flags, folder, environ)
+
+
+def cache_dir(name: str, environ: Mapping[str, str]) -> Path:
+    """Say where builds of one kind are kept, outside the tree."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge_rt" / name
 
 
 def wanted_version() -> str:
@@ -120,7 +124,7 @@ def wanted_version() -> str:
 
 def _build(python: Path, version: str, flags: tuple[str, ...], folder: Path, environ: Mapping[str, str]) -> Path:
     env = {**environ, "CMAKE_ARGS": shlex.join(flags), "PYTHONUNBUFFERED": "1"}
-    env.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(_n_jobs()))
+    env.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(n_jobs()))
     log = folder.with_name(folder.name + ".log")
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as scratch:
         env["TMPDIR"] = scratch  # /tmp is often a small part of memory on a board
@@ -136,10 +140,15 @@ def _build(python: Path, version: str, flags: tuple[str, ...], folder: Path, env
         try:
             run(f"compiling llama.cpp {version}", command, stage=compile_stage, log=log, env=env)
         except CommandError as exc:
-            raise BuildError(f"{exc.tail}\n{_explain(exc.tail)}The whole output is in {exc.log}") from exc
+            raise failed(exc) from exc
         Path(scratch, "wheel").rename(folder)
     log.unlink()
     return next(folder.glob("*.whl"))
+
+
+def failed(error: CommandError) -> BuildError:
+    """Say how a command of a build ended, and what to do about it."""
+    return BuildError(f"{error.tail}\n{_explain(error.tail)}The whole output is in {error.log}")
 
 
 def _explain(tail: str) -> str:
@@ -154,7 +163,7 @@ def _explain(tail: str) -> str:
     return ""
 
 
-def _n_jobs() -> int:
+def n_jobs() -> int:
     """Use every core, but no more than the free memory carries."""
     n_cores = len(os.sched_getaffinity(0))
     found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
@@ -166,7 +175,8 @@ def _cpuinfo() -> str:
 
 
 @contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Wait until no other build holds this lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
