@@ -32,18 +32,20 @@ if len(tempfile.gettempdir()) > 40:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--models-are-here", action="store_true", help="Fail where a model is not in the store: no skip.")
+    parser.addoption(
+        "--models-are-here", action="store_true", help="Fail where a model or llama-server is missing: no skip."
+    )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Fail what would be skipped for want of a model that `make test` forgot to pull."""
+    """Fail what would be skipped for want of a model that `make test` forgot to pull, or what it could not compile."""
     report = yield
     if report.skipped and item.config.getoption("models_are_here") and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2]
-        if re.search(r"is not in the (local )?store", reason):
+        if re.search(r"is not in the (local )?store|there is no llama-server", reason):
             report.outcome, report.longrepr = "failed", reason
     return report
 

@@ -1,13 +1,9 @@
-"""Another edge_rt on this machine, and a llama-server, as the cloud."""
+"""Another edge_rt on this machine as the cloud."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
-import socket
-import subprocess
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -116,42 +112,3 @@ async def _until_closed(models: CloudModels) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while models.health().best is None:  # noqa: ASYNC110 - another process' work
             await asyncio.sleep(0.05)
-
-
-def test_a_llama_server_is_an_endpoint(model_store: Path, tmp_path: Path) -> None:
-    if (command := shutil.which("llama-server")) is None:
-        pytest.skip("no llama-server on PATH")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [command, "-m", str(model_store), "--host", "127.0.0.1", "--port", str(port), "-c", "512", "-t", "1"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        patience.until(lambda: _is_there(f"http://127.0.0.1:{port}/health"))
-        settings = CloudEndpoint(
-            base_url=f"http://127.0.0.1:{port}/v1", model="m", allow_http=True, allow_private=True, full_sampling=True
-        )
-
-        async def main() -> None:
-            models = CloudModels({"llama": settings}, Telemetry())
-            chunks = await collect(models, chat("Say hello.", max_tokens=8))
-            assert "".join(chunk.text for chunk in chunks)
-            assert chunks[-1].usage is not None
-            assert chunks[-1].usage.completion_tokens == 8
-            await models.close()
-
-        asyncio.run(main())
-    finally:
-        server.kill()
-        server.wait()
-
-
-def _is_there(url: str) -> bool:
-    try:
-        urllib.request.urlopen(url, timeout=PATIENCE_S).close()
-    except OSError:
-        return False
-    return True
