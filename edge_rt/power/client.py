@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import struct
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
@@ -176,16 +177,19 @@ def ask(path: str, kind: str, *, timeout_s: float = 2.0, **values: Any) -> Mappi
     Raises DaemonUnreachableError, DaemonLostError, and InvalidRequestError for what powerd refuses.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
-        sock.settimeout(timeout_s)
+        # Where others stand in line before it, connecting waits its turn; with settimeout it would fail at once.
+        seconds, fraction = divmod(max(timeout_s, 0.001), 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(fraction * 1e6)))
         try:
             sock.connect(path)
+            sock.settimeout(timeout_s)
         except OSError as exc:
             remedy = "join its group, or ask as root" if exc.errno in (errno.EACCES, errno.EPERM) else _REMEDY
             raise DaemonUnreachableError(address=path, reason=exc.strerror or str(exc), remedy=remedy) from exc
         try:
             with contextlib.suppress(BrokenPipeError):  # it may have said already why it does not listen
                 sock.send(encode(kind, **values), socket.MSG_NOSIGNAL)
-            raw = sock.recv(MAX_BYTES + 1)
+            raw = _answer(sock)
             answer = parse(raw) if raw else {}
         except (OSError, BadMessageError) as exc:
             raise DaemonLostError(address=path, reason=f"{exc}") from exc
@@ -194,6 +198,13 @@ def ask(path: str, kind: str, *, timeout_s: float = 2.0, **values: Any) -> Mappi
     if answer.get("type") == "error":
         raise InvalidRequestError(param=kind, problem=str(answer.get("problem", "refused")))
     return answer
+
+
+def _answer(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(MAX_BYTES + 1)
+    except ConnectionResetError:  # told first where it hung up without hearing; then comes what it said before that
+        return sock.recv(MAX_BYTES + 1)
 
 
 def _last_words(sock: socket.socket) -> str:

@@ -201,10 +201,11 @@ class Powerd:
         next_s = watchdog_s = rivals_s = refind_s = self.clock()
         stepped_s = status_s = -_IDLE_S
         while not self._is_ending:
-            wait_s = min(next_s, watchdog_s) - self.clock()
+            wait_s = min(next_s, watchdog_s, clients.resume_s) - self.clock()
             for key, _ in selector.select(max(0.0, wait_s)):
                 key.data()
             now_s = self.clock()
+            clients.resume(now_s)
             if self._wants_reload:
                 self._wants_reload = False
                 self._reload()

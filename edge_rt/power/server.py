@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import grp
+import math
 import os
 import selectors
 import socket
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError
+from edge_rt.power.bucket import Bucket
 from edge_rt.power.state import Advice, Hint
 from edge_rt.power.wire import (
     MAX_BYTES,
@@ -37,6 +39,11 @@ MAX_CLIENTS_OF_ROOT: Final = 32  # beside the others': it must be able to look e
 _MAX_BAD: Final = 8  # messages that break the protocol, then the client is let go
 _MESSAGES_HZ: Final = 100.0  # of one client in the long run …
 _MESSAGES_BURST: Final = 200.0  # … and at once
+_CONNECTS_HZ: Final = 20.0  # of one user in the long run …
+_CONNECTS_BURST: Final = 64.0  # … and at once
+_ACCEPTS_HZ: Final = 200.0  # of all users: what is beyond waits in the kernel, where it costs nothing …
+_ACCEPTS_BURST: Final = 128.0
+_PAUSE_S: Final = 0.05  # … for so long, then it is some more's turn
 _BARRED_S: Final = 1.0  # after a user was let go for what it sent: a new connection would be a new burst
 _MAX_BARRED: Final = 64
 _AT_ONCE: Final = 32  # of one client, then it is the next one's turn
@@ -81,13 +88,12 @@ class Rights:
 class _Client:
     sock: socket.socket
     peer: Peer
+    messages: Bucket
     hint: Hint | None = None
     takes: TakesAdvice | None = None
     told: tuple[Advice, bool] | None = None
     told_s: float = 0.0
     n_bad: int = 0
-    tokens: float = _MESSAGES_BURST
-    filled_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -98,6 +104,7 @@ class Server:
     power     gives what its meter has counted
     on_hint   is called with nothing after a hint that changes something
     on_cap    takes a cap that a client who may has set
+    resume_s  when to call resume; infinity: it is not needed
     """
 
     listener: socket.socket
@@ -113,8 +120,12 @@ class Server:
     n_refused: int = 0
     _clients: dict[int, _Client] = field(default_factory=dict)  # by descriptor
     _barred_s: dict[int, float] = field(default_factory=dict)  # by user: since when
+    _connects: dict[int, Bucket] = field(default_factory=dict)  # by user
+    _accepts: Bucket = field(init=False)
+    resume_s: float = math.inf
 
     def __post_init__(self) -> None:
+        self._accepts = Bucket(_ACCEPTS_HZ, _ACCEPTS_BURST, self.clock())
         self.listener.setblocking(False)
         self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
 
@@ -139,15 +150,28 @@ class Server:
     def close(self) -> None:
         for client in list(self._clients.values()):
             self._let_go(client)
-        self.selector.unregister(self.listener)
+        if self.resume_s == math.inf:
+            self.selector.unregister(self.listener)
         self.listener.close()
+
+    def resume(self, now_s: float) -> None:
+        """Hear of new clients again, if it is time."""
+        if now_s >= self.resume_s:
+            self.resume_s = math.inf
+            self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
+            self._accept()
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
+            if self.resume_s < math.inf:
+                return
             try:
                 sock, _ = self.listener.accept()
             except OSError:  # nobody is there any more, or no descriptor is left: the next round tries again
                 return
+            if not self._accepts.take(self.clock()):  # this one is the last for now
+                self.selector.unregister(self.listener)
+                self.resume_s = self.clock() + _PAUSE_S
             sock.setblocking(False)
             try:
                 found = self.peer_of(sock)
@@ -157,12 +181,26 @@ class Server:
             if self.clock() - self._barred_s.get(found.uid, -_BARRED_S) < _BARRED_S:
                 self._refuse(sock, "busy", "a program of yours sent too much or nonsense a moment ago; try again later")
                 continue
+            if not self._may_connect(found):
+                self._refuse(sock, "busy", "programs of yours connect too often; keep a connection, or try again later")
+                continue
             if not self._has_room(found.uid):
                 self._refuse(sock, "busy", "too many clients are connected; try again later")
                 continue
-            client = _Client(sock, found, filled_s=self.clock())
+            client = _Client(sock, found, Bucket(_MESSAGES_HZ, _MESSAGES_BURST, self.clock()))
             self._clients[sock.fileno()] = client
             self.selector.register(sock, selectors.EVENT_READ, lambda client=client: self._receive(client))
+
+    def _may_connect(self, found: Peer) -> bool:
+        """Say whether this user has not connected too often. Root too: its loops are as much work as others'."""
+        if (bucket := self._connects.get(found.uid)) is None:
+            if len(self._connects) >= _MAX_BARRED:
+                self._connects.pop(next(iter(self._connects)))
+            bucket = self._connects[found.uid] = Bucket(_CONNECTS_HZ, _CONNECTS_BURST, self.clock())
+        if bucket.take(self.clock()):
+            return True
+        self.say(4, f"connects {found.uid}", f"processes of user {found.uid} connect too often, {found.pid} the last")
+        return False
 
     def _has_room(self, uid: int) -> bool:
         """Say whether one more client may stay. All have a bound: without descriptors the loop would spin."""
@@ -191,9 +229,7 @@ class Server:
                 self._let_go(client)
                 return
             now_s = self.clock()
-            client.tokens = min(_MESSAGES_BURST, client.tokens + (now_s - client.filled_s) * _MESSAGES_HZ) - 1.0
-            client.filled_s = now_s
-            if client.tokens < 0:
+            if not client.messages.take(now_s):
                 self.say(4, f"flood {client.peer.uid}", f"process {client.peer.pid} sends too much and is let go")
                 self._bar(client)
                 self._let_go(client)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from edge_rt.power.server import Peer, Rights, Server
 from edge_rt.power.state import Advice, Hint
 from edge_rt.power.wire import TakesAdvice, advice_of, encode, encode_hint, encode_takes_advice, parse
 from tests.fakes import FakeClock
+from tests.patience import PATIENCE_S, until
 
 HINT = Hint(work="prefill", n_running=1, n_prompt_tokens=40, sent_s=999.0)
 
@@ -198,6 +202,81 @@ def test_one_client_cannot_keep_the_loop_to_itself(scene: Scene) -> None:
                 key.data()
         assert scene.n_hints <= 32
         assert parse(other.recv(5000))["type"] == "status"
+
+
+def test_a_storm_of_connects_is_let_in_at_a_rate_and_others_are_heard(scene: Scene) -> None:
+    with scene.connect() as steady:
+        scene.turn()
+        scene.uid = 1234
+        n_refused = 0
+        for _ in range(400):
+            with scene.connect() as sock:
+                scene.turn()
+                sock.setblocking(False)
+                with suppress(BlockingIOError):
+                    n_refused += parse(sock.recv(5000))["code"] == "busy"
+            if scene.server.resume_s < math.inf:
+                break
+        assert n_refused > 0
+        assert scene.said == ["processes of user 1234 connect too often, 1 the last"] * n_refused
+        # What has connected goes on, and a loop that turns has nothing to do but that.
+        assert scene.say(steady, encode("status"))["state"] == "acting"
+        with scene.connect() as waits:
+            scene.turn()
+            n_clients = scene.server.n_clients
+            scene.uid = 77
+            scene.clock.advance(0.06)
+            scene.server.resume(scene.clock())
+            scene.turn()
+            assert scene.server.n_clients == n_clients + 1
+            assert scene.server.resume_s == math.inf
+            assert scene.say(waits, encode("status"))["state"] == "acting"
+
+
+def test_a_user_who_connects_now_and_then_is_not_in_a_storm(scene: Scene) -> None:
+    scene.uid = 1234
+    for _ in range(300):
+        with scene.connect() as sock:
+            assert scene.say(sock, encode("status"))["state"] == "acting"
+        scene.clock.advance(0.05)
+    assert scene.said == []
+
+
+def test_a_question_waits_in_line(scene: Scene) -> None:
+    """With a full backlog a connect that does not wait fails at once."""
+    with ExitStack() as line:
+        while True:
+            sock = line.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            sock.setblocking(False)
+            try:
+                sock.connect(scene.path)
+            except BlockingIOError:
+                break
+        with pytest.raises(DaemonUnreachableError):
+            ask(scene.path, "status", timeout_s=0.01)
+        told: list[Any] = []
+        asking = threading.Thread(target=lambda: told.append(ask(scene.path, "status", timeout_s=PATIENCE_S)))
+        asking.start()
+        until(lambda: scene.turn() or told)
+        asking.join()
+    assert told[0]["state"] == "acting"
+
+
+def test_who_is_refused_before_it_was_heard_hears_why(scene: Scene) -> None:
+    scene.uid = 1234
+    scene.server._barred_s[1234] = scene.clock()
+    told: list[str] = []
+
+    def question() -> None:
+        with pytest.raises(InvalidRequestError) as caught:
+            ask(scene.path, "status", timeout_s=PATIENCE_S)
+        told.append(caught.value.problem)
+
+    asking = threading.Thread(target=question)
+    asking.start()
+    until(lambda: scene.turn() or told)
+    asking.join()
+    assert "sent too much or nonsense" in told[0]
 
 
 def test_clients_of_others_are_counted_and_roots_always_heard(scene: Scene) -> None:
