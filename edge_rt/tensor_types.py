@@ -75,14 +75,18 @@ class Tensor:
         return len(self.data) if self.region is None else self.region.size_bytes
 
 
-class Loan(Protocol):
-    """A client's connection that an answer may be written to by the worker that computes it; see api/loans.py."""
+class Lent(Protocol):
+    """What workers may have descriptors of."""
 
-    def fds(self) -> tuple[int, int]: ...
+    def fds(self) -> tuple[int, ...]: ...
 
     def lent_to(self, borrower: object, ended: Callable[[Self], None]) -> None: ...
 
     def returned_by(self, borrower: object) -> None: ...
+
+
+class Loan(Lent, Protocol):
+    """A client's connection that an answer may be written to by the worker that computes it; see api/loans.py."""
 
     def permit(self) -> None: ...
 
@@ -116,6 +120,7 @@ class TensorRequest:
     no_cache, no_store, only_if_cached  as in CacheWishes
     is_suspect  a worker has died with it: it is asked once more, with no other such request
     reply       what the worker may write itself, where it is asked without a task
+    memory      that the worker may map, and where in it the inputs' bytes begin, one behind the other; likewise
     """
 
     id: str
@@ -134,6 +139,7 @@ class TensorRequest:
     only_if_cached: bool = False
     is_suspect: bool = False
     reply: Reply | None = field(default=None, compare=False)
+    memory: tuple[Lent, int] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from edge_rt.api import kserve_wire as wire
 from edge_rt.api.schemas import decode_with
 from edge_rt.errors import EdgeRtError
 from edge_rt.guard.limits import check_shape, check_size
-from edge_rt.tensor_types import Data, Datatype, Reply, Tensor, TensorRegion, TensorRequest
+from edge_rt.tensor_types import Data, Datatype, Lent, Reply, Tensor, TensorRegion, TensorRequest
 from edge_rt.types import CacheWishes
 
 _MAX_PLANS: Final = 64
@@ -64,6 +64,7 @@ class Plan:
         regions: Mapping[str, TensorRegion] = _NO_REGIONS,
         wishes: CacheWishes = _NO_WISHES,
         reply: Reply | None = None,
+        memory: tuple[Lent, int] | None = None,
     ) -> TensorRequest:
         options = self.options
         return TensorRequest(
@@ -82,6 +83,7 @@ class Plan:
             no_store=wishes.no_store,
             only_if_cached=wishes.only_if_cached,
             reply=reply,
+            memory=memory,
         )
 
 

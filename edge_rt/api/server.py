@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import mmap
 import socket
 import time
 from collections.abc import Iterator
@@ -23,8 +24,9 @@ from edge_rt.api.callers import Peer
 from edge_rt.api.cycles import HeadHolder, ShortCycle
 from edge_rt.api.departures import Departures, WatchedFlow
 from edge_rt.api.loans import Loan
+from edge_rt.api.read_buffers import ReadBuffers, lent_buffer
 from edge_rt.api.rest import Rest
-from edge_rt.api.short_way import ReadBuffers, ShortRequest, ShortWay
+from edge_rt.api.short_way import ShortRequest, ShortWay
 from edge_rt.api.sse import HangUps
 from edge_rt.api.status import reply
 from edge_rt.errors import OverloadedError
@@ -63,6 +65,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._ahead: list[RequestResponseCycle] = []  # not answered yet, of which uvicorn only knows the last
         self._hang_ups = HangUps()
+        self._buffers: ReadBuffers = self.server_state.buffers  # type: ignore[attr-defined]
         self._peer = Peer.of(transport.get_extra_info("socket"))
         self.app_state = {**self.app_state, "peer": self._peer, "hang_ups": self._hang_ups}
         super().connection_made(transport)
@@ -93,22 +96,22 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._hang_ups.tell()
         super().connection_lost(exc)
 
-    def get_buffer(self, sizehint: int) -> memoryview | bytearray:  # noqa: ARG002 - the protocol's
+    def get_buffer(self, sizehint: int) -> memoryview | bytearray | mmap.mmap:  # noqa: ARG002 - the protocol's
         if self._arriving is not None:
             return self._arriving.request.room()
-        return self.server_state.buffers.current  # type: ignore[attr-defined,no-any-return]
+        return self._buffers.current.memory
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._arriving is not None:
             self._take_body(nbytes)
             return
-        buffers: ReadBuffers = self.server_state.buffers  # type: ignore[attr-defined]
-        data = memoryview(buffers.current)[:nbytes]
+        buffers = self._buffers
+        data = memoryview(buffers.current.memory)[:nbytes]
         if isinstance(self.cycle, ShortCycle) and not self.cycle.is_ours():
             self._early = bytes(data)  # a worker has answered, and the word of it comes in a moment
             self.flow.pause_reading()
             return
-        end = buffers.current.find(_HEAD_END, 0, nbytes) + len(_HEAD_END) if self.is_between_requests() else 0
+        end = buffers.current.memory.find(_HEAD_END, 0, nbytes) + len(_HEAD_END) if self.is_between_requests() else 0
         if end < len(_HEAD_END):
             self.data_received(data)
             return
@@ -213,6 +216,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         return way.begin(self.url, self.headers, self._peer, self._hang_ups)
 
     def _begin_cycle(self) -> None:
+        self._buffers = self.server_state.buffers  # type: ignore[attr-defined]  # what is read there is nobody else's
         before = self.cycle
         if not self.is_between_requests():
             self._ahead.append(before)
@@ -240,7 +244,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def _take_early(self) -> None:
         data, self._early = self._early, b""
         if not self.transport.is_closing():
-            self.server_state.buffers.current[: len(data)] = data  # type: ignore[attr-defined]
+            self._buffers.current.memory[: len(data)] = data
             self.buffer_updated(len(data))
 
     def _unset_keepalive_if_required(self) -> None:
@@ -298,6 +302,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
                 self._loan = Loan(self.transport.get_extra_info("socket"))
             except OSError:
                 return None
+        self._buffers = self.server_state.lent_buffers  # type: ignore[attr-defined]
         return self._loan
 
     def shutdown(self) -> None:
@@ -391,6 +396,7 @@ class Server(uvicorn.Server):
         self.server_state.max_connections = max_connections  # type: ignore[attr-defined]
         self.server_state.short_way = short_way  # type: ignore[attr-defined]
         self.server_state.buffers = ReadBuffers()  # type: ignore[attr-defined]
+        self.server_state.lent_buffers = ReadBuffers(lent_buffer)  # type: ignore[attr-defined]
         self.server_state.departures = Departures()  # type: ignore[attr-defined]
         self.server_state.rest = Rest()  # type: ignore[attr-defined]
         self.ready = asyncio.Event()

@@ -30,41 +30,23 @@ from edge_rt.api.kserve_infer import (
 )
 from edge_rt.api.kserve_plan import Plan, Plans
 from edge_rt.api.loans import Loan
+from edge_rt.api.read_buffers import READ_BYTES, Buffer, LentBuffer, ReadBuffers
 from edge_rt.api.sse import HangUps, HungUpError
 from edge_rt.api.status import open_inference_body
 from edge_rt.errors import EdgeRtError, OverloadedError, ShuttingDownError, WorkerLostError
 from edge_rt.tensor_types import Data, Datatype, Reply, TensorAnswer, TensorRequest
 
 _PATH: Final = re.compile(rb"/v2/models/([\w.:~-]+)(?:/versions/([\w.:~-]+))?/infer")
-_READ_BYTES: Final = 256 * 1024  # a picture's tensor and its head
 # Smaller bodies are copied. With copies of 100 kB the heap grew by 0.2 kB a request, and without them it did not; that
 # they leave holes in it is a guess.
-_TAKEN_BYTES: Final = _READ_BYTES // 8
+_TAKEN_BYTES: Final = READ_BYTES // 8
 _MAX_ARRIVING_BYTES: Final = 16 * 2**20  # that are made room for before they are here: a head is quickly sent
-_MAX_SPARE: Final = 2
 _NOTHING: Final = memoryview(b"")
 _MAX_HEADS: Final = 64
 _MAX_HEAD_BYTES: Final = 2048  # of one that is remembered
 _MAX_JSON_BYTES: Final = 4096  # likewise
 _LENGTH: Final = HEADER_LENGTH.encode()
 _LONG: Final = frozenset({b"cache-control", b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"})
-
-
-class ReadBuffers:
-    """What all connections read to. A body that is used where it lies takes the buffer along, and brings it back."""
-
-    def __init__(self) -> None:
-        self.current = bytearray(_READ_BYTES)
-        self._spare: list[bytearray] = []
-
-    def take(self) -> bytearray:
-        taken, self.current = self.current, self._spare.pop() if self._spare else bytearray(_READ_BYTES)
-        return taken
-
-    def give_back(self, buffer: bytearray) -> None:
-        """Take back a buffer that nobody looks at any more."""
-        if len(self._spare) < _MAX_SPARE:
-            self._spare.append(buffer)
 
 
 class _Expected:
@@ -93,7 +75,7 @@ class _Head:
 
     def __init__(self, model: str, version: str, length: str, size: int) -> None:
         self.model, self.version, self.length, self.size = model, version, length, size
-        self.held_bytes = max(size, _READ_BYTES) if size >= _TAKEN_BYTES else size
+        self.held_bytes = max(size, READ_BYTES) if size >= _TAKEN_BYTES else size
         of_version = f"/versions/{version}" if version else ""
         self.path = f"/v2/models/{model}{of_version}/infer"
         self.route = "/v2/models/{model}/versions/{version}/infer" if version else "/v2/models/{model}/infer"
@@ -202,6 +184,7 @@ class ShortRequest:
         "_plan",
         "_reply",
         "_size",
+        "_start",
         "_way",
     )
 
@@ -211,7 +194,7 @@ class ShortRequest:
         self._n_bytes = 0  # of it that are here
         self._body = _NOTHING
         self._connection: Connection
-        self._buffer: bytearray | None = None  # which it lies in, if that is one of the connections'
+        self._buffer: Buffer | None = None  # which it lies in, if that is one of the connections'
         self._drop: Callable[[], None] | None = None  # while it is computed without a task
         self._reply: Reply | None = None  # that the worker may write
 
@@ -222,13 +205,13 @@ class ShortRequest:
         """
         n_bytes = min(n_bytes, self._size)
         end = start + self._size
-        buffer = buffers.current
-        if self._size >= _TAKEN_BYTES and end <= len(buffer):
-            self._buffers, self._buffer = buffers, buffers.take()
-            self._body = memoryview(buffer)[start:end]
+        view = memoryview(buffers.current.memory)
+        if self._size >= _TAKEN_BYTES and end <= len(view):
+            self._buffers, self._buffer, self._start = buffers, buffers.take(), start
+            self._body = view[start:end]
         else:
             self._body = memoryview(bytearray(self._size))
-            self._body[:n_bytes] = memoryview(buffer)[start : start + n_bytes]
+            self._body[:n_bytes] = view[start : start + n_bytes]
         return n_bytes
 
     def room(self) -> memoryview:
@@ -251,6 +234,8 @@ class ShortRequest:
         """Give the body as far as it is here, n_more bytes of it uncounted. It is somebody else's from now on."""
         self._way.n_arriving_bytes -= self._head.held_bytes
         self._way.api.bodies.give_back(self._n_bytes)
+        if self._buffer is not None:
+            self._buffer.drop()
         return self._body[: self._n_bytes + n_more]
 
     def hung_up(self) -> None:
@@ -294,7 +279,8 @@ class ShortRequest:
         if (inputs := plan.plain_inputs(binary)) is None:
             return False
         self._reply = self._expected_reply() if is_checked else None
-        request = plan.request(head.model, "", inputs, self._exchange.tenant, reply=self._reply)
+        memory = (self._buffer, self._start + n_json) if isinstance(self._buffer, LentBuffer) else None
+        request = plan.request(head.model, "", inputs, self._exchange.tenant, reply=self._reply, memory=memory)
         if (drop := self._way.api.runtime.infer_now(request, self._ended, is_checked=is_checked)) is None:
             return False
         self._plan, self._drop = plan, drop
@@ -429,8 +415,11 @@ class ShortRequest:
 
     def _end(self) -> None:
         self._body = _NOTHING  # the connection knows this request until its next one comes
-        if self._buffer is not None and self._exchange.status == 200:  # else something may still look at it
-            self._buffers.give_back(self._buffer)
+        if self._buffer is not None:
+            if self._exchange.status == 200 and self._exchange.outcome == "ok":
+                self._buffers.give_back(self._buffer)
+            else:  # something may still look at it
+                self._buffer.drop()
         self._buffer = None
         self._way.api.bodies.give_back(self._n_bytes)
         head = self._head

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Sequence
 
 from edge_rt.tensor_types import Data
-from edge_rt.worker.channel import SentReply, SentTensor
+from edge_rt.worker.channel import Infer, SentReply, SentTensor
 
 
 class Borrowed:
@@ -15,12 +16,27 @@ class Borrowed:
 
     def __init__(self) -> None:
         self._fds: dict[int, tuple[int, int]] = {}  # of the connection, which does not block, and its permit
+        self._memories: dict[int, memoryview] = {}
         self._lock = threading.Lock()  # a descriptor that is written to must not be closed: its number is used again
 
     def add(self, number: int, fds: tuple[int, int]) -> None:
         self._fds[number] = fds
 
+    def add_memory(self, number: int, fd: int) -> None:
+        """Map memory, which cannot shrink. Raises OSError."""
+        try:
+            self._memories[number] = memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+        finally:
+            os.close(fd)
+
+    def fetch(self, request: Infer) -> None:
+        """Give a request what is not attached to it, but in memory that was lent."""
+        if request.memory is not None:
+            number, start = request.memory
+            request.attached = self._memories[number][start:]
+
     def give_back(self, number: int) -> None:
+        self._memories.pop(number, None)  # which is unmapped when nobody looks at it any more
         with self._lock:
             for fd in self._fds.pop(number, ()):
                 os.close(fd)

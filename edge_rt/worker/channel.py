@@ -168,14 +168,23 @@ class Lend(msgspec.Struct, frozen=True, array_like=True, tag="lend"):
     loan: int
 
 
+class LendMemory(msgspec.Struct, frozen=True, array_like=True, tag="lendmem"):
+    """Lend memory that inputs are read from: its descriptor comes with this message."""
+
+    loan: int
+
+
 class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag="back"):
-    """Close a connection that was lent."""
+    """Close a connection, or leave memory, that was lent."""
 
     loan: int
 
 
 class Infer(_WithTensors, array_like=True, tag="infer"):
-    """Run a tensor model. Its id is unique on this channel; the rest is as in TensorRequest."""
+    """Run a tensor model. Its id is unique on this channel; the rest is as in TensorRequest.
+
+    memory  which of the lent memories, and where in it, has what else would be attached
+    """
 
     outputs: tuple[str, ...] = ()
     regions: dict[str, TensorRegion] = {}
@@ -185,9 +194,16 @@ class Infer(_WithTensors, array_like=True, tag="infer"):
     tenant: str = ""
     deadline_s: float | None = None
     reply: SentReply | None = None
+    memory: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, request: TensorRequest, wire_id: str, reply: SentReply | None = None) -> Infer:
+    def of(
+        cls,
+        request: TensorRequest,
+        wire_id: str,
+        reply: SentReply | None = None,
+        memory: tuple[int, int] | None = None,
+    ) -> Infer:
         return cls(
             wire_id,
             tuple(map(SentTensor.of, request.inputs)),
@@ -200,6 +216,7 @@ class Infer(_WithTensors, array_like=True, tag="infer"):
             request.tenant,
             request.deadline_s,
             reply,
+            memory,
         )
 
 
@@ -280,7 +297,9 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     stats: EngineStats
 
 
-ToWorker = Load | Generate | Cancel | Advise | Tokenize | Detokenize | Infer | Look | Lend | GiveBack | Shutdown
+ToWorker = (
+    Load | Generate | Cancel | Advise | Tokenize | Detokenize | Infer | Look | Lend | LendMemory | GiveBack | Shutdown
+)
 FromWorker = Ready | TensorReady | ChunkOut | Failed | TokensOut | TextOut | Inferred | Found | Stats
 
 M = TypeVar("M")
@@ -384,7 +403,8 @@ class FrameReader(Generic[M]):
             raise ChannelError(f"a message cannot be decoded: {exc}") from exc
         if isinstance(message, _WithTensors):
             message.attached = attached
-            n_bytes = sum([sent.size_bytes for sent in message.sent])
+            is_elsewhere = isinstance(message, Infer) and message.memory is not None
+            n_bytes = 0 if is_elsewhere else sum([sent.size_bytes for sent in message.sent])
         else:
             n_bytes = 0
         if n_bytes != len(attached):

@@ -59,9 +59,9 @@ class WorkerChannel:
                 self._fds.extend(array("i", data))
         return n_bytes
 
-    def take_fds(self) -> tuple[int, int]:
-        """Give the descriptors that came with a message, for whoever takes it."""
-        return self._fds.popleft(), self._fds.popleft()
+    def take_fd(self) -> int:
+        """Give the next descriptor of those that came with a message, for whoever takes it."""
+        return self._fds.popleft()
 
     def is_quiet(self) -> bool:
         """Say whether nothing has come that receive has not given; for the thread that receives."""

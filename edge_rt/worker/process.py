@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,23 +16,21 @@ from typing import Any, Protocol
 from edge_rt.errors import BackendLoadError, EdgeRtError, SlowReaderError, WorkerLostError, from_wire
 from edge_rt.tensor_types import (
     Data,
-    Loan,
     MediaAnswer,
     MediaRequest,
-    Reply,
     TensorAnswer,
     TensorModelInfo,
     TensorRequest,
 )
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
 from edge_rt.worker import channel
+from edge_rt.worker.lending import Lending
 from edge_rt.worker.parent_end import ParentChannel
 
 _log = logging.getLogger(__name__)
 
 # What one request may hold unread, in tokens and logprob rivals: minutes of decode, a few MiB.
 MAX_UNREAD = 16 * 1024
-MAX_LENT = 32  # connections at a time: each holds two descriptors in the child
 _KILL_CONFIRM_S = 5.0
 _EXIT_S = 0.4  # from the end of a child's work to its exit
 
@@ -121,9 +119,7 @@ class Process:
         self._streams: dict[str, _Stream] = {}
         self._replies: dict[str, Callable[[Any], None]] = {}  # each hears a _Reply or an EdgeRtError, once
         self._ids = count()
-        self._lent: OrderedDict[Loan, int] = (
-            OrderedDict()
-        )  # the connections by which number, the last used one at the end
+        self._lending = Lending(self._channel)
         self._watchdog: asyncio.TimerHandle | None = None
         self._progress_at_s = 0.0
         self._steps_total = -1
@@ -232,32 +228,11 @@ class Process:
     def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None]:
         """Run a tensor model as infer does, without a task; give what drops the request."""
         wire_id = self._wire_id()
-        attached = [tensor.data for tensor in request.inputs if tensor.data]
-        reply = None if request.reply is None else self._lend(request.reply)
-        self._send(wire_id, channel.Infer.of(request, wire_id, reply), attached, on_reply)
+        reply = None if request.reply is None else self._lending.reply(request.reply)
+        place = None if request.memory is None else self._lending.memory(*request.memory)
+        attached = [tensor.data for tensor in request.inputs if tensor.data] if place is None else ()
+        self._send(wire_id, channel.Infer.of(request, wire_id, reply, place), attached, on_reply)
         return partial(self._drop, wire_id)
-
-    def _lend(self, reply: Reply) -> channel.SentReply | None:
-        """Let the child write an answer itself; None: it cannot be lent the connection now."""
-        loan = reply.loan
-        if (number := self._lent.get(loan)) is None:
-            number = next(self._ids)
-            if not self._channel.send_fds(channel.Lend(number), loan.fds()):
-                return None
-            self._lent[loan] = number
-            loan.lent_to(self, self._take_back)
-            if len(self._lent) > MAX_LENT:
-                self._take_back(next(iter(self._lent)))
-        else:
-            self._lent.move_to_end(loan)
-        loan.permit()
-        return channel.SentReply(number, reply.head, tuple(channel.SentTensor(*output) for output in reply.outputs))
-
-    def _take_back(self, loan: Loan) -> None:
-        """Let the child close a connection that it was lent."""
-        if (number := self._lent.pop(loan, None)) is not None:
-            loan.returned_by(self)
-            self._channel.send(channel.GiveBack(number))
 
     def _drop(self, wire_id: str) -> None:
         if self._replies.pop(wire_id, None) is not None:
@@ -383,8 +358,7 @@ class Process:
         if status is None and self._kill_reason:
             reason += ", and it cannot be killed"
         self.lost.set_result(reason)
-        while self._lent:
-            self._lent.popitem()[0].returned_by(self)
+        self._lending.end()
         if not self._loaded.done():
             self._loaded.set_exception(WorkerLostError(model=self._load.model, reason=reason))
         self._loaded.exception()  # seen, also where start was cancelled and nobody awaits it

@@ -174,11 +174,12 @@ class Service(service.Service):
 
     def _take(self, message: channel.ToWorker, *, is_last: bool) -> None:
         if isinstance(message, channel.Infer):
-            if "BYTES" in [tensor.datatype for tensor in message.sent]:
-                self._to_clerks(message)  # element by element takes a while
-                return
             try:
-                self._infer(message, is_alone=is_last and self._channel.is_quiet())
+                self._borrowed.fetch(message)
+                if "BYTES" in [tensor.datatype for tensor in message.sent]:
+                    self._to_clerks(message)  # element by element takes a while
+                else:
+                    self._infer(message, is_alone=is_last and self._channel.is_quiet())
             except Exception as exc:  # noqa: BLE001 - as in _failures_of
                 self._failed(message.id, exc)
         elif isinstance(message, channel.Look):
@@ -186,7 +187,9 @@ class Service(service.Service):
         elif isinstance(message, channel.Cancel):
             self._cancel(message.id)
         elif isinstance(message, channel.Lend):
-            self._borrowed.add(message.loan, self._channel.take_fds())
+            self._borrowed.add(message.loan, (self._channel.take_fd(), self._channel.take_fd()))
+        elif isinstance(message, channel.LendMemory):
+            self._borrowed.add_memory(message.loan, self._channel.take_fd())
         elif isinstance(message, channel.GiveBack):
             self._borrowed.give_back(message.loan)
         elif isinstance(message, channel.Generate | channel.Tokenize | channel.Detokenize):

@@ -140,7 +140,7 @@ class Service(service.Service):
             error = UnsupportedFeatureError(feature="a request for tensors to a language model")
             request_id = message.id if isinstance(message, channel.Infer) else message.request.id
             self._channel.send(channel.Failed(request_id, *error.to_wire()))
-        elif not isinstance(message, Load | channel.Lend | channel.GiveBack | channel.Shutdown):
+        elif not isinstance(message, Load | channel.Lend | channel.LendMemory | channel.GiveBack | channel.Shutdown):
             if isinstance(message, channel.Generate):
                 with self._lock:
                     self._unsubmitted.add(message.request.id)

@@ -420,6 +420,55 @@ def test_large_answers_are_not_lent(socket_dir: Path) -> None:
     serving(socket_dir, scenario, runtime=runtime)
 
 
+def test_a_body_lies_in_lent_memory_once_its_connection_asks_again(socket_dir: Path) -> None:
+    runtime, _ = writing(hold=asyncio.Event())
+    hold = runtime.hold
+    assert hold is not None
+    dropped: list[object] = []
+
+    async def scenario(served: Served) -> None:
+        seen = []
+        hold.set()
+        connections = [await asyncio.open_unix_connection(served.path) for _ in range(2)]
+        for value in (b"a", b"b", b"c"):
+            for reader, writer in connections:
+                body = LARGE[: -len(bytes(60_000))] + value * 60_000
+                writer.write(body.replace(b"X-Request-Id: mine\r\n", b""))
+                assert (await answer(reader)).endswith(value * 60_000)
+        seen = [asked.memory for asked in runtime.inferences]
+        assert [memory is not None for memory in seen] == [False] * 3 + [True] * 3  # the very first is not expected
+        assert len({id(memory[0]) for memory in seen if memory}) == 2
+        # What it says lies where it is said, and stays while it is computed.
+        hold.clear()
+        for i, (_, writer) in enumerate(connections):
+            body = LARGE[: -len(bytes(60_000))] + b"%d" % i * 60_000
+            writer.write(body.replace(b"X-Request-Id: mine\r\n", b""))
+        while len(runtime.inferences) < 8:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        memories = [asked.memory for asked in runtime.inferences[-2:]]
+        for i, memory in enumerate(memories):
+            assert memory is not None
+            buffer, start = memory
+            assert os.pread(buffer.fds()[0], 60_000, start) == b"%d" % i * 60_000
+            buffer.lent_to("test", dropped.append)
+        connections[0][1].close()  # its worker may still read it, so it is not used again
+        while not dropped:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        hold.set()
+        await answer(connections[1][0])
+        assert memories[0] is not None
+        assert dropped == [memories[0][0]]
+        # Neither is small, nor what the long way takes, nor what follows that.
+        reader, writer = connections[1]
+        for sent in (PLAIN, LARGE.replace(b"X-Request-Id: mine", b"Cache-Control: no-cache"), LARGE):
+            writer.write(sent)
+            await answer(reader)
+        assert all(asked.memory is None for asked in runtime.inferences[-3:])
+        writer.close()
+
+    serving(socket_dir, scenario, runtime=runtime)
+
+
 def n_permits(pid: int) -> int:
     """Count the eventfds that a process has: one for each connection that it was lent."""
     links = []

@@ -18,11 +18,12 @@ from edge_rt.errors import (
     WorkerLostError,
 )
 from edge_rt.liveness import SUPERVISION_S
-from edge_rt.tensor_types import Reply, TensorRequest
+from edge_rt.tensor_types import Reply, Tensor, TensorRequest
 from edge_rt.types import Chunk, EngineStats, TokenLogprob
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, ToWorker
-from edge_rt.worker.process import MAX_LENT, MAX_UNREAD, Process, describe_exit
+from edge_rt.worker.lending import MAX_LENT
+from edge_rt.worker.process import MAX_UNREAD, Process, describe_exit
 from tests import virtual_time
 from tests.unit.worker.fake_child import (
     INFO,
@@ -229,6 +230,10 @@ class FakeLoan:
     def permit(self) -> None:
         self.n_permits += 1
 
+    def end(self) -> None:
+        (ended,) = self.borrowers.values()
+        ended(self)
+
     def close(self) -> None:
         self.sock.close()
         self.other.close()
@@ -259,7 +264,7 @@ def test_connections_are_lent_once_and_taken_back_when_there_are_many() -> None:
         assert [loan.n_permits for loan in loans] == [2] + [1] * MAX_LENT
         assert [message.loan for message in seen(channel.GiveBack)] == numbers[:1]
         assert not loans[0].borrowers
-        loans[1].borrowers[process](loans[1])  # its client has left
+        loans[1].end()  # its client has left
         await settle()
         assert [message.loan for message in seen(channel.GiveBack)] == numbers[:2]
         lend(loans[0])  # once more, under another number
@@ -270,6 +275,32 @@ def test_connections_are_lent_once_and_taken_back_when_there_are_many() -> None:
         assert not any(loan.borrowers for loan in loans)
         for loan in loans:
             loan.close()
+
+    virtual_time.run(main())
+
+
+def test_inputs_in_lent_memory_are_not_sent() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(loads)
+        process = await start(launch)
+        memory, lost = FakeLoan(), FakeLoan()
+        lost.close()
+        tensor = Tensor(name="x", datatype="UINT8", shape=(3,), data=b"abc")
+        for lent in (memory, memory, lost):
+            request = TensorRequest(id="r", model="m", inputs=(tensor,), memory=(lent, 70))
+            process.infer_now(request, lambda _: None)
+            await settle()
+        seen = launch.children[0].seen
+        (lend,) = [message for message in seen if isinstance(message, channel.LendMemory)]
+        infers = [message for message in seen if isinstance(message, channel.Infer)]
+        assert [infer.memory for infer in infers] == [(lend.loan, 70)] * 2 + [None]
+        assert [bytes(infer.attached) for infer in infers] == [b"", b"", b"abc"]
+        assert {infer.sent for infer in infers} == {(channel.SentTensor("x", "UINT8", (3,), 3),)}
+        memory.end()  # it is used no more
+        await settle()
+        assert [message for message in seen if isinstance(message, channel.GiveBack)] == [channel.GiveBack(lend.loan)]
+        memory.close()
+        await process.kill("done")
 
     virtual_time.run(main())
 

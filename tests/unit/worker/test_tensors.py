@@ -139,6 +139,27 @@ def test_an_answer_is_written_to_the_client_that_was_lent_or_told_to_the_front_p
     os.close(permit)
 
 
+def test_inputs_are_read_where_they_lie_in_lent_memory() -> None:
+    memory = os.memfd_create("test")
+    os.pwrite(memory, b"head" + rows(5).tobytes() + rows(7).tobytes(), 0)
+    with served(session()) as (parent, _):
+        socket.send_fds(parent.sock, [channel.encode(channel.LendMemory(8))], [memory])
+
+        def ask(number: int, start: int) -> channel.FromWorker | None:
+            parent.send(channel.Infer.of(tensors("r", 1), "r", None, (number, start)))
+            return parent.skip_figures()
+
+        for value, start in ((5, 4), (7, 4 + rows(5).nbytes), (5, 4)):
+            told = ask(8, start)
+            assert isinstance(told, channel.Inferred)
+            assert told.tensors()[0].data == alone("", {"x": rows(value)})["y"].tobytes()
+        assert isinstance(failure(ask(8, 4 + rows(5).nbytes + 1)), InvalidRequestError)  # it ends before
+        assert isinstance(failure(ask(9, 4)), BackendStepError)
+        parent.send(channel.GiveBack(8))
+        assert isinstance(failure(ask(8, 4)), BackendStepError)
+    os.close(memory)
+
+
 def test_a_client_that_is_gone_leaves_the_answer_to_the_front_process() -> None:
     expected = alone("", {"x": rows(5)})["y"].tobytes()
     client, connection = socket.socketpair()
