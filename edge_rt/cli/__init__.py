@@ -116,7 +116,7 @@ def _say(error: str) -> None:
 @click.version_option(package_name="edge_rt", prog_name="edge_rt")
 @click.pass_context
 def main(ctx: click.Context, debug: bool, file: Path | None) -> None:  # noqa: ARG001  invoke reads debug
-    """Serve INT4 models on this machine."""
+    """Serve INT4 language models, and ONNX models of pictures, sound and text, on this machine."""
     if file is not None:
         from edge_rt import config
 

@@ -120,7 +120,9 @@ def stats(above: _Above, as_json: bool) -> None:
 @click.argument("key", required=False)
 @click.option("--model", default="", help="Only of this model.")
 @click.option("--tag", default="", help="Only with this tag.")
-@click.option("-n", "--limit", type=click.IntRange(1, _EXPORT_LIMIT), default=20, show_default=True)
+@click.option(
+    "-n", "--limit", type=click.IntRange(1, _EXPORT_LIMIT), default=20, show_default=True, help="At most so many."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def show(above: _Above, key: str | None, model: str, tag: str, limit: int, as_json: bool) -> None:
@@ -196,7 +198,9 @@ def correct(above: _Above, key: str, file: TextIO) -> None:
 
 
 @command.command("export", short_help="Write entries as JSON lines.")
-@click.option("--file", type=click.File("w", encoding="utf-8"), default="-", help="[default: standard output]")
+@click.option(
+    "--file", type=click.File("w", encoding="utf-8"), default="-", help="Where to. [default: standard output]"
+)
 @click.option("--model", default="", help="Only of this model.")
 @click.option("--tag", default="", help="Only with this tag.")
 @click.pass_obj

@@ -152,7 +152,8 @@ def _chain_row(catalog: _Catalog, chain: Chain) -> dict[str, Any]:
 def pull(catalog: _Catalog, names: tuple[str, ...], offline: bool, as_json: bool) -> None:
     """Fetch models into the store and print the paths of their files.
 
-    MODEL is an id as `edge_rt models list` shows it, or ID:VARIANT. Without a MODEL the default model is pulled.
+    MODEL is an id as `edge_rt models list` shows it, or ID:VARIANT; of a chain all its models are pulled. Without a
+    MODEL it is the default model.
     Without a VARIANT it is the one this machine runs, with the variant that one is derived from, if any.
 
     A pull that was cut short goes on where it stopped: run it again. What is there already is left alone.
@@ -182,7 +183,11 @@ def pull(catalog: _Catalog, names: tuple[str, ...], offline: bool, as_json: bool
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.option("--id", "model_id", default="", help="The model's id; without it the file's name.")
 @click.option("--license", "license_id", metavar="SPDX", default="", help="Its licence; without it the file's own.")
-@click.option("--vocab", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="See above; for folders.")
+@click.option(
+    "--vocab",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Where a folder's tokenizer is.",
+)
 @_pass_catalog
 def import_model(catalog: _Catalog, path: Path, model_id: str, license_id: str, vocab: Path | None) -> None:
     """Take a model of your own into the store, so that all commands and the daemon know it by its id.
