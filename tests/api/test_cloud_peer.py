@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -39,9 +40,9 @@ async def collect(models: CloudModels, request: GenerateRequest) -> list[Chunk]:
     return [chunk async for chunk in models.generate(request, reason="hard")]
 
 
-@pytest.fixture
-def peer(socket_dir: Path) -> Iterator[Daemon]:
-    with Daemon(socket_dir) as daemon:
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Daemon]:
+    with tempfile.TemporaryDirectory(prefix="ert-") as directory, Daemon(Path(directory)) as daemon:
         yield daemon
 
 

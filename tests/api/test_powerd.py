@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,14 +87,26 @@ def both(directory: Path) -> Iterator[tuple[Process, Daemon, httpx2.Client]]:
             yield powerd, daemon, client
 
 
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Process, httpx2.Client]]:
+    """Both, for tests that leave them as they were."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ert-") as directory,
+        both(Path(directory)) as (powerd, _, client),
+    ):
+        yield powerd, client
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_powerd_sees_the_daemons_work_in_whatever_form_it_answers(socket_dir: Path, stream: bool) -> None:
-    with both(socket_dir) as (powerd, _, client):
-        with Asking(client, CHAT, BODY | {"stream": stream}) as asking:
-            found = seen(powerd, "decode")
-            assert (found["n_running"], found["n_waiting"], found["state"]) == (1, 0, "acting")
-        assert (asking.statuses, asking.error) == ({200}, None)
-        assert seen(powerd, "idle")["n_running"] == 0
+def test_powerd_sees_the_daemons_work_in_whatever_form_it_answers(
+    pair: tuple[Process, httpx2.Client], stream: bool
+) -> None:
+    powerd, client = pair
+    with Asking(client, CHAT, BODY | {"stream": stream}) as asking:
+        found = seen(powerd, "decode")
+        assert (found["n_running"], found["n_waiting"], found["state"]) == (1, 0, "acting")
+    assert (asking.statuses, asking.error) == ({200}, None)
+    assert seen(powerd, "idle")["n_running"] == 0
 
 
 def test_nothing_waits_for_a_powerd_that_is_gone(socket_dir: Path) -> None:
@@ -112,13 +125,13 @@ def test_a_daemon_that_is_gone_has_no_work(socket_dir: Path) -> None:
     assert isinstance(asking.error, httpx2.HTTPError)
 
 
-def test_tensor_requests_are_work_too(socket_dir: Path) -> None:
+def test_tensor_requests_are_work_too(pair: tuple[Process, httpx2.Client]) -> None:
     body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1.0, 2.0, 3.0, 4.0]}]}
-    with both(socket_dir) as (powerd, _, client):
-        with Asking(client, "/v2/models/null/infer", body) as asking:
-            assert seen(powerd, "prefill")["n_running"] == 1
-        assert (asking.statuses, asking.error) == ({200}, None)
-        seen(powerd, "idle")
+    powerd, client = pair
+    with Asking(client, "/v2/models/null/infer", body) as asking:
+        assert seen(powerd, "prefill")["n_running"] == 1
+    assert (asking.statuses, asking.error) == ({200}, None)
+    seen(powerd, "idle")
 
 
 # -- advice ----------------------------------------------------------------------------------------------------------
