@@ -164,13 +164,17 @@ class Runtime:
             progress.begin()
             waited_s = asyncio.get_running_loop().time() - submitted_at_s
             asked, deadline_s = request, request.deadline_s
-            if self._workload.is_heard and not request.stream:
-                asked = replace(asked, stream=True)  # for powerd: an answer in one piece would be one long prefill
+            if self._workload.is_heard:
+                # For powerd: an answer in one piece would be one long prefill, and a kept prefix no work at all.
+                asked = replace(asked, stream=True, tells_start=True)
             if deadline_s is not None:
                 asked = replace(asked, deadline_s=max(deadline_s - waited_s, 0.001))
             try:
                 async with aclosing(worker.generate(asked)) as answer:
                     async for chunk in answer:
+                        if chunk.is_start and chunk.usage is not None:
+                            progress.found(chunk.usage.prompt_tokens - chunk.usage.cached_tokens)
+                            continue
                         progress.came(max(1, len(chunk.token_ids)))
                         yield self._finished(request.model, chunk, waited_s) if chunk.finish_reason else chunk
             except DeadlineError as exc:

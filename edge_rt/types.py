@@ -91,6 +91,7 @@ class GenerateRequest:
     route        where it is answered: on the device, by a cloud model, or as the router decides
     cache        what it asks of the answer cache
     max_signals  how many tokens of the answer, from its first on, come with a TokenSignal
+    tells_start  an engine says how many of the prompt's tokens it computes when it begins: a chunk of usage alone
     """
 
     id: str
@@ -110,6 +111,7 @@ class GenerateRequest:
     route: Route = "auto"
     cache: CacheWishes = field(default_factory=CacheWishes)
     max_signals: int = 0
+    tells_start: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +291,8 @@ class Choice:
 class Chunk:
     """A piece of an answer. The last one of an answer, and only it, has finish_reason, usage and timings.
 
+    An engine that was asked to tell its start sends usage alone before all others: is_start. Nobody else sees it.
+
     text is always whole characters: joined chunks equal the unary answer.
     origin is set on the first chunk of an answer that came through cache and router; its cost may follow on the last.
     """
@@ -301,6 +305,10 @@ class Chunk:
     usage: Usage | None = None
     timings: Timings | None = None
     origin: Origin | None = None
+
+    @property
+    def is_start(self) -> bool:
+        return self.usage is not None and self.finish_reason is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,12 @@ class Sequence:
             return False
         return self.sent_s is None or now_s - self.sent_s >= interval_s
 
+    def begin(self) -> None:
+        """Say how much of the prompt is kept already, to who asked for that."""
+        if self.request.tells_start:
+            usage = Usage(prompt_tokens=self.n_prompt, completion_tokens=0, cached_tokens=self.n_cached)
+            self.sink.chunk(Chunk(text="", usage=usage))
+
     def computed(self, n_rows: int, engine_s: float) -> None:
         """Count a step's rows of this request, and their share of its time."""
         if self.first_s is None:

@@ -277,6 +277,7 @@ class TokenEngine:
                 sequence.n_cached = n_reused
                 self._totals.prompt_tokens += sequence.n_prompt
                 self._totals.cached_tokens += n_reused
+                sequence.begin()
             self._running.append(sequence)
 
     def _pick(self) -> list[int]:

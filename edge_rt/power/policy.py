@@ -52,6 +52,7 @@ class Memory:
     hint               the last one
     prompt_s           since when its prompt is computed with that many tokens left
     done               tokens of it that must have been computed since
+    is_counted         its tokens were counted by its engine, not estimated
     waiting_since_s    a request waits since then
     pressing           a second prompt came while one was computed
     prefill, decode    learned times of a token; None: nothing is known of them yet
@@ -72,6 +73,7 @@ class Memory:
     hint: Hint | None = None
     prompt_s: float | None = None
     done: float = 0.0
+    is_counted: bool = False
     waiting_since_s: float | None = None
     pressing: bool = False
     prefill: Phase | None = None
@@ -269,7 +271,7 @@ def _prefill(observation: Observation, limits: Limits, model: Model, memory: Mem
     if not any(in_time) or (memory.done > n_units and left_s < math.inf):
         return _Wish(level=_race(observation, limits, model), reason="race", memory=replace(memory, promised=False))
     best = _steady(costs, [i for i, ok in enumerate(in_time) if ok], memory.level)
-    if memory.done > 0:
+    if memory.done > 0 and not memory.is_counted:
         best = max(best, memory.level)  # what is left is only known by what was told: no slower than it began
     return _Wish(level=best, reason="prefill", memory=replace(memory, promised=True))
 
@@ -366,6 +368,7 @@ def _learned(observation: Observation, limits: Limits, model: Model, memory: Mem
         hint=hint,
         prompt_s=prompt_s,
         done=memory.done if is_same else 0.0,
+        is_counted=memory.is_counted if is_same else before is not None and hint.tells_anew(before),
         waiting_since_s=waiting_since_s,
         pressing=pressing,
         boost=boost,
@@ -419,7 +422,9 @@ def _learned_times(observation: Observation, hint: Hint, before: Hint | None, mo
             decode = phase_model.scaled(phase_model.fit(points), hint.tpot_s, x=x)
         return replace(memory, decode=phase_model.observe(decode, hint.tpot_s, x=x, n=n))
     start_s = memory.prompt_s
-    if start_s is None or memory.since_s > start_s or _is_same_prompt(hint, before) or not _have_stood(memory, start_s):
+    if start_s is None or memory.since_s > start_s or not _have_stood(memory, start_s):
+        return memory
+    if _is_same_prompt(hint, before) or hint.tells_anew(before):
         return memory
     passed_s = hint.sent_s - start_s
     if not before.n_prompt_tokens:

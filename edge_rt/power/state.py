@@ -15,6 +15,8 @@ from edge_rt.devices.meters import Boundary, Quality
 Work = Literal["idle", "prefill", "decode"]
 DomainKind = Literal["cpu", "gpu", "npu", "memory"]
 
+_SAME_DUE_S = 0.001
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
@@ -57,6 +59,16 @@ class Hint:
     max_threads: int = 0
     max_batch: int = 0
     sent_s: float = 0.0
+
+    def tells_anew(self, before: Hint) -> bool:
+        """Tell whether a prompt's tokens were estimated before, and its engine begins with it and has counted them.
+
+        Two prompts whose first tokens are due at the same time are one.
+        """
+        if self.work != "prefill" or before.work != "prefill" or self.ttft_left_s is None or before.ttft_left_s is None:
+            return False
+        due_s, due_before_s = self.sent_s + self.ttft_left_s, before.sent_s + before.ttft_left_s
+        return abs(due_s - due_before_s) < _SAME_DUE_S and self.n_prompt_tokens != before.n_prompt_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """What the daemon has to do, told to powerd as it changes: at each arrival, each change of phase, and every 0.5 s.
 
-The front process knows of a request when it came, when it got its place, and when its first token came back; how many
-tokens a prompt has it estimates by its length, for it has no tokenizer.
+The front process knows of a request when it came, when it got its place, and when its first token came back. How many
+tokens a prompt has it estimates by its length, for it has no tokenizer, until the engine begins with it and says how
+many it computes: those of a kept prefix are none of them.
 """
 
 from __future__ import annotations
@@ -71,6 +72,12 @@ class Progress:
         """Take note that it has its place and its model is in memory."""
         self.has_begun = True
         self._workload.changed()
+
+    def found(self, n_prompt_tokens: int) -> None:
+        """Take the number of the prompt's tokens that are computed, as the engine begins with them."""
+        self.n_prompt_tokens = max(n_prompt_tokens, 1)
+        if self.seen_s is None:
+            self._workload.changed()
 
     def came(self, n_tokens: int) -> None:
         """Count tokens that have come; the first ones end the prefill."""

@@ -95,7 +95,7 @@ class Worker:
             try:
                 async with aclosing(process.generate(request)) as answer:
                     async for chunk in answer:
-                        started = True
+                        started = started or not chunk.is_start
                         yield chunk
                 return
             except WorkerLostError as exc:

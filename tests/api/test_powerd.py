@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import tempfile
 import threading
@@ -132,6 +133,19 @@ def test_tensor_requests_are_work_too(pair: tuple[Process, httpx2.Client]) -> No
         assert seen(powerd, "prefill")["n_running"] == 1
     assert (asking.statuses, asking.error) == ({200}, None)
     seen(powerd, "idle")
+
+
+def test_powerd_hears_of_a_kept_prompt_as_no_work(socket_dir: Path) -> None:
+    """The second time only the last token of the prompt is computed, and the answers are the same."""
+    with both(socket_dir) as (_, _, client):
+        first, second = (client.post(CHAT, json=BODY).json() for _ in range(2))
+        assert first["choices"] == second["choices"]
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        with client.stream("POST", CHAT, json=BODY | {"stream": True}) as streamed:
+            events = [line.removeprefix("data: ") for line in streamed.iter_lines() if line.startswith("data: {")]
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content") or "" for delta in deltas) == first["choices"][0]["message"]["content"]
+    assert all(delta or event is events[-1] for delta, event in zip(deltas, events, strict=True))
 
 
 # -- advice ----------------------------------------------------------------------------------------------------------

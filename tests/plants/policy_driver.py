@@ -140,7 +140,12 @@ class PolicyDriver:
         prompts = sim.prompts()
         slo_s = self._limits.ttft_slo_s
         left_s = prompts[0][1].arrival_s + slo_s - now_s if prompts else None
-        n_prompt = max(round(prompts[0][1].n_prompt * prompts[0][1].told_factor), 1) if prompts else 0
+        n_prompt = 0
+        if prompts:
+            # By its length, until the engine begins with it and says how many tokens it computes.
+            first = prompts[0][1]
+            has_begun = any(s.request is first for s in sim.running)
+            n_prompt = first.n_prompt if has_begun else max(round(first.n_prompt * first.told_factor), 1)
         if sim.frame_due_s is not None and not prompts:
             left_s = sim.frame_due_s - now_s
         self._sent_s, self._settle_s = now_s, NEVER

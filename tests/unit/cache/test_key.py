@@ -48,6 +48,7 @@ CARRIAGE: dict[str, st.SearchStrategy[Any]] = {
     "max_draft": st.none() | st.integers(0, 8),
     "deadline_s": st.none() | st.floats(0.1, 100),
     "max_signals": st.integers(0, 32),
+    "tells_start": st.booleans(),
     "route": st.sampled_from(["auto", "local", "cloud"]),
     "cache": st.builds(CacheWishes, no_cache=st.booleans(), sampled=st.booleans()),
     "tenant": TEXTS,

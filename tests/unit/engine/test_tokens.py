@@ -417,3 +417,24 @@ def test_advised_threads_are_those_of_the_step_that_is_computed() -> None:
     bench.run(answer)
     assert bench.session.n_threads == 1
     assert bench.engine.stats().n_threads == 1
+
+
+def test_who_asks_hears_at_the_start_how_much_of_the_prompt_is_kept() -> None:
+    bench = Bench()
+    text = "word " * 20
+    first = bench.ask(chat(text, "a", max_tokens=5, tells_start=True))
+    bench.run(first)
+    again = bench.ask(chat(text, "b", max_tokens=5, tells_start=True))
+    silent = bench.ask(chat(text, "c", max_tokens=5))
+    bench.run(again, silent)
+    for answer, has_kept in ((first, False), (again, True)):
+        start, *rest = answer.chunks
+        assert start.is_start
+        assert start.usage is not None
+        assert (start.text, start.token_ids, start.usage.completion_tokens) == ("", (), 0)
+        assert (start.usage.cached_tokens > 0) is has_kept
+        assert not any(chunk.is_start for chunk in rest)
+        assert rest[-1].usage is not None
+        assert rest[-1].usage.cached_tokens == start.usage.cached_tokens
+    assert not any(chunk.is_start for chunk in silent.chunks)
+    assert first.text == again.text == silent.text

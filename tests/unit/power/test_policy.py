@@ -459,3 +459,19 @@ def test_two_looks_at_the_same_moment_are_allowed(model: Model) -> None:
     play.look(DECODING, temperature_c=50.0, power=_power(5.0))
     decision = play.look(after_s=0.0, temperature_c=90.0, power=_power(5.0))
     assert decision.max_hz["policy0"] in POINTS_HZ
+
+
+def test_a_prompt_that_turns_out_shorter_is_no_fast_prompt() -> None:
+    """The engine says how many tokens it computes: the others are kept, and took no time."""
+    play = Play()
+    long = Hint(work="prefill", n_running=1, n_prompt_tokens=900, ttft_left_s=1.0)
+    play.look(long)
+    play.look(after_s=0.004)
+    learned = play.memory.prefill
+    short = replace(long, n_prompt_tokens=30, ttft_left_s=1.0 - 0.005)
+    play.look(short, after_s=0.001)
+    assert play.memory.prefill == learned
+    assert play.memory.done == 0
+    # And the clock need not be that of the long one.
+    play.look(after_s=0.1)
+    assert (play.decision.reason, _level(play.decision) < TOP) == ("prefill", True)

@@ -209,3 +209,34 @@ def test_a_prompts_tokens_are_estimated_by_its_length() -> None:
     messages = (Message(role="system", content="x" * 100), Message(role="user", content="y" * 300))
     assert estimated_tokens(GenerateRequest(id="r", model="m", messages=messages)) == 100
     assert estimated_tokens(asked("m", 7)) == 7
+
+
+def test_a_prompt_counts_the_tokens_that_are_computed_once_the_engine_says_so() -> None:
+    async def main() -> None:
+        ear = Ear()
+        workload = make(ear)
+        with workload.answer(asked("m", 400)) as progress:
+            progress.begin()
+            await asyncio.sleep(0.03)
+            progress.found(30)
+            await asyncio.sleep(0.3)
+            progress.came(1)
+            progress.found(7)  # told again by a worker that took over: the prompt is done
+            await asyncio.sleep(0.3)
+        prefill = [hint.n_prompt_tokens for hint in ear.hints if hint.work == "prefill"]
+        assert prefill[0] == 400
+        assert set(prefill[1:]) == {30}
+        assert {hint.n_prompt_tokens for hint in ear.hints if hint.work == "decode"} == {0}
+
+    virtual_time.run(main())
+
+
+def test_a_prompt_that_is_kept_whole_is_still_one_token() -> None:
+    async def main() -> None:
+        ear = Ear()
+        workload = make(ear)
+        with workload.answer(asked("m", 400)) as progress:
+            progress.found(0)
+            assert workload.hint(0.0).n_prompt_tokens == 1
+
+    virtual_time.run(main())

@@ -10,7 +10,7 @@ import pytest
 from edge_rt import config
 from edge_rt.errors import BackendLoadError, EdgeRtError, ModelFormatError, ShuttingDownError, WorkerLostError
 from edge_rt.tensor_types import TensorAnswer, TensorRequest, TensorTimings
-from edge_rt.types import Chunk, EngineStats
+from edge_rt.types import Chunk, EngineStats, Usage
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, ToWorker
 from edge_rt.worker.process import Handle
@@ -403,6 +403,27 @@ def test_a_worker_without_advice_hears_none() -> None:
         await worker.start()
         assert await answer(worker) == "ab!"
         assert not any(isinstance(message, channel.Advise) for message in launch.children[0].seen)
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def begins(child: FakeChild, message: ToWorker) -> None:
+    loads(child, message)
+    if isinstance(message, channel.Generate):
+        usage = Usage(prompt_tokens=3, completion_tokens=0)
+        child.send(channel.ChunkOut(message.request.id, Chunk(text="", usage=usage)))
+
+
+def test_a_worker_that_dies_after_it_only_said_that_it_begins_is_asked_again() -> None:
+    async def main() -> None:
+        launch = FakeLaunch(begins, answers)
+        worker = supervised(launch)
+        await worker.start()
+        asked = asyncio.create_task(answer(worker))
+        await settle()
+        launch.children[0].exit(-9)
+        assert await asked == "ab!"
         await worker.stop(ShuttingDownError)
 
     virtual_time.run(main())
