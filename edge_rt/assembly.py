@@ -100,7 +100,8 @@ class Surroundings:
         is_charging: Callable[[], bool] = battery.is_charging,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._models, self._cloud, self._max_device_c, self._clock = models, cloud, max_device_c, clock
+        self.max_device_c = max_device_c
+        self._models, self._cloud, self._clock = models, cloud, clock
         self._sensors = (device_c, battery_share, is_charging)
         self._read: tuple[float | None, float | None, bool] = (None, None, False)
         self._read_at_s: float | None = None
@@ -118,7 +119,7 @@ class Surroundings:
             battery_share=share,
             is_charging=charging,
             device_c=device_c,
-            max_device_c=self._max_device_c,
+            max_device_c=self.max_device_c,
         )
 
     def pace(self, request: GenerateRequest, expected_tokens: float) -> Pace:
@@ -237,10 +238,15 @@ def open_parts(config: Config, events: Events, store_dir: Path) -> Parts:
 
 def with_cloud(parts: Parts, config: Config, events: Events) -> Parts:
     """Add what asking endpoints takes. Raises ConfigError, and BackendUnavailableError without edge_rt[vectors]."""
-    scorer = teacher = None
-    if config.router.scorer and parts.ledger is not None:
-        scorer, teacher = _scorer(parts.ledger.with_name("router.labels"))
-    return replace(parts, cloud=CloudModels(config.cloud, events), scorer=scorer, teacher=teacher)
+    return replace(with_scorer(parts, config), cloud=CloudModels(config.cloud, events))
+
+
+def with_scorer(parts: Parts, config: Config) -> Parts:
+    """Add what judges difficulty, or take it away, as router.scorer is now. Raises BackendUnavailableError."""
+    if not config.router.scorer or parts.ledger is None:
+        return replace(parts, scorer=None, teacher=None)
+    scorer, teacher = _scorer(parts.ledger.with_name("router.labels"))
+    return replace(parts, scorer=scorer, teacher=teacher)
 
 
 def _meanings(settings: Cache, tier: ExactTier, path: Path) -> Meanings:
@@ -317,11 +323,15 @@ def assemble(config: Config, models: LocalModels, events: Events, parts: Parts) 
     return Assembled(answering=answering, endpoints=endpoints, chooser=chooser, surroundings=surroundings)
 
 
+def prior(settings: Router) -> tuple[float, ...]:
+    """Give what is taken for the gains of requests before any has come."""
+    return tuple(SHIPPED_PRIOR if settings.scorer else FLAT_PRIOR)
+
+
 def _budget(settings: Router, ledger: Path | None) -> Budget:
     """Make a budget that goes on where the last process left it. One whose file is damaged counts the day as spent, and
     says so: who can damage the file shall not be able to spend twice."""
-    prior = SHIPPED_PRIOR if settings.scorer else FLAT_PRIOR
-    budget = Budget(share=settings.cloud_share, max_cost_per_day=settings.max_cost_per_day, prior=prior)
+    budget = Budget(share=settings.cloud_share, max_cost_per_day=settings.max_cost_per_day, prior=prior(settings))
     if ledger is None or (settings.max_cost_per_day == 0 and settings.max_energy_j_per_day == 0):
         return budget
     try:

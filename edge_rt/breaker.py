@@ -48,6 +48,12 @@ class Breaker:
         self._generation = 0  # how often it has opened
         self._probe: Ticket | None = None  # of the request that tries
 
+    def limit(self, *, max_failures: int, retry_s: float) -> None:
+        """Go by other limits from the next failure on; a pause that has begun lasts as long as it was to."""
+        if self._pause_s == self._retry_s:
+            self._pause_s = retry_s
+        self._max_failures, self._retry_s = max_failures, retry_s
+
     def state(self, now_s: float) -> BreakerState:
         if self.retry_at_s is None:
             return "closed"

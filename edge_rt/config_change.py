@@ -29,7 +29,8 @@ _RULES: Final[Mapping[Key, When]] = {
     ("engine",): "next load",
     ("engine", "n_parallel"): "restart",  # admission and the loaded engine must have the same
     ("tensor",): "restart",
-    ("placement",): "restart",
+    ("placement",): "now",
+    ("placement", "profile_file"): "restart",
     ("scheduler",): "now",
     ("worker",): "next load",
     ("worker", "keep_alive_s"): "now",
@@ -43,7 +44,6 @@ _RULES: Final[Mapping[Key, When]] = {
     ("cache", "sampled"): "now",
     ("cache", "similar_frames"): "now",
     ("router",): "now",
-    ("router", "scorer"): "restart",
     ("cloud",): "now",
     ("power",): "powerd",
     ("power", "meter"): "restart",
@@ -55,6 +55,9 @@ _RULES: Final[Mapping[Key, When]] = {
     ("models", "*", "preload"): "restart",
     ("models", "*", "keep_alive_s"): "now",
 }
+
+
+_OF_GRPC: Final = frozenset({("server", "max_body_bytes")})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,9 @@ def plan(old: Config, new: Config, *, fixed_models: Iterable[str] = ()) -> Plan:
         changes.append(Change(key=dotted(key), when=rule))
         if rule == "restart":
             _put(wanted, key, then)
+        elif key in _OF_GRPC and old.server.grpc_socket_path:
+            # Its server is told once how long a message may be.
+            changes.append(Change(key=f"{dotted(key)} of gRPC", when="restart"))
     wanted["models"] = {
         name: table for name, table in wanted["models"].items() if name in old.models or table != _MODEL
     }

@@ -19,10 +19,12 @@ from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api
 from edge_rt.api.server import Server
 from edge_rt.api.short_way import ShortWay
-from edge_rt.assembly import Assembled, Hedging, Parts, assemble, with_cloud
+from edge_rt.assembly import Assembled, Hedging, Parts, assemble, prior, with_cloud, with_scorer
+from edge_rt.cloud.credential import is_credential
 from edge_rt.config import Config, Loaded
 from edge_rt.config_change import Plan, plan
 from edge_rt.errors import EdgeRtError
+from edge_rt.router.chooser import Chooser
 from edge_rt.router.confidence import Judge
 from edge_rt.runtime import Runtime
 
@@ -103,6 +105,7 @@ class Reloader:
         parts, assembled, begin = await _prepared(now, found.config)
         # From here on nothing can fail, and nothing else runs in between.
         begin()
+        former = now.parts.teacher
         now.config, now.parts, now.assembled = found.config, parts, assembled
         now.runtime.configure(found.config, assembled.answering)
         now.api = replace(now.api, config=found.config)
@@ -111,6 +114,8 @@ class Reloader:
         if now.grpc is not None:
             now.grpc.use(now.api)
         logs.configure(found.config.log.level, found.config.log.format)
+        if former is not None and former is not parts.teacher:
+            await former.close()  # its labels are kept, for when it is asked again
         _tell(found)
         restart = found.keys("restart")
         return f"needs a restart: {', '.join(restart)}" if restart else ""
@@ -119,6 +124,13 @@ class Reloader:
 def _tell(found: Plan) -> None:
     for line in found.lines() or ("nothing has changed; keys were read again",):
         _log.info("configuration: %s", line)
+    held = [name for name, endpoint in found.config.cloud.items() if is_credential(endpoint.api_key_file)]
+    if held:
+        _log.info(
+            "keys of %s are credentials, as systemd has handed them over: mostly it does so at a start only, and a new "
+            "one needs a restart",
+            ", ".join(f"cloud.{name}" for name in held),
+        )
 
 
 async def _prepared(now: Running, config: Config) -> tuple[Parts, Assembled, Callable[[], None]]:
@@ -132,6 +144,10 @@ async def _prepared(now: Running, config: Config) -> tuple[Parts, Assembled, Cal
         return parts, assembled, lambda: _configure_cache(parts, config)
     commits: list[Callable[[], None]] = [lambda: _configure_cache(parts, config)]
     if parts.cloud is not None and assembled.chooser is not None and assembled.surroundings is not None:
+        if config.router.scorer != now.config.router.scorer:
+            parts = await asyncio.to_thread(with_scorer, parts, config)
+            commits.append(_judging_by(parts, config, assembled.chooser))
+        assert parts.cloud is not None
         surroundings, hold_back = assembled.surroundings, config.router.hold_back_tokens
         judge = Judge.load() if hold_back else None
         commits += [parts.cloud.prepare(config.cloud), assembled.chooser.prepare(config.router, judge)]
@@ -141,6 +157,7 @@ async def _prepared(now: Running, config: Config) -> tuple[Parts, Assembled, Cal
             assembled.endpoints.update(config.cloud)
             hedging = Hedging(surroundings) if config.router.hedge else None
             assembled.answering.configure(hedging=hedging, hold_back_tokens=hold_back)
+            surroundings.max_device_c = config.placement.max_device_c
 
         commits.append(configure)
 
@@ -149,6 +166,15 @@ async def _prepared(now: Running, config: Config) -> tuple[Parts, Assembled, Cal
             commit()
 
     return parts, assembled, begin
+
+
+def _judging_by(parts: Parts, config: Config, chooser: Chooser) -> Callable[[], None]:
+    def commit() -> None:
+        chooser.judge_by(parts.scorer, parts.teacher, prior(config.router))
+        if parts.teacher is not None:
+            parts.teacher.begin()
+
+    return commit
 
 
 def _configure_cache(parts: Parts, config: Config) -> None:

@@ -128,6 +128,8 @@ class Runtime:
         """
         self._config, self.answering = settings, answering
         self._residency.limit(settings.worker.max_loaded)
+        self._probes.configure(settings.placement)
+        self._dispatcher.configure(settings.placement)
         self._workload.ttft_slo_s = settings.power.ttft_slo_s
         self._models.configure(settings)
 

@@ -163,6 +163,10 @@ class World:
     def load(self, candidate: Candidate, *, force: bool) -> Load:
         return Load(model="m", variant="v", path="", quant="", backend="sim", n_ctx=0, device=candidate.device)
 
+    def placed_by(self, settings: config.Placement) -> World:
+        self.policy = settings.policy
+        return self
+
     def pinned(self, variant: str) -> World:
         return replace(self, forms=(variant,))
 

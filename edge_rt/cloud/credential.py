@@ -121,6 +121,11 @@ class KeyFile:
         return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
+def is_credential(value: str) -> bool:
+    """Tell whether a setting names a credential of systemd's, not a file."""
+    return value.startswith(_PREFIX)
+
+
 def load_key(setting: str, value: str, environ: Mapping[str, str] = os.environ) -> Key | None:
     """Read the key that a setting (its dotted name and value) names; None where the value is "".
 
@@ -129,12 +134,11 @@ def load_key(setting: str, value: str, environ: Mapping[str, str] = os.environ) 
     """
     if not value:
         return None
-    is_credential = value.startswith(_PREFIX)
     path = _path(setting, value, environ)
     try:
         with open_regular(path) as file:
             mode = os.fstat(file.fileno())
-            if not is_credential:  # systemd's directory is guarded as a whole
+            if not is_credential(value):  # systemd's directory is guarded as a whole
                 _check_mode(setting, path, mode)
             raw = file.read(_MAX_KEY_BYTES + 1)
     except OSError as exc:
@@ -147,7 +151,7 @@ def load_key(setting: str, value: str, environ: Mapping[str, str] = os.environ) 
 
 
 def _path(setting: str, value: str, environ: Mapping[str, str]) -> Path:
-    if not value.startswith(_PREFIX):
+    if not is_credential(value):
         return Path(value)
     name = value.removeprefix(_PREFIX)
     if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name in (".", ".."):

@@ -102,6 +102,11 @@ class Budget:
             raise ValueError("share is 0..1, the cost at least 0")
         self._share, self._max_cost = share, max_cost_per_day
 
+    def begin_anew(self, prior: Sequence[float]) -> None:
+        """Forget the gains of requests, which are judged otherwise from now on; what has been spent stays spent."""
+        self._prior = tuple(prior)
+        self._tenants.clear()
+
     def allowance(self, tenant: str, *, now_s: float, wall_s: float) -> Allowance:
         """Say what a request of this tenant may cost and must promise."""
         self._turn_day(now_s, wall_s)

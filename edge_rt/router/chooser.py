@@ -128,6 +128,11 @@ class Chooser:
 
         return commit
 
+    def judge_by(self, scorer: Scores | None, teacher: Teacher | None, prior: Sequence[float]) -> None:
+        """Judge difficulty by another scorer, or not at all, from the next request on."""
+        self._scorer, self._teacher = scorer, teacher
+        self.budget.begin_anew(prior)
+
     def explain(self, request: GenerateRequest) -> Decision:
         """Decide without counting it."""
         return self._decide(request)[0]

@@ -80,6 +80,12 @@ class Dispatcher:
         """Unload a model's places after another idle time; those that are there are the residency's to keep."""
         self._models[name].keep_alive_s = keep_alive_s
 
+    def configure(self, settings: config.Placement) -> None:
+        """Go by other settings from the next request on."""
+        self._settings = settings
+        for model in self._models.values():
+            model.configure(settings)
+
     def replan(self) -> None:
         """Let each model's next request rank its places anew: the devices have been looked at."""
         for model in self._models.values():

@@ -48,6 +48,10 @@ class Subject(Protocol):
 
     def load(self, candidate: Candidate, *, force: bool) -> Load: ...
 
+    def placed_by(self, settings: config.Placement) -> Subject:
+        """Give the same model, ranked by other settings."""
+        ...
+
     def pinned(self, variant: str) -> Subject:
         """Give the same model in one form only, whatever the settings say."""
         ...
@@ -227,6 +231,15 @@ class PlacedModel:
             self.tell(place)
         elif not done.cancelled():
             self.works_again(place)
+
+    def configure(self, settings: config.Placement) -> None:
+        """Go by other settings: places that are known keep what was learned of them, the next request ranks anew."""
+        self._settings, self._subject = settings, self._subject.placed_by(settings)
+        for place in self.known.values():
+            place.breaker.limit(max_failures=settings.max_failures, retry_s=settings.retry_s)
+        for version in self._versions.values():
+            version.configure(settings)
+        self.replan()
 
     def replan(self) -> None:
         """Let the next request rank the places anew."""

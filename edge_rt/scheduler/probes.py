@@ -72,6 +72,11 @@ class Probes:
         self._watcher: asyncio.Task[None] | None = None
         self._listeners: list[Callable[[], None]] = []
 
+    def configure(self, settings: config.Placement) -> None:
+        """Judge heat, and read, by other settings from the next reading on."""
+        self._max_device_c, self._cool_by_c = settings.max_device_c, settings.cool_by_c
+        self._every_s = settings.probe_s
+
     def listen(self, listener: Callable[[], None]) -> None:
         """Call listener after each reading."""
         self._listeners.append(listener)

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from edge_rt.catalog.manifest import Asset, Manifest, Variant
-from edge_rt.config import Config, ModelSettings
+from edge_rt.config import Config, ModelSettings, Placement
 from edge_rt.errors import BackendLoadError
 from edge_rt.scheduler.forms import form_reason, load_message, place
 from edge_rt.scheduler.placement import Candidate, Measured, Policy, Ranking, backends_of, rank, rank_scripts
@@ -96,6 +96,9 @@ class CatalogSubject:
         )
         return msgspec.structs.replace(load_message(placement, self.config, force=force), device=candidate.device)
 
+    def placed_by(self, settings: Placement) -> CatalogSubject:
+        return replace(self, policy=_placed_by(self.policy, settings))
+
     def pinned(self, variant: str) -> CatalogSubject:
         settings = msgspec.structs.replace(self.settings, variant=variant)
         return replace(self, settings=settings, policy=replace(self.policy, variant=variant))
@@ -124,6 +127,9 @@ class ScriptedSubject:
 
     async def ready(self) -> None: ...
 
+    def placed_by(self, settings: Placement) -> ScriptedSubject:
+        return replace(self, policy=_placed_by(self.policy, settings))
+
     def pinned(self, variant: str) -> ScriptedSubject:  # noqa: ARG002  its scripts are its only form
         return self
 
@@ -147,18 +153,16 @@ class ScriptedSubject:
         return msgspec.structs.replace(load_message(placement, self.config, force=force), device=candidate.device)
 
 
+def _placed_by(policy: Policy, settings: Placement) -> Policy:
+    return replace(policy, name=settings.policy, max_device_c=settings.max_device_c, cool_by_c=settings.cool_by_c)
+
+
 def make_subject(
     model: str, manifest: Manifest | None, config: Config, store: Finder, probes: Probes, profile: Profile
 ) -> CatalogSubject | ScriptedSubject:
     """Describe a configured tensor model to the dispatcher."""
     settings = config.model(model)
-    policy = Policy(
-        name=config.placement.policy,
-        variant=settings.variant,
-        backend=settings.backend,
-        max_device_c=config.placement.max_device_c,
-        cool_by_c=config.placement.cool_by_c,
-    )
+    policy = _placed_by(Policy(variant=settings.variant, backend=settings.backend), config.placement)
     if manifest is None or settings.backend == "null":
         return ScriptedSubject(model=model, manifest=manifest, settings=settings, config=config, policy=policy)
     return CatalogSubject(

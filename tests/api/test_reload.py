@@ -63,9 +63,11 @@ def test_a_bad_file_is_not_used_and_the_daemon_says_so(socket_dir: Path) -> None
 def test_what_needs_a_restart_is_named_and_stays(socket_dir: Path) -> None:
     with Daemon(socket_dir) as daemon:
         daemon.reload(
-            "[tensor]\nmax_streams = 9\n[placement]\nretry_s = 9.0\n", until="need a restart and stay as they were"
+            "[tensor]\nmax_streams = 9\n[placement]\nprofile_file = 'p'\npolicy = 'energy'\n",
+            until="need a restart and stay as they were",
         )
-        assert "placement.retry_s, tensor.max_streams" in daemon.log
+        assert "placement.profile_file, tensor.max_streams" in daemon.log
+        assert "configuration: changed: placement.policy" in daemon.log
 
 
 def test_the_log_level_changes(socket_dir: Path) -> None:
@@ -168,7 +170,7 @@ def test_an_endpoint_is_added_changed_and_taken_away(socket_dir: Path) -> None:
     other.mkdir()
     with Daemon(other) as peer, Daemon(socket_dir) as daemon:
         assert status(daemon, route="cloud") == 403
-        daemon.reload(cloud(peer.socket), until="need a restart and stay as they were: router.scorer")
+        daemon.reload(cloud(peer.socket), until="router.scorer")
         with daemon.client() as client:
             answer = client.post("/v1/chat/completions", json=ASKED | {"route": "cloud"})
             assert answer.json()["origin"]["endpoint"] == "peer"
@@ -179,6 +181,43 @@ def test_an_endpoint_is_added_changed_and_taken_away(socket_dir: Path) -> None:
         daemon.reload("[router]\nscorer = false\n", until="cloud.peer.base_url")
         assert status(daemon, messages=[{"role": "user", "content": "a third"}], route="cloud") in {403, 503}
         assert "Traceback" not in daemon.log
+
+
+def test_the_judge_of_difficulty_comes_and_goes(socket_dir: Path) -> None:
+    pytest.importorskip("wordllama", reason="the word vectors are not installed: edge_rt[vectors]")
+
+    def cloud(path: Path, *, scorer: bool) -> str:
+        return f'[router]\nscorer = {str(scorer).lower()}\n[cloud.peer]\nbase_url = "unix:{path}"\nmodel = "null"\n'
+
+    other = socket_dir / "other"
+    other.mkdir()
+    question = {"messages": [{"role": "user", "content": "Prove that there are infinitely many primes."}]}
+    with (
+        Daemon(other) as peer,
+        Daemon(socket_dir, extra=cloud(peer.socket, scorer=False)) as daemon,
+        daemon.client() as client,
+    ):
+
+        def is_judged() -> bool:
+            return "judged" in client.post("/v1/route/explain", json=question).text
+
+        found = [is_judged()]
+        for scorer in (True, False, True):
+            daemon.reload(cloud(peer.socket, scorer=scorer), until="configuration: changed: router.scorer")
+            found.append(is_judged())
+        assert found == [False, True, False, True]
+        assert "Traceback" not in daemon.log
+
+
+def test_keys_that_systemd_holds_are_named_at_a_reload(socket_dir: Path) -> None:
+    held = socket_dir / "held"
+    held.mkdir()
+    (held / "key_peer").write_text("secret")
+    extra = '[router]\nscorer = false\n[cloud.peer]\nbase_url = "https://a.example/v1"\nmodel = "m"\n'
+    extra += 'api_key_file = "credential:key_peer"\n'
+    with Daemon(socket_dir, extra=extra, environ={"CREDENTIALS_DIRECTORY": str(held)}) as daemon:
+        daemon.reload(extra, until="keys of cloud.peer are credentials")
+        assert "a new one needs a restart" in daemon.log
 
 
 def test_systemd_hears_of_each_reload(socket_dir: Path) -> None:

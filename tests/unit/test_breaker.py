@@ -29,6 +29,16 @@ def test_it_opens_after_failures_in_a_row_only() -> None:
     assert not breaker.allows(1.0 + RETRY_S - 0.1)
 
 
+def test_other_limits_count_from_the_next_failure_on() -> None:
+    breaker = make()
+    fail(breaker, 0.0, 3)
+    breaker.limit(max_failures=1, retry_s=2.0)
+    assert not breaker.allows(RETRY_S - 0.1)  # as it was to be
+    breaker.succeeded(breaker.begin(RETRY_S))
+    fail(breaker, 20.0)
+    assert (breaker.allows(21.9), breaker.allows(22.0)) == (False, True)
+
+
 def test_one_request_tries_and_its_success_closes() -> None:
     breaker = make()
     fail(breaker, 0.0, 3)

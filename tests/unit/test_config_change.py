@@ -54,6 +54,54 @@ def test_what_can_change_does_and_what_needs_a_restart_stays() -> None:
     assert found.lines()[-1] == "need a restart and stay as they were: server.tcp_port"
 
 
+def another(key: tuple[str, ...], value: Any) -> Any:
+    """Give a value of a key that is valid and not this one."""
+    name = dotted(key)
+    guesses = [not value] if isinstance(value, bool) else []
+    guesses += [value + 1, value / 2, value + 0.25] if isinstance(value, int | float) else []
+    guesses += [["a"], ["cpufreq", "rapl"], ["email"]] if isinstance(value, list | tuple) else []
+    guesses += ["0640", "other", "null", "q8_0", "latency", "on", "local", "json", "debug", "max_completion_tokens"]
+    guesses += [{"uid:1": "local"}]
+    for guess in guesses:
+        try:
+            found = config.load(environ={}, flags=BASE | {name: guess}, system_file=Path("/nonexistent/config.toml"))
+        except config.ConfigError:
+            continue
+        if dict(flat(found.config)).get(name) != value:
+            return found.config
+    raise AssertionError(f"no other value of {name} than {value!r} is known here")
+
+
+BASE = {"cloud.one.base_url": "https://a/v1", "models.tiny.keep_alive_s": 1.0}
+
+
+def flat(of: Config) -> list[tuple[str, Any]]:
+    return [(setting.key, setting.value) for setting in config.Loaded(config=of, origins={}).settings()]
+
+
+@pytest.mark.parametrize("key", all_keys(), ids=dotted)
+def test_every_key_that_changes_is_taken_up_or_named_as_waiting(key: tuple[str, ...]) -> None:
+    """Never silent: in one line at least, and where a restart is needed the old value stays."""
+    old = config.load(environ={}, flags=BASE, system_file=Path("/nonexistent/config.toml")).config
+    name = dotted(key)
+    before = dict(flat(old)).get(name)
+    new = another(key, before)
+    found = plan(old, new)
+    assert {change.key.partition("uid:")[0].rstrip('."') for change in found.changes} == {name}
+    assert any(name in line for line in found.lines())
+    holds = dict(flat(found.config))
+    assert holds == dict(flat(old if found.changes[0].when == "restart" else new))
+
+
+def test_grpcs_own_limit_is_named() -> None:
+    old, new = load(server__grpc_socket_path="/g"), load(server__grpc_socket_path="/g", server__max_body_bytes=1000)
+    found = plan(old, new)
+    assert (found.keys("now"), found.keys("restart")) == (
+        ("server.max_body_bytes",),
+        ("server.max_body_bytes of gRPC",),
+    )
+
+
 def test_an_endpoint_comes_and_goes() -> None:
     one = {"cloud.one.base_url": "https://a/v1", "cloud.one.model": "m"}
     with_one = config.load(environ={}, flags=one, system_file=Path("/nonexistent/config.toml")).config

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_rt import config
 from edge_rt.errors import BackendLoadError, BackendStepError, DeadlineError, WorkerLostError
 from edge_rt.scheduler.dispatcher import Dispatcher
 from edge_rt.scheduler.placed_model import REPLAN_S
@@ -321,6 +322,23 @@ def test_a_device_whose_probe_tells_of_a_fault_is_left_and_comes_back() -> None:
                 assert place == "sim:npu", at_s
             elif 20 + late_s < at_s < 60:
                 assert place == "sim:cpu", at_s
+
+    virtual_time.run(main())
+
+
+def test_another_policy_and_other_limits_count_from_the_next_request_on() -> None:
+    async def main() -> None:
+        # The NPU is the faster one, the CPU the thriftier.
+        world = World((cpu(service_s=0.02, power_w=1.0), npu(service_s=0.01, power_w=9.0)), policy="latency")
+        dispatcher = world.dispatcher(n_checked=0)
+        await loaded(dispatcher)
+        assert (await ask(dispatcher, 0)).place == "sim:npu"
+        dispatcher.configure(config.Placement(policy="energy", n_checked=0, max_failures=1, retry_s=30.0))
+        assert (await ask(dispatcher, 1)).place == "sim:cpu"
+        world.device("cpu").faults = ALWAYS
+        for number in range(2, 5):
+            assert (await ask(dispatcher, number)).place == "sim:npu"
+        assert world.device("cpu").n_failed == 1, "max_failures is that of places that were there before too"
 
     virtual_time.run(main())
 
