@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -144,6 +146,19 @@ class Daemon:
         limits = httpx2.Limits(max_connections=None)
         transport = httpx2.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
         return httpx2.AsyncClient(base_url="http://edge_rt", transport=transport, timeout=60.0)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep its workers from going on, so that nothing ends before the test has seen it."""
+        workers = psutil.Process(self.process.pid).children()
+        for worker in workers:
+            worker.suspend()
+        try:
+            yield
+        finally:
+            for worker in workers:
+                with suppress(psutil.NoSuchProcess):
+                    worker.resume()
 
     @property
     def worker(self) -> psutil.Process:

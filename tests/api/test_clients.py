@@ -29,7 +29,9 @@ from edge_rt.errors import (
     UnsupportedFeatureError,
 )
 from edge_rt.types import Message
+from tests import patience
 from tests.api.daemon import Daemon
+from tests.patience import PATIENCE_S
 
 TEXT = "grüße, 😀 and a line\nbreak"
 
@@ -300,24 +302,25 @@ def test_hang_ups_at_random_disturb_nobody_and_leave_nothing(daemon: Daemon) -> 
             assert answer == text if cut is None else text.startswith(answer)
 
     asyncio.run(scenario())
-    # Each look takes a round trip, in which the daemon hears of the last hang-ups.
-    assert any(daemon.metric('edge_rt_requests_running{model="null-slow"}') == 0 for _ in range(500))
+    patience.until(lambda: daemon.metric('edge_rt_requests_running{model="null-slow"}') == 0)
     assert daemon.metric('edge_rt_requests_waiting{model="null-slow"}') == 0
     assert daemon.metric('edge_rt_requests_total{outcome="hung_up"') > 0
 
 
 def test_health_answers_while_all_places_are_taken(daemon: Daemon) -> None:
+    four_wait = 'edge_rt_requests_waiting{model="null-slow"} 4.0'
+
     async def scenario() -> None:
         async with daemon.async_client() as client:
-            streams = [asyncio.create_task(stream_chat(client, "x" * 50, model="null-slow")) for _ in range(12)]
-            for _ in range(2000):
-                if 'edge_rt_requests_waiting{model="null-slow"} 4.0' in (await client.get("/metrics")).text:
-                    break
-            else:
-                raise AssertionError(daemon.log)
-            for path in ("/health", "/health/live", "/health/ready", "/v1/models"):
-                assert (await client.get(path)).status_code == 200
-            assert not any(stream.done() for stream in streams)
+            await stream_chat(client, "loads it", model="null-slow")
+            with daemon.held():
+                streams = [asyncio.create_task(stream_chat(client, "x", model="null-slow")) for _ in range(12)]
+                async with asyncio.timeout(PATIENCE_S):
+                    while four_wait not in (await client.get("/metrics")).text:
+                        pass
+                for path in ("/health", "/health/live", "/health/ready", "/v1/models"):
+                    assert (await client.get(path)).status_code == 200
+                assert not any(stream.done() for stream in streams)
             await asyncio.gather(*streams)
 
     asyncio.run(scenario())

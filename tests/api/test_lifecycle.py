@@ -7,12 +7,11 @@ import json
 import signal
 import socket
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
-import psutil
 import pytest
 
 from edge_rt.api import listen
@@ -56,22 +55,10 @@ async def outcome(client: httpx2.AsyncClient, text: str, *, stream: bool) -> tup
 async def load(daemon: Daemon, texts: list[str], then: Callable[[], None]) -> list[tuple[int, str, dict[str, str]]]:
     async with daemon.async_client() as client:
         await outcome(client, "warm", stream=False)
-        with held(daemon):
+        with daemon.held():
             asked = [asyncio.create_task(outcome(client, text, stream=i % 2 == 0)) for i, text in enumerate(texts)]
             await asyncio.to_thread(then)
         return await asyncio.gather(*asked)
-
-
-@contextmanager
-def held(daemon: Daemon) -> Iterator[None]:
-    """Keep the worker from going on, so that nothing ends before the test has seen it."""
-    worker = daemon.worker
-    worker.suspend()
-    try:
-        yield
-    finally:
-        with suppress(psutil.NoSuchProcess):
-            worker.resume()
 
 
 def until(daemon: Daemon, place: str, n_requests: int) -> None:
@@ -104,7 +91,7 @@ def test_sigterm_under_load_ends_with_every_answer_finished_or_refused(socket_di
             await outcome(client, "warm", stream=False)
             # Two run, of which the first would take far longer than drain_s; four wait. The four come once the two
             # run: which of six connections a busy daemon reads first is anybody's guess.
-            with held(daemon):
+            with daemon.held():
                 asked = [asyncio.create_task(outcome(client, text, stream=True)) for text in ("x" * 3000, "x" * 10)]
                 await asyncio.to_thread(until, daemon, "running", 2)
                 asked += [asyncio.create_task(outcome(client, "x", stream=i % 2 == 0)) for i in range(4)]
@@ -153,7 +140,9 @@ def test_a_reload_asked_for_before_the_daemon_can_hear_is_done_later(socket_dir:
     starting = Daemon(socket_dir)
     send_held(starting.process, signal.SIGHUP)
     with starting as daemon, daemon.client() as client:
-        assert any("nothing has changed" in daemon.log for _ in range(3000) if client.get("/health").is_success)
+        patience.until(
+            lambda: client.get("/health").is_success and "nothing has changed" in daemon.log, told=lambda: daemon.log
+        )
         assert not is_held(daemon.process.pid, signal.SIGHUP)
         assert daemon.stop() == 0
 

@@ -8,8 +8,6 @@ import os
 import re
 import signal
 import socket
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from edge_rt.api.server import PeerProtocol
 from edge_rt.api.short_way import ShortWay
 from edge_rt.errors import BackendStepError, WorkerLostError
 from edge_rt.tensor_types import Tensor
+from tests import patience
 from tests.api.asgi import FakeTensorRuntime, FakeWriter
 from tests.api.daemon import Daemon
 from tests.api.test_short_way import GOOD, LARGE, ONE, PLAIN, Served, answer, binary, request, serving
@@ -39,7 +38,7 @@ def n_descriptors() -> int:
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
-    return await asyncio.wait_for(reader.read(), 10.0)
+    return await asyncio.wait_for(reader.read(), patience.PATIENCE_S)
 
 
 def test_what_a_worker_writes_is_what_the_front_process_writes(socket_dir: Path) -> None:
@@ -482,14 +481,6 @@ def workers_of(pid: int) -> list[int]:
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not come to that")
-
-
 def test_a_real_worker_writes_its_answers_and_one_that_is_killed_costs_none(socket_dir: Path) -> None:
     model = (
         '[models.tensors]\nbackend = "null"\nvariant = "inputs=x:UINT8:-1x50000,outputs=y:FP32:-1x100,row_s=0.0001"\n'
@@ -505,8 +496,8 @@ def test_a_real_worker_writes_its_answers_and_one_that_is_killed_costs_none(sock
             assert other.outputs != first.outputs
             (worker,) = workers_of(daemon.process.pid)
             assert n_permits(worker) == 1
-            eventually(lambda n=22 + 21 * round_: daemon.metric(line) == n)  # type: ignore[misc]
+            patience.until(lambda n=22 + 21 * round_: daemon.metric(line) == n)  # type: ignore[misc]
             if not round_:
                 os.kill(worker, signal.SIGKILL)
         client.close()
-        eventually(lambda: not n_permits(worker))
+        patience.until(lambda: not n_permits(worker))
