@@ -74,6 +74,7 @@ def _build(python: Path, folder: Path, environ: Mapping[str, str]) -> Path:
     log, version = folder.with_name(folder.name + ".log"), wanted_version()
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as scratch:
         env = {**environ, "TMPDIR": scratch}  # /tmp is often a small part of memory on a board
+        env.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(n_jobs()))
 
         def step(title: str, command: list[str], stage: Callable[[str], str | None]) -> None:
             try:
@@ -92,8 +93,7 @@ def _build(python: Path, folder: Path, environ: Mapping[str, str]) -> Path:
             env["PYTHONPATH"] = f"{scratch}/cmake"
         build = f"{scratch}/build"
         step("configuring llama-server", [cmake, "-S", str(sources), "-B", build, *FLAGS], compile_stage)
-        make = [cmake, "--build", build, "--target", NAME, "--parallel", str(n_jobs())]
-        step(f"compiling llama-server {version}", make, compile_stage)
+        step(f"compiling llama-server {version}", [cmake, "--build", build, "--target", NAME], compile_stage)
         made = Path(scratch, "made")
         made.mkdir()
         shutil.move(Path(build, "bin", NAME), made / NAME)
