@@ -1,4 +1,8 @@
-"""How requests near this one fared: the mean outcome of the most similar labelled ones. Needs numpy."""
+"""How requests near this one fared: the mean outcome of the most similar labelled ones. Needs numpy.
+
+The products are made by einsum, which calls no BLAS: on a busy machine its threads wait for each other, tens of
+milliseconds for a product that takes a twentieth of one.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ class Neighbours:
         """Give the opinions on the device's and on the cloud's answer."""
         if not len(self):
             return Opinion(0.5, 0.0), Opinion(0.5, 0.0)
-        similarity = self._vectors @ vector
+        similarity = np.einsum("ij,j->i", self._vectors, vector)
         local, cloud = (self._opinion(similarity, self._outcomes[:, head]) for head in range(2))
         return local, cloud
 
