@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -108,7 +109,7 @@ class Client:
         parameters  of the request, as sequence_id or timeout
         """
         headers, body = infer_client.write(inputs, outputs, regions or {}, parameters)
-        reply = self._post(f"/v2/models/{quote(model)}/infer", headers, body)
+        reply = self._post(_infer_target(model), headers, body)
         if reply.status >= 400:
             raise rebuild(reply.status, reply.body)
         return infer_client.read(self.address, reply.header(_HEADER_LENGTH), reply.body)
@@ -268,6 +269,11 @@ class Client:
             raise DaemonLostError(address=self.address, reason="it has been silent for too long") from exc
         except httpx2.HTTPError as exc:
             raise DaemonLostError(address=self.address, reason=str(exc) or type(exc).__name__) from exc
+
+
+@lru_cache(maxsize=64)
+def _infer_target(model: str) -> str:
+    return f"/v2/models/{quote(model)}/infer"
 
 
 def unreachable(address: str, exc: httpx2.HTTPError | ConnectingError) -> DaemonUnreachableError:

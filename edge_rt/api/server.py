@@ -295,7 +295,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def loan(self) -> Loan | None:
         """Give the connection to be lent; None: it cannot be, or what was written before is still here."""
-        if self.flow.write_paused or self.transport.is_closing() or self.transport.get_write_buffer_size():
+        if self.transport.get_write_buffer_size():
             return None
         if self._loan is None:
             try:

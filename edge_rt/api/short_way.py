@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
@@ -45,6 +46,8 @@ _NOTHING: Final = memoryview(b"")
 _MAX_HEADS: Final = 64
 _MAX_HEAD_BYTES: Final = 2048  # of one that is remembered
 _MAX_JSON_BYTES: Final = 4096  # likewise
+_HEAD_END: Final = b"\r\n\r\n"
+_NO_ID: Final = (b"x-request-id", b"")
 _LENGTH: Final = HEADER_LENGTH.encode()
 _LONG: Final = frozenset({b"cache-control", b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"})
 
@@ -52,9 +55,10 @@ _LONG: Final = frozenset({b"cache-control", b"content-encoding", b"expect", b"tr
 class _Expected:
     """The last answer but for its tensors' bytes: the next one may be the same, and the worker write it itself."""
 
-    __slots__ = ("headers", "json", "outputs", "place", "variant")
+    __slots__ = ("date_s", "headers", "json", "lines", "outputs", "place", "variant")
 
     def __init__(self, headers: Headers, json: bytes, answer: TensorAnswer) -> None:
+        self.date_s, self.lines = 0, b""  # of the second in which the head was written last
         self.headers, self.json, self.place, self.variant = headers, json, answer.place, answer.variant
         self.outputs: tuple[tuple[str, Datatype, tuple[int, ...], int], ...] = tuple(
             (tensor.name, tensor.datatype, tensor.shape, len(tensor.data)) for tensor in answer.outputs
@@ -293,10 +297,12 @@ class ShortRequest:
         """Give what the worker may write if the answer is like the last one."""
         if (expected := self._head.expected) is None or (loan := self._connection.loan()) is None:
             return None
-        head = self._connection.head_of(200, [*expected.headers, self._id_header()])
+        if expected.date_s != (now_s := int(time.time())):
+            expected.date_s = now_s
+            expected.lines = self._connection.head_of(200, [*expected.headers, _NO_ID]).removesuffix(_HEAD_END)
         return Reply(
             loan=loan,
-            head=head + expected.json,
+            head=b"".join((expected.lines, self._exchange.request_id.encode(), _HEAD_END, expected.json)),
             outputs=expected.outputs,
             place=expected.place,
             variant=expected.variant,
