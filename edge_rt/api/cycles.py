@@ -14,6 +14,8 @@ from uvicorn.server import ServerState
 from edge_rt.api.kserve_infer import Headers
 from edge_rt.api.loans import Loan
 from edge_rt.api.short_way import ShortRequest
+from edge_rt.api.status import reply
+from edge_rt.errors import EdgeRtError
 from edge_rt.tensor_types import Data
 
 _log = logging.getLogger("edge_rt.api")
@@ -58,6 +60,20 @@ class HeadHolder:
         if not self._is_past:
             self._is_past = True
             self._transport.write(self._head)
+
+
+def refuse(transport: asyncio.Transport, error: EdgeRtError) -> None:
+    """Answer a connection whose requests are not even read, and close it."""
+    answer = reply(error)
+    headers = [
+        *answer.headers,
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(answer.body)),
+        (b"connection", b"close"),
+    ]
+    lines = [STATUS_LINE[answer.status].removesuffix(b"\r\n"), *(b"%b: %b" % header for header in headers)]
+    transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + answer.body)
+    transport.close()
 
 
 class _Connection(Protocol):

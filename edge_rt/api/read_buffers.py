@@ -82,6 +82,11 @@ class ReadBuffers:
         taken, self.current = self.current, self._spare.pop() if self._spare else self._make()
         return taken
 
+    def use(self, buffer: Buffer) -> None:
+        """Read to a buffer that was taken, or out of which the next bytes shall be taken."""
+        self.give_back(self.current)
+        self.current = buffer
+
     def give_back(self, buffer: Buffer) -> None:
         """Take back a buffer that nobody looks at any more."""
         if len(self._spare) < _MAX_SPARE:

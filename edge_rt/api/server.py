@@ -21,14 +21,13 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from edge_rt.api.callers import Peer
-from edge_rt.api.cycles import HeadHolder, ShortCycle
+from edge_rt.api.cycles import HeadHolder, ShortCycle, refuse
 from edge_rt.api.departures import Departures, WatchedFlow
 from edge_rt.api.loans import Loan
-from edge_rt.api.read_buffers import ReadBuffers, lent_buffer
+from edge_rt.api.read_buffers import READ_BYTES, Buffer, ReadBuffers, lent_buffer
 from edge_rt.api.rest import Rest
 from edge_rt.api.short_way import ShortRequest, ShortWay
 from edge_rt.api.sse import HangUps
-from edge_rt.api.status import reply
 from edge_rt.errors import OverloadedError
 from edge_rt.tensor_types import Data
 
@@ -60,7 +59,8 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     _is_in_message = False  # the parser
     _arriving: ShortCycle | None = None  # whose body is not whole
     _loan: Loan | None = None
-    _early = b""  # what has come before the word of an answer
+    _early: Buffer | None = None  # what has come before the word of an answer
+    _n_early = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._ahead: list[RequestResponseCycle] = []  # not answered yet, of which uvicorn only knows the last
@@ -89,6 +89,9 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         for ahead in self._ahead:
             ahead.disconnected = True
         cast("WatchedFlow", self.flow).is_lost()
+        if self._early is not None:
+            self._buffers.use(self._early)
+            self._early = None
         if self._loan is not None:
             self._loan.close()
             with contextlib.suppress(OSError):  # the client may have ended it
@@ -99,6 +102,8 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview | bytearray | mmap.mmap:  # noqa: ARG002 - the protocol's
         if self._arriving is not None:
             return self._arriving.request.room()
+        if self._early is not None:
+            return memoryview(self._early.memory)[self._n_early :]
         return self._buffers.current.memory
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -106,11 +111,14 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._take_body(nbytes)
             return
         buffers = self._buffers
-        data = memoryview(buffers.current.memory)[:nbytes]
-        if isinstance(self.cycle, ShortCycle) and not self.cycle.is_ours():
-            self._early = bytes(data)  # a worker has answered, and the word of it comes in a moment
-            self.flow.pause_reading()
+        if self._early is None and isinstance(self.cycle, ShortCycle) and not self.cycle.is_ours():
+            self._early = buffers.take()  # a worker has answered, and the word of it comes in a moment
+        if self._early is not None:
+            self._n_early += nbytes
+            if self._n_early == READ_BYTES:
+                self.flow.pause_reading()
             return
+        data = memoryview(buffers.current.memory)[:nbytes]
         end = buffers.current.memory.find(_HEAD_END, 0, nbytes) + len(_HEAD_END) if self.is_between_requests() else 0
         if end < len(_HEAD_END):
             self.data_received(data)
@@ -233,7 +241,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
-        if self._early:
+        if self._early is not None:
             self.loop.call_soon(self._take_early)
         elif self.pipeline:
             cycle, app = self.pipeline.pop()
@@ -242,10 +250,11 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self._idle)
 
     def _take_early(self) -> None:
-        data, self._early = self._early, b""
-        if not self.transport.is_closing():
-            self._buffers.current.memory[: len(data)] = data
-            self.buffer_updated(len(data))
+        if (buffer := self._early) is not None:
+            n_bytes, self._early, self._n_early = self._n_early, None, 0
+            self._buffers.use(buffer)
+            if not self.transport.is_closing():
+                self.buffer_updated(n_bytes)
 
     def _unset_keepalive_if_required(self) -> None:
         """Say nothing to the timer: see _idle."""
@@ -348,16 +357,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if others:
             min(others, key=lambda c: (not c.is_between_requests(), c.idle_since_s)).transport.abort()
             return
-        answer = reply(OverloadedError(resource="connections", limit=limit, setting="server.max_connections"))
-        headers = [
-            *answer.headers,
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(answer.body)),
-            (b"connection", b"close"),
-        ]
-        lines = [b"HTTP/1.1 %d Service Unavailable" % answer.status, *(b"%b: %b" % header for header in headers)]
-        self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + answer.body)
-        self.transport.close()
+        refuse(self.transport, OverloadedError(resource="connections", limit=limit, setting="server.max_connections"))
 
     def is_sheddable(self) -> bool:
         return not self.transport.is_closing() and (self.is_between_requests() or self.cycle.more_body)

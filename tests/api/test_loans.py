@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edge_rt.api.client import Client
+from edge_rt.api.read_buffers import READ_BYTES
 from edge_rt.api.server import PeerProtocol
 from edge_rt.api.short_way import ShortWay
 from edge_rt.errors import BackendStepError, WorkerLostError
@@ -238,8 +239,10 @@ def test_a_request_that_comes_before_the_word_of_an_answer_waits_for_it(socket_d
                 assert (await answer(reader)).endswith(b"1234")
             writer.write(PLAIN[:-4] + b"5678")
             (connection,) = served.server.server_state.connections
-            while not connection.flow.read_paused:  # type: ignore[union-attr]  # noqa: ASYNC110 - as above
+            assert isinstance(connection, PeerProtocol)
+            while connection._early is None and not connection.flow.read_paused:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0)
+            assert (connection._early is not None) == has_begun
             hold.set()
             if not has_begun:
                 assert (await answer(reader)).endswith(b"1234")
@@ -248,6 +251,45 @@ def test_a_request_that_comes_before_the_word_of_an_answer_waits_for_it(socket_d
                 worker.lent.pop()  # the early one was lent as well
                 assert served.n_long == 0
         writer.close()
+
+    serving(socket_dir, scenario, runtime=runtime)
+
+
+def test_much_that_comes_before_the_word_of_an_answer_waits_in_one_buffer(socket_dir: Path) -> None:
+    runtime, worker = writing(hold=asyncio.Event())
+    hold = runtime.hold
+    assert hold is not None
+
+    async def scenario(served: Served) -> None:
+        for is_cut_off in (False, True):
+            hold.set()
+            reader, writer = await asyncio.open_unix_connection(served.path)
+            writer.write(PLAIN)
+            await answer(reader)
+            hold.clear()
+            n_lent = len(worker.lent)
+            writer.write(PLAIN)
+            while len(worker.lent) == n_lent:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0)
+            worker.write_before_it_is_told(worker.lent[-1])
+            assert (await answer(reader)).endswith(b"1234")
+            writer.write(LARGE * 6)
+            (connection,) = served.server.server_state.connections
+            assert isinstance(connection, PeerProtocol)
+            while not connection.flow.read_paused:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0)
+            assert connection._n_early == READ_BYTES
+            if is_cut_off:
+                writer.transport.abort()
+                while served.server.server_state.connections:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0)
+                continue
+            hold.set()
+            for _ in range(6):
+                assert (await answer(reader)).endswith(bytes(60_000))
+            writer.close()
+            while served.server.server_state.connections:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0)
 
     serving(socket_dir, scenario, runtime=runtime)
 
