@@ -31,7 +31,7 @@ from edge_rt.errors import (
 from edge_rt.router.decide import Decision
 from edge_rt.router.judging import read_verdict, verdict_request
 from edge_rt.router.rules import REASONS
-from edge_rt.types import CacheState, Choice, Chunk, GenerateRequest, Origin, TokenSignal
+from edge_rt.types import CacheState, Choice, Chunk, Energy, GenerateRequest, Origin, TokenSignal
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +67,10 @@ class Router(Protocol):
 
     def repeated(self, request: GenerateRequest) -> None:
         """Take note that the user asked the same again at once; after choose."""
+        ...
+
+    def aborted(self, energy: Energy) -> None:
+        """Count what this device spent on an answer without an end."""
         ...
 
     def wants_verdict(self, request: GenerateRequest, origin: Origin, answer: str) -> bool:
@@ -172,6 +176,11 @@ class Answering:
     def configure(self, *, hedging: Hedging | None, hold_back_tokens: int) -> None:
         """Answer otherwise from the next request on."""
         self._hedging, self._hold_back_tokens = hedging, min(hold_back_tokens, _MAX_SIGNALS)
+
+    def aborted(self, energy: Energy) -> None:
+        """Take note of what this device spent on an answer that broke off or was cancelled."""
+        if self._router is not None:
+            self._router.aborted(energy)
 
     def explain(self, request: GenerateRequest) -> Decision:
         """Tell where a request would be answered, and why."""

@@ -53,7 +53,7 @@ from edge_rt.scheduler.residency import Residency
 from edge_rt.scheduler.slots import ModelWorker
 from edge_rt.scheduler.status import ModelStatus, activity
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
-from edge_rt.types import Chunk, GenerateRequest
+from edge_rt.types import Chunk, Energy, GenerateRequest
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Runtime:
         self._config = loaded.config
         self._telemetry = telemetry
         if energy is not None:
-            make_worker = metered(make_worker, energy, telemetry.energy_used)
+            make_worker = metered(make_worker, energy, telemetry.energy_used, self._aborted)
         self._residency = Residency(max_loaded=self._config.worker.max_loaded, events=telemetry)
         self._probes = probes or make_probes(self._config.placement)
         self._dispatcher = Dispatcher(
@@ -132,6 +132,12 @@ class Runtime:
         self._dispatcher.configure(settings.placement)
         self._workload.ttft_slo_s = settings.power.ttft_slo_s
         self._models.configure(settings)
+
+    def _aborted(self, model: str, energy: Energy) -> None:
+        """Count what was spent on an answer without an end; that of a text is the budget's too, as its end would be."""
+        self._telemetry.energy_aborted(model, energy)
+        if (entry := self._models.entries.get(model)) is not None and not entry.runs_tensors:
+            self.answering.aborted(energy)
 
     async def start(self) -> None:
         """Load the models that the configuration preloads; one that fails is logged and tried again on use."""

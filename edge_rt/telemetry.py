@@ -114,7 +114,7 @@ METRICS: Final = (
     Metric(
         "edge_rt_energy_joules",
         "counter",
-        "Answers' shares of what was drawn meanwhile: prefill, decode, or compute for models without tokens.",
+        "Answers' shares of what was drawn meanwhile: prefill, decode, compute for models without tokens, or aborted.",
         ("model", "phase"),
     ),
     Metric(
@@ -263,6 +263,13 @@ class Telemetry:
             self._labelled(self._counters, "edge_rt_energy_joules", model, phase).inc(total_j)
             if above_idle_j is not None:
                 self._labelled(self._counters, "edge_rt_energy_above_idle_joules", model, phase).inc(above_idle_j)
+
+    def energy_aborted(self, model: str, energy: Energy) -> None:
+        """Count what was spent on an answer that broke off or was cancelled."""
+        self._labelled(self._counters, "edge_rt_energy_joules", model, "aborted").inc(energy.total_j)
+        if energy.above_idle_j is not None:
+            counter = self._labelled(self._counters, "edge_rt_energy_above_idle_joules", model, "aborted")
+            counter.inc(energy.above_idle_j)
 
     def watch_power(self, read: Callable[[], PowerState]) -> None:
         """Show a meter's state whenever the metrics are asked for."""

@@ -4,6 +4,7 @@ The engine tells of each answer how many seconds of its steps were for it (engin
 one engine's answers together have as many as it computed. Several engines compute at the same time. An answer's share
 of the energy of a window is its engine-seconds in it, times the threads of its engine, over those of all engines. An
 engine counts as computing while it has an answer to give, so that nothing has to be waited for when an answer ends.
+Of an answer that breaks off the engine tells nothing: it is taken to have had its turn like the others of its engine.
 
 Idle power is learned from windows in which nobody asked for anything and no other program worked: of the last ones the
 lower quartile.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from edge_rt.devices.energy import Curve, EnergyLog
@@ -45,6 +46,7 @@ class Open:
     engine: str
     begun_s: float
     weight: float
+    turn_s: float  # of its engine when it began
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class EnergyAccount:
         self._idle_since_s = -math.inf
         self._n_open: dict[str, int] = {}
         self._weights: dict[str, float] = {}  # of the engines that compute
+        self._turn_s: dict[str, float] = {}  # of each, the time that each of its answers has had if all took turns
         self._busy = Curve(min_step_s=_STEP_S)  # weighted engine-seconds of all of them
         self._busy_s = -math.inf
 
@@ -92,7 +95,7 @@ class EnergyAccount:
         self._advance(now_s)
         self._n_open[engine] = self._n_open.get(engine, 0) + 1
         self._weights[engine] = weight
-        return Open(engine, now_s, weight)
+        return Open(engine, now_s, weight, self._turn_s.setdefault(engine, 0.0))
 
     def abandon(self, answer: Open, now_s: float) -> None:
         """Note that it does no more, with or without an answer."""
@@ -103,6 +106,7 @@ class EnergyAccount:
         else:
             self._n_open.pop(answer.engine, None)
             self._weights.pop(answer.engine, None)
+            self._turn_s.pop(answer.engine, None)
             if not self._n_open:
                 self._idle_since_s = now_s
 
@@ -142,6 +146,18 @@ class EnergyAccount:
             coverage=coverage,
         )
 
+    def break_off(self, answer: Open, now_s: float) -> Energy | None:
+        """Give what an answer without an end has taken, derived from how long it was computed beside how many others.
+
+        To be followed by abandon.
+        """
+        self._advance(now_s)
+        turn_s = self._turn_s.get(answer.engine, 0.0) - answer.turn_s
+        found = self.end(answer, now_s, prefill=Part(now_s - answer.begun_s, turn_s))
+        if found is None or found.quality != "measured":
+            return found
+        return replace(found, quality="derived")
+
     def disturbed(self, now_s: float) -> None:
         """Note that other programs work: what is drawn now is not idle power."""
         if not self._n_open:
@@ -162,6 +178,8 @@ class EnergyAccount:
         if dt_s > 0:
             self._busy.add(now_s, sum(self._weights.values()) * dt_s if self._weights else 0.0)
             self._busy_s = now_s
+            for engine, n_open in self._n_open.items():
+                self._turn_s[engine] += dt_s / n_open
 
     def _part(self, answer: Open, now_s: float, part: Part) -> _Share:
         to_s = max(answer.begun_s, now_s - max(0.0, part.ends_before_s))

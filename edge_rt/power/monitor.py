@@ -70,6 +70,10 @@ class Measured:
         """Give what it took, once it has ended; see EnergyMonitor.end."""
         return self._monitor.end(self._open, timings)
 
+    def broken_off(self) -> Energy | None:
+        """Give what it has taken so far, where it has no end; before end."""
+        return None if self._is_over else self._monitor.break_off(self._open)
+
 
 class Unmeasured:
     """Stands where there is no meter: every answer's energy is unknown."""
@@ -159,6 +163,11 @@ class EnergyMonitor:
             prefill = Part(timings.compute_s, timings.engine_s)
         with self._lock:
             return self._account.end(answer, self._clock(), prefill=prefill, decode=decode)
+
+    def break_off(self, answer: Open) -> Energy | None:
+        """Give what an answer without an end has taken; None where the meter told too little."""
+        with self._lock:
+            return self._account.break_off(answer, self._clock())
 
     def abandon(self, answer: Open) -> None:
         """Note that nothing more is computed for an answer."""

@@ -18,7 +18,7 @@ from edge_rt.errors import InvalidRequestError, MustStayError
 from edge_rt.router.budget import AnswerLength, Budget, Pace
 from edge_rt.router.decide import Decision, Judged, decide
 from edge_rt.router.rules import REASONS, Circumstances, Rules
-from edge_rt.types import Choice, Chunk, GenerateRequest, Origin, TokenSignal
+from edge_rt.types import Choice, Chunk, Energy, GenerateRequest, Origin, TokenSignal
 
 _MAX_OPEN: Final = 1024  # requests remembered: those that are answered, and those that feedback may come for
 _P_CLOUD: Final = 0.85  # that the cloud's answer is good enough, where nothing is known of the question
@@ -188,6 +188,10 @@ class Chooser:
             self._length.observe(last.usage.completion_tokens)
         energy = None if last.usage is None else last.usage.energy
         self._spend(origin.cost or 0.0, 0.0 if energy is None else energy.total_j)
+
+    def aborted(self, energy: Energy) -> None:
+        """Count what this device spent on an answer without an end."""
+        self._spend(0.0, energy.total_j)
 
     def _spend(self, cost: float, energy_j: float = 0.0) -> None:
         """Count a cost, and that of answers which had no end since the last time, and this device's energy."""

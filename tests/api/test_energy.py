@@ -166,3 +166,15 @@ def test_a_daemon_without_a_meter_says_so_and_nothing_of_energy() -> None:
         assert "energy" not in answer["usage"]
         assert "edge_rt_power_watts{" not in http.get("/metrics").text
         assert "answers do not tell what they took: power.meter is none" in running.log
+
+
+def test_an_answer_that_nobody_waits_for_any_more_counts_as_aborted(daemon: Daemon) -> None:
+    aborted = 'edge_rt_energy_joules_total{model="null-slow",phase="aborted"}'
+    assert daemon.metric(aborted) == 0.0
+    body = {"model": "null-slow", "messages": [{"role": "user", "content": "x" * 3000}], "stream": True}
+    with daemon.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        for _ in range(40):  # a token takes 0.02 s, an event 0.05 s at least
+            next(lines)
+    joules = patience.until(lambda: daemon.metric(aborted))
+    assert 0.0 < joules < WATTS * patience.PATIENCE_S

@@ -156,6 +156,9 @@ def test_energy_is_counted_by_phase() -> None:
     metrics.answer_finished("m", usage=Usage(prompt_tokens=5, completion_tokens=3, energy=energy), timings=timings)
     metrics.answer_finished("m", usage=Usage(prompt_tokens=5, completion_tokens=3), timings=timings)
     metrics.energy_used("eyes", Energy(total_j=0.25))
+    metrics.energy_aborted("m", Energy(total_j=0.5, above_idle_j=0.25))
+    assert value(metrics, "edge_rt_energy_joules_total", model="m", phase="aborted") == 0.5
+    assert value(metrics, "edge_rt_energy_above_idle_joules_total", model="m", phase="aborted") == 0.25
     assert value(metrics, "edge_rt_energy_joules_total", model="m", phase="prefill") == 1.0
     assert value(metrics, "edge_rt_energy_joules_total", model="m", phase="decode") == 2.0
     assert value(metrics, "edge_rt_energy_above_idle_joules_total", model="m", phase="decode") == 1.0

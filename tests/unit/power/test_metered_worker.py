@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
 
@@ -89,9 +90,15 @@ class Bench:
         meter: Any = Watts()
         self.monitor = EnergyMonitor(meter, clock=asyncio.get_running_loop().time)
         self.told: list[tuple[str, Energy]] = []
+        self.aborted: list[tuple[str, Energy]] = []
         self.made: list[FakeWorker] = []
         self.reading = asyncio.create_task(self.read())
-        self.make = metered(self.make_plain, self.monitor, lambda model, energy: self.told.append((model, energy)))
+        self.make = metered(
+            self.make_plain,
+            self.monitor,
+            lambda model, energy: self.told.append((model, energy)),
+            lambda model, energy: self.aborted.append((model, energy)),
+        )
 
     def make_plain(self, *_: Any) -> Any:
         self.made.append(FakeWorker())
@@ -186,6 +193,51 @@ def test_what_fails_leaves_nothing_open() -> None:
         await answer.aclose()
         assert not bench.monitor._account.is_busy
         assert bench.told == []
+        bench.reading.cancel()
+
+    virtual_time.run(main())
+
+
+def test_what_is_cancelled_counts_as_aborted() -> None:
+    async def main() -> None:
+        bench = Bench()
+        worker = bench.worker()
+        await asyncio.sleep(1.0)
+
+        async def text() -> None:
+            async with aclosing(worker.generate(GenerateRequest(id="g", model="m", prompt="x"))) as answer:
+                async for _ in answer:
+                    pass
+
+        cancelled = [asyncio.create_task(one) for one in (text(), worker.infer(INFER))]
+        drop = worker.infer_now(INFER, lambda _: None)
+        await asyncio.sleep(0.75)
+        for task in cancelled:
+            task.cancel()
+        drop()
+        await asyncio.gather(*cancelled, return_exceptions=True)
+        joules = [energy.total_j for _, energy in bench.aborted]
+        assert joules == pytest.approx([2.0] * 3, rel=0.05)  # three took turns for 0.75 s at 8 W
+        assert {energy.quality for _, energy in bench.aborted} == {"derived"}
+        assert bench.told == []
+        assert not bench.monitor._account.is_busy
+        await text()
+        assert len(bench.aborted) == 3, "an answer with an end is none of them"
+        bench.reading.cancel()
+
+    virtual_time.run(main())
+
+
+def test_what_fails_on_its_way_counts_as_aborted_too() -> None:
+    async def main() -> None:
+        bench = Bench()
+        worker = bench.worker()
+        bench.made[0].is_lost = True
+        await asyncio.sleep(1.0)
+        with pytest.raises(WorkerLostError):
+            await worker.infer(INFER)
+        ((model, energy),) = bench.aborted
+        assert (model, energy.total_j) == ("m", pytest.approx(8.0, rel=0.05))
         bench.reading.cancel()
 
     virtual_time.run(main())

@@ -242,6 +242,16 @@ def test_what_an_answer_took_counts_for_the_day_s_energy() -> None:
     assert [state["spent_j"] for state in kept] == [60.0, 120.0]
 
 
+def test_energy_of_answers_without_an_end_counts_too() -> None:
+    kept: list[dict[str, Any]] = []
+    chooser = Chooser(Settings(max_energy_j_per_day=100.0), FakeSurroundings(), spent=kept.append)
+    chooser.aborted(Energy(total_j=60.0))
+    assert chooser.explain(ASKED).reason != "energy"
+    chooser.aborted(Energy(total_j=60.0))
+    assert (chooser.explain(ASKED).where, chooser.explain(ASKED).reason) == ("cloud", "energy")
+    assert kept[-1]["spent_j"] == 120.0
+
+
 def test_energy_without_a_limit_is_neither_counted_nor_written() -> None:
     kept: list[dict[str, Any]] = []
     chooser = Chooser(Settings(), FakeSurroundings(), spent=kept.append)
