@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -26,13 +27,19 @@ def program() -> Path:
 
 
 class LlamaServer:
-    """Use it in a `with`. One slot of N_CTX tokens, one thread."""
+    """Use it in a `with`. One slot of N_CTX tokens, one thread; port: of 127.0.0.1, beside its Unix socket."""
 
-    def __init__(self, directory: Path, model: Path, *options: str, prefix: str = "") -> None:
+    def __init__(self, directory: Path, model: Path, *options: str, prefix: str = "", port: int = 0) -> None:
         self._prefix = prefix
         self.socket = directory / "llama.sock"  # llama-server takes names that end so for Unix sockets
         self._log = directory / "llama.log"
-        command = [str(program()), "--model", str(model), "--host", str(self.socket)]
+        command = [
+            str(program()),
+            "--model",
+            str(model),
+            "--host",
+            f"{self.socket},127.0.0.1" if port else str(self.socket),
+        ]
         command += [
             "--ctx-size",
             str(N_CTX),
@@ -46,6 +53,7 @@ class LlamaServer:
             *options,
         ]
         command += ["--api-prefix", prefix] if prefix else []
+        command += ["--port", str(port)] if port else []
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -71,10 +79,10 @@ class LlamaServer:
 
     def _is_ready(self) -> bool:
         assert self.process.poll() is None, "it has ended"
-        try:
-            return self.get("/health").is_success
-        except httpx2.TransportError:
-            return False
+        with socket.socket(socket.AF_UNIX) as probe:  # the HTTP library leaves one open that finds nobody
+            if probe.connect_ex(str(self.socket)):
+                return False
+        return self.get("/health").is_success
 
     def get(self, path: str) -> httpx2.Response:
         transport = httpx2.HTTPTransport(uds=str(self.socket))

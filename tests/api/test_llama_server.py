@@ -9,6 +9,7 @@ import asyncio
 import json
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -24,6 +25,7 @@ from edge_rt.errors import (
     CircuitOpenError,
     CloudAnswerError,
     CloudRejectedError,
+    CloudUnreachableError,
     ContextLengthError,
     UnsupportedFeatureError,
 )
@@ -219,11 +221,24 @@ def test_its_key_is_replaced_while_we_run(model_store: Path, socket_dir: Path) -
         asyncio.run(main())
 
 
+def test_over_tcp_it_is_asked_only_where_that_is_allowed(model_store: Path, socket_dir: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = {"base_url": f"http://127.0.0.1:{port}/v1", "allow_http": True}
+    with LlamaServer(socket_dir, model_store, port=port) as server:
+        with pytest.raises(CloudUnreachableError, match=r"this machine itself, which cloud\.llama\.allow_private"):
+            answer(server, chat(), **url)
+        assert server.n_predicted() == 0
+        assert text(answer(server, chat(max_tokens=4), **url, allow_private=True))
+        assert server.n_predicted() == 4
+
+
 # A whole daemon, asked over its own Unix socket.
 
 
 @pytest.fixture(scope="module")
-def edge(server: LlamaServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def edge(server: LlamaServer) -> Iterator[Daemon]:
     directory = Path(tempfile.mkdtemp(prefix="ert-"))
     with Daemon(directory, extra=EDGE.format(socket=server.socket)) as daemon:
         yield daemon
