@@ -1,0 +1,138 @@
+"""Every error edge_rt raises on purpose.
+
+EdgeRtError(code, retryable)
+├ ConfigError
+├ ModelError
+│ ├ ModelNotFoundError · ModelNotPulledError · ModelFormatError · ModelChecksumError · ModelTooLargeError
+│ ├ PullError · OfflineError · DiskFullError · StoreError
+├ RequestError
+│ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · AuthError · SlowReaderError
+├ CapacityError (retryable)
+│ ├ QueueFullError · OverloadedError · DeadlineError · ShuttingDownError
+├ BackendError
+│ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError
+├ CacheError
+│ ├ NotCachedError · CacheEntryNotFoundError · CacheStoreError
+├ CloudError
+│ ├ CloudUnreachableError · CloudTimeoutError · CloudRejectedError · CloudAnswerError · CloudDeclinedError ·
+│   CircuitOpenError · MustStayError
+├ PowerUnknownError
+├ ServiceError
+│ ├ NoSystemdError · NotRootError · InterpreterError · UnitError
+└ DaemonUnreachableError · DaemonLostError
+
+Fields first: a class holds the facts, the sentence is made from them, nobody parses text. The sentence says
+what, value, limit and remedy. api/status.py alone knows HTTP, cli/ alone knows exit codes. An error crosses
+the worker channel as (code, fields) through to_wire and from_wire.
+"""
+
+from __future__ import annotations
+
+from edge_rt.errors.backends import (
+    BackendError,
+    BackendLoadError,
+    BackendStepError,
+    BackendUnavailableError,
+    WorkerLostError,
+)
+from edge_rt.errors.base import ConfigError, EdgeRtError
+from edge_rt.errors.cache import CacheEntryNotFoundError, CacheError, CacheStoreError, NotCachedError
+from edge_rt.errors.cloud import (
+    CircuitOpenError,
+    CloudAnswerError,
+    CloudDeclinedError,
+    CloudError,
+    CloudRejectedError,
+    CloudTimeoutError,
+    CloudUnreachableError,
+    MustStayError,
+)
+from edge_rt.errors.models import (
+    DiskFullError,
+    ModelChecksumError,
+    ModelError,
+    ModelFormatError,
+    ModelNotFoundError,
+    ModelNotPulledError,
+    ModelTooLargeError,
+    OfflineError,
+    PullError,
+    StoreError,
+)
+from edge_rt.errors.requests import (
+    AuthError,
+    CapacityError,
+    ContextLengthError,
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    QueueFullError,
+    RequestError,
+    ShuttingDownError,
+    SlowReaderError,
+    UnsupportedFeatureError,
+)
+from edge_rt.errors.service import (
+    DaemonLostError,
+    DaemonUnreachableError,
+    InterpreterError,
+    NoSystemdError,
+    NotRootError,
+    PowerUnknownError,
+    ServiceError,
+    UnitError,
+)
+from edge_rt.errors.wire import from_wire, subclasses
+
+__all__ = [
+    "AuthError",
+    "BackendError",
+    "BackendLoadError",
+    "BackendStepError",
+    "BackendUnavailableError",
+    "CacheEntryNotFoundError",
+    "CacheError",
+    "CacheStoreError",
+    "CapacityError",
+    "CircuitOpenError",
+    "CloudAnswerError",
+    "CloudDeclinedError",
+    "CloudError",
+    "CloudRejectedError",
+    "CloudTimeoutError",
+    "CloudUnreachableError",
+    "ConfigError",
+    "ContextLengthError",
+    "DaemonLostError",
+    "DaemonUnreachableError",
+    "DeadlineError",
+    "DiskFullError",
+    "EdgeRtError",
+    "InterpreterError",
+    "InvalidRequestError",
+    "ModelChecksumError",
+    "ModelError",
+    "ModelFormatError",
+    "ModelNotFoundError",
+    "ModelNotPulledError",
+    "ModelTooLargeError",
+    "MustStayError",
+    "NoSystemdError",
+    "NotCachedError",
+    "NotRootError",
+    "OfflineError",
+    "OverloadedError",
+    "PowerUnknownError",
+    "PullError",
+    "QueueFullError",
+    "RequestError",
+    "ServiceError",
+    "ShuttingDownError",
+    "SlowReaderError",
+    "StoreError",
+    "UnitError",
+    "UnsupportedFeatureError",
+    "WorkerLostError",
+    "from_wire",
+    "subclasses",
+]

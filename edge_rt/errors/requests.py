@@ -1,0 +1,119 @@
+"""Requests that are wrong, and those that there is no room for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_rt.errors.base import EdgeRtError
+
+
+class RequestError(EdgeRtError):
+    """The caller asked for something that cannot be answered as asked."""
+
+    code = "request_error"
+
+
+@dataclass(eq=False)
+class InvalidRequestError(RequestError):
+    code = "invalid_request"
+    param: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.param}: {self.problem}" if self.param else self.problem
+
+
+@dataclass(eq=False)
+class ContextLengthError(RequestError):
+    code = "context_length_exceeded"
+    prompt_tokens: int
+    n_ctx: int
+
+    def __str__(self) -> str:
+        if self.prompt_tokens > self.n_ctx:
+            return (
+                f"the text has {self.prompt_tokens} tokens, this model's context is {self.n_ctx}. "
+                "Shorten it; a language model's n_ctx can be raised"
+            )
+        return (
+            f"the prompt has {self.prompt_tokens} tokens and leaves no room for an answer in this model's context "
+            f"of {self.n_ctx}. Shorten the prompt or raise n_ctx"
+        )
+
+
+@dataclass(eq=False)
+class UnsupportedFeatureError(RequestError):
+    code = "unsupported"
+    feature: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.feature} is not supported" + (f"; {self.remedy}" if self.remedy else "")
+
+
+@dataclass(eq=False)
+class AuthError(RequestError):
+    code = "unauthorized"
+
+    def __str__(self) -> str:
+        return "a valid API key is required: Authorization: Bearer KEY"
+
+
+@dataclass(eq=False)
+class SlowReaderError(RequestError):
+    """The client did not read its answer; unread and limit count tokens and logprob rivals."""
+
+    code = "slow_reader"
+    unread: int
+    limit: int
+
+    def __str__(self) -> str:
+        return f"the answer was stopped: {self.unread} unread tokens, the limit is {self.limit}. Read it faster"
+
+
+class CapacityError(EdgeRtError):
+    """The request is fine, the machine has no room for it now."""
+
+    code = "capacity"
+    retryable = True
+
+
+@dataclass(eq=False)
+class QueueFullError(CapacityError):
+    code = "queue_full"
+    waiting: int
+    limit: int
+    retry_after_s: float
+
+    def __str__(self) -> str:
+        return f"{self.waiting} requests wait, the limit is {self.limit}; try again in {self.retry_after_s:.0f} s"
+
+
+@dataclass(eq=False)
+class OverloadedError(CapacityError):
+    """The daemon holds as much for its clients as it may; setting is the configuration key of the limit."""
+
+    code = "overloaded"
+    resource: str
+    limit: int
+    setting: str
+
+    def __str__(self) -> str:
+        return f"the limit of {self.limit} {self.resource} is reached ({self.setting}); try again in a moment"
+
+
+@dataclass(eq=False)
+class DeadlineError(CapacityError):
+    code = "deadline_exceeded"
+    deadline_s: float
+
+    def __str__(self) -> str:
+        return f"not answered within its deadline of {self.deadline_s:g} s"
+
+
+@dataclass(eq=False)
+class ShuttingDownError(CapacityError):
+    code = "shutting_down"
+
+    def __str__(self) -> str:
+        return "shutting down: no new request is taken"
