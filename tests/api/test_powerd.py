@@ -45,7 +45,7 @@ def seen(powerd: Process, work: str | None) -> dict[str, Any]:
         found.update(powerd.status())
         return bool(found["work"] == work)
 
-    patience.until(look, told=lambda: found)
+    patience.until(look, told=lambda: found, every_s=patience.POWERD_S)
     return found
 
 

@@ -85,7 +85,7 @@ class Powerd:
                 return False  # it has not begun to listen
             return holds(last[0])
 
-        patience.until(look, told=lambda: f"{dict(last[0])}\n{self.log}")
+        patience.until(look, told=lambda: f"{dict(last[0])}\n{self.log}", every_s=patience.POWERD_S)
         return last[0]
 
     def steps(self, n: int = 10) -> Mapping[str, Any]:

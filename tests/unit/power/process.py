@@ -63,7 +63,7 @@ class Process:
             self.status()  # is told between two steps, so that the limits are those of a whole one
             return bool(limits(self.root)[MAX] != before)
 
-        patience.until(has_lowered, told=self.status)
+        patience.until(has_lowered, every_s=patience.POWERD_S)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
