@@ -22,6 +22,8 @@ from edge_rt.api import listen
 from edge_rt.api.app import build_app
 from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api
+from edge_rt.api.loans import MAX_LOANS
+from edge_rt.api.read_buffers import MAX_LENT_BUFFERS
 from edge_rt.api.regions import Regions, RegionServer
 from edge_rt.api.server import Server
 from edge_rt.api.short_way import ShortWay
@@ -169,7 +171,8 @@ def _allow_descriptors(loaded: Loaded) -> None:
     """Raise the soft limit of open files to what max_connections takes; without one left no worker could be started."""
     server = loaded.config.server
     n_regions = 2 * server.max_regions if server.shm_socket_path else 0  # and as many connections that bring them
-    needed = server.max_connections + n_regions + _OTHER_DESCRIPTORS
+    n_lent = MAX_LOANS + 2 * MAX_LENT_BUFFERS
+    needed = server.max_connections + n_regions + n_lent + _OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < needed:
         raise ConfigError(

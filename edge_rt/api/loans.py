@@ -11,16 +11,19 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from typing import Final
+
+MAX_LOANS: Final = 64  # at a time: each takes a descriptor, which another connection may need
 
 
 class Loan:
     """One connection. Its descriptors stay the owner's; close it before the connection is."""
 
-    __slots__ = ("_borrowers", "_is_out", "_permit", "_sock")
+    __slots__ = ("_borrowers", "_closed", "_is_out", "_permit", "_sock")
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, closed: Callable[[], None]) -> None:
         """sock must not block. Raises OSError where there are no more descriptors."""
-        self._sock = sock
+        self._sock, self._closed = sock, closed
         self._permit = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_out = False
         self._borrowers: dict[object, Callable[[Loan], None]] = {}
@@ -61,3 +64,25 @@ class Loan:
             ended(self)
         self._borrowers.clear()
         os.close(self._permit)
+        self._closed()
+
+
+class Loans:
+    """Makes the loans of a server, no more than MAX_LOANS at a time."""
+
+    def __init__(self) -> None:
+        self._n_loans = 0
+
+    def make(self, sock: socket.socket) -> Loan | None:
+        """Make one; None: there are as many as there may be, or no descriptor for it."""
+        if self._n_loans == MAX_LOANS:
+            return None
+        try:
+            loan = Loan(sock, self._closed)
+        except OSError:
+            return None
+        self._n_loans += 1
+        return loan
+
+    def _closed(self) -> None:
+        self._n_loans -= 1

@@ -11,9 +11,10 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 READ_BYTES: Final = 256 * 1024  # a picture's tensor and its head
+MAX_LENT_BUFFERS: Final = 32  # at a time: each takes two descriptors, one of them mmap's
 _MAX_SPARE: Final = 2
 _FUTURE_WRITE: Final = 0x10  # F_SEAL_FUTURE_WRITE of <linux/fcntl.h>: only mappings that are there can be written to
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _FUTURE_WRITE
@@ -35,10 +36,12 @@ class LentBuffer(Buffer):
     """READ_BYTES that workers may read, and only read. Raises OSError where there is no such memory."""
 
     __slots__ = ("_borrowers", "_fd")
+    n_alive: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self._borrowers: dict[object, Callable[[LentBuffer], None]] = {}
         self._fd = os.memfd_create("edge_rt-bodies", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        LentBuffer.n_alive += 1
         os.ftruncate(self._fd, READ_BYTES)
         self.memory = mmap.mmap(self._fd, READ_BYTES)
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -58,16 +61,17 @@ class LentBuffer(Buffer):
             ended(self)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # there was no more memory
+        with contextlib.suppress(AttributeError):  # it was never made
             os.close(self._fd)
+            LentBuffer.n_alive -= 1
 
 
 def lent_buffer() -> Buffer:
     """Make a buffer that can be lent, or one that cannot where there is no memory or no descriptor for it."""
-    try:
-        return LentBuffer()
-    except OSError:
-        return Buffer()
+    if LentBuffer.n_alive < MAX_LENT_BUFFERS:
+        with contextlib.suppress(OSError):
+            return LentBuffer()
+    return Buffer()
 
 
 class ReadBuffers:

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from edge_rt.api.callers import Peer
 from edge_rt.api.cycles import HeadHolder, ShortCycle, refuse
 from edge_rt.api.departures import Departures, WatchedFlow
-from edge_rt.api.loans import Loan
+from edge_rt.api.loans import Loan, Loans
 from edge_rt.api.read_buffers import READ_BYTES, Buffer, ReadBuffers, lent_buffer
 from edge_rt.api.rest import Rest
 from edge_rt.api.short_way import ShortRequest, ShortWay
@@ -307,11 +307,9 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self.transport.get_write_buffer_size():
             return None
         if self._loan is None:
-            try:
-                self._loan = Loan(self.transport.get_extra_info("socket"))
-            except OSError:
-                return None
-        self._buffers = self.server_state.lent_buffers  # type: ignore[attr-defined]
+            self._loan = self.server_state.loans.make(self.transport.get_extra_info("socket"))  # type: ignore[attr-defined]
+        if self._loan is not None:
+            self._buffers = self.server_state.lent_buffers  # type: ignore[attr-defined]
         return self._loan
 
     def shutdown(self) -> None:
@@ -397,6 +395,7 @@ class Server(uvicorn.Server):
         self.server_state.short_way = short_way  # type: ignore[attr-defined]
         self.server_state.buffers = ReadBuffers()  # type: ignore[attr-defined]
         self.server_state.lent_buffers = ReadBuffers(lent_buffer)  # type: ignore[attr-defined]
+        self.server_state.loans = Loans()  # type: ignore[attr-defined]
         self.server_state.departures = Departures()  # type: ignore[attr-defined]
         self.server_state.rest = Rest()  # type: ignore[attr-defined]
         self.ready = asyncio.Event()

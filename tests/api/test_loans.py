@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edge_rt.api.client import Client
+from edge_rt.api.loans import MAX_LOANS
 from edge_rt.api.read_buffers import READ_BYTES
 from edge_rt.api.server import PeerProtocol
 from edge_rt.api.short_way import ShortWay
@@ -402,6 +403,33 @@ def test_lent_connections_outlast_a_reload(socket_dir: Path) -> None:
             served.server.use(served.server.config.loaded_app, ShortWay(served.api, access_log=True))
         writer.close()
         assert len(worker.lent) == 2
+
+    serving(socket_dir, scenario, runtime=runtime)
+
+
+def test_no_more_than_so_many_connections_are_lent_at_a_time(socket_dir: Path) -> None:
+    runtime, worker = writing()
+
+    async def scenario(served: Served) -> None:
+        async def asked(n: int) -> list[asyncio.StreamWriter]:
+            writers = []
+            for _ in range(n):
+                reader, writer = await asyncio.open_unix_connection(served.path)
+                writer.write(PLAIN)
+                assert (await answer(reader)).endswith(b"1234")
+                writers.append(writer)
+            return writers
+
+        await served.ask(PLAIN)  # now it is known what to expect
+        writers = await asked(MAX_LOANS + 3)
+        assert len(worker.lent) == MAX_LOANS
+        writers.pop(0).close()
+        while len(served.server.server_state.connections) > len(writers):  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        writers += await asked(2)
+        assert len(worker.lent) == MAX_LOANS + 1
+        for writer in writers:
+            writer.close()
 
     serving(socket_dir, scenario, runtime=runtime)
 

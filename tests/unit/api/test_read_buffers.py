@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_rt.api.read_buffers import READ_BYTES, Buffer, LentBuffer, ReadBuffers, lent_buffer
+from edge_rt.api.read_buffers import MAX_LENT_BUFFERS, READ_BYTES, Buffer, LentBuffer, ReadBuffers, lent_buffer
 
 
 def test_a_lent_buffer_can_be_read_by_who_has_its_descriptor_and_not_written() -> None:
@@ -43,6 +43,15 @@ def test_without_descriptors_a_buffer_is_this_processs_own() -> None:
     assert type(buffer) is Buffer
     assert len(buffer.memory) == READ_BYTES
     assert type(lent_buffer()) is LentBuffer
+
+
+def test_only_so_many_are_lent_at_a_time() -> None:
+    n_before = LentBuffer.n_alive
+    made = [lent_buffer() for _ in range(MAX_LENT_BUFFERS - n_before + 2)]
+    assert [type(buffer) for buffer in made[-3:]] == [LentBuffer, Buffer, Buffer]
+    made.clear()
+    assert type(lent_buffer()) is LentBuffer
+    assert LentBuffer.n_alive == n_before
 
 
 def test_a_buffer_is_used_again_and_its_borrowers_hear_of_those_that_are_not() -> None:
