@@ -30,6 +30,7 @@ _DWELL_S = 2.0  # between two changes that only save joules
 _LATE_DWELL_S = 0.5  # and two that are to keep the time per token
 _PREFILL_ROOM = 1.10  # how much longer a prompt may take than on the best number of threads
 _BATCH_ROOM, _CAPPED_BATCH_ROOM = 0.90, 0.97  # of the time per token: up to where more answers may join
+_NOISE = 0.02  # of a step's time, relative
 _NO_ADVICE = Advice()
 
 
@@ -126,11 +127,14 @@ def advise(
         return replace(advised, advice=_NO_ADVICE) if advised.advice != _NO_ADVICE else advised
     if hint is None or hint.work == "idle" or table is None:
         return advised
-    asked = (hint.sent_s, ceiling, cap_w, advised.n_decode, is_late)
-    if asked == advised.asked:
-        return advised
-    advised = replace(advised, asked=asked)
     if decode is None:
+        return advised
+    # A choice takes a hundred times as long as a look: it is made anew where something has changed by more than noise,
+    # and with each hint where it has to wait.
+    n_rows = max(hint.n_running, 1)
+    speed = round(math.log(decode.seconds(1.0, n_rows)) / _NOISE)
+    asked = (n_rows, hint.max_threads, hint.max_batch, ceiling, cap_w, advised.n_decode, is_late, speed)
+    if advised.asked in (asked, (*asked, hint.sent_s)):
         return advised
     choice = _Choice(
         hint=hint,
@@ -140,11 +144,13 @@ def advise(
         levels=advised.base.levels[: ceiling + 1],
         counts=tuple(n for n in table.counts if n <= hint.max_threads),
     )
-    advised = _batch(choice, limits, observation.now_s, is_capped=ceiling < advised.base.top)
-    if not table.has_power or not choice.counts:
-        return advised
-    bound_w = cap_w if _is_of_the_cap(observation, advised.base) and cap_w < advised.base.levels[0].worst_w else 0.0
-    return _threads(choice, limits, advised, observation.now_s, bound_w=bound_w, is_late=is_late)
+    advised, waits = _batch(choice, limits, observation.now_s, is_capped=ceiling < advised.base.top)
+    if table.has_power and choice.counts:
+        is_below = _is_of_the_cap(observation, advised.base) and cap_w < advised.base.levels[0].worst_w
+        bound_w = cap_w if is_below else 0.0
+        advised, also_waits = _threads(choice, limits, advised, observation.now_s, bound_w=bound_w, is_late=is_late)
+        waits = waits or also_waits
+    return replace(advised, asked=(*asked, hint.sent_s) if waits else asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,18 +181,19 @@ class _Choice:
 
 def _threads(
     choice: _Choice, limits: Limits, advised: Advised, now_s: float, *, bound_w: float, is_late: bool
-) -> Advised:
+) -> tuple[Advised, bool]:
+    """Choose the threads; True: a change is wanted that comes too soon after the last."""
     decode, is_urgent = _decode_threads(choice, limits, bound_w, is_late=is_late)
     prefill = _prefill_threads(choice, bound_w)
     before = advised.advice
     told = (_told(choice, prefill), _told(choice, decode))
     if told == (before.n_prefill_threads, before.n_decode_threads):
-        return advised
+        return advised, False
     wait_s = 0.0 if bound_w else _LATE_DWELL_S if is_urgent else _DWELL_S
     if now_s - advised.changed_s < wait_s:
-        return advised
+        return advised, True
     advice = replace(before, n_prefill_threads=told[0], n_decode_threads=told[1])
-    return replace(advised, advice=advice, changed_s=now_s)
+    return replace(advised, advice=advice, changed_s=now_s), False
 
 
 def _told(choice: _Choice, n_threads: int) -> int | None:
@@ -200,13 +207,17 @@ def _decode_threads(choice: _Choice, limits: Limits, bound_w: float, *, is_late:
     present = max((n for n in counts if n <= choice.advised.n_decode), default=counts[0])
     aim_s = limits.tpot_slo_s * _TPOT_ROOM
     costs: dict[int, float] = {}
-    for n in counts:
-        if is_late and n < present:
-            continue
-        for level in choice.levels:
-            step_s = choice.step_s(level, n, choice.n_rows)
+    table, n_rows = choice.table.decode, choice.n_rows
+    parts = [(n, table.waiting_s(n, n_rows), table.computing_s(n)) for n in counts if not is_late or n >= present]
+    for level in choice.levels:
+        x = choice.advised.base.share(level.hz)
+        scale = choice.step_s(level, choice.advised.n_decode, n_rows) / table.seconds(
+            x, choice.advised.n_decode, n_rows
+        )
+        for n, waiting_s, computing_s in parts:
+            step_s = scale * (waiting_s + computing_s * n_rows / x)
             if step_s <= aim_s:
-                cost = choice.power_w(level.decode_w, choice.table.decode, level.hz, n) * step_s
+                cost = choice.power_w(level.decode_w, table, level.hz, n) * step_s
                 costs[n] = min(costs.get(n, math.inf), cost)
     if not costs:
         top = choice.levels[-1]
@@ -258,8 +269,11 @@ def _thriftiest(costs: dict[int, float], present: int) -> int:
     return max(n for n, cost in costs.items() if cost <= least * _NEAR)
 
 
-def _batch(choice: _Choice, limits: Limits, now_s: float, *, is_capped: bool) -> Advised:
-    """Let as many answers be decoded together as keep the time per token at the highest level that is allowed."""
+def _batch(choice: _Choice, limits: Limits, now_s: float, *, is_capped: bool) -> tuple[Advised, bool]:
+    """Let as many answers be decoded together as keep the time per token at the highest level that is allowed.
+
+    True: a change is wanted that comes too soon after the last.
+    """
     advised, most = choice.advised, choice.hint.max_batch
     before = advised.advice.max_batch
     top, counts = choice.levels[-1], choice.counts or (advised.n_decode,)
@@ -276,9 +290,11 @@ def _batch(choice: _Choice, limits: Limits, now_s: float, *, is_capped: bool) ->
     if before is not None and before <= most:
         is_kept = wanted < before and step_s(before) <= limits.tpot_slo_s
         wait_s = _LATE_DWELL_S if wanted < before else _DWELL_S
-        if wanted == before or is_kept or now_s - advised.batch_s < wait_s:
-            return advised
-    return replace(advised, advice=replace(advised.advice, max_batch=wanted), batch_s=now_s)
+        if wanted == before or is_kept:
+            return advised, False
+        if now_s - advised.batch_s < wait_s:
+            return advised, True
+    return replace(advised, advice=replace(advised.advice, max_batch=wanted), batch_s=now_s), False
 
 
 def _ratio(value: float, other: float) -> float:
