@@ -17,7 +17,7 @@ from edge_rt.service.units import GROUP, SOCKET_PATH
 
 
 @click.command("install", short_help="Make edge_rt a service of systemd.")
-@click.option("--powerd", is_flag=True, help="Install the power helper too, which keeps the machine within its limits.")
+@click.option("--powerd", is_flag=True, help="Install the power helper too, which reads meters and sets clocks.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("--no-start", is_flag=True, help="Enable the socket, but do not open it before the next boot.")
 @click.option(
@@ -29,10 +29,14 @@ from edge_rt.service.units import GROUP, SOCKET_PATH
 def command(powerd: bool, dry_run: bool, no_start: bool, root: Path | None, python: str | None) -> None:
     """Write the units of a daemon that starts with its first client, as a user of its own, and open its socket.
 
-    Says what it does, a line each; what is in place already is left alone. Models are pulled as before (`sudo edge_rt
-    models pull`), and the configuration is /etc/edge_rt/config.toml.
+    Needs root, systemd 250 or newer, and an edge_rt that all users may read: one in a home directory is refused, with
+    the remedy. Says what it does, a line each; what is in place already is left alone, and `edge_rt uninstall` takes
+    the rest away again. Models are pulled as before (`sudo edge_rt models pull`), and the configuration is
+    /etc/edge_rt/config.toml. `edge_rt status` and `edge_rt doctor` tell how it does.
 
     \b
+      sudo /usr/bin/python3 -m venv /opt/edge_rt
+      sudo /opt/edge_rt/bin/pip install 'edge_rt[llama]'
       sudo /opt/edge_rt/bin/edge_rt install
       sudo usermod --append --groups edge_rt $USER
     """
@@ -48,7 +52,9 @@ def command(powerd: bool, dry_run: bool, no_start: bool, root: Path | None, pyth
     found = () if python is not None else interpreter.obstacles(interpreter.needed_paths(), root_only=powerd)
     if dry_run:  # show the rest too
         for one in found:
-            click.echo(f"in the way  {one.path}: {one.why}", err=True)
+            click.echo(f"in the way  {one.path}: {one.why}, and {one.needed_by} is needed", err=True)
+        if found:
+            click.echo("            → `/usr/bin/python3 -m venv /opt/edge_rt`, and install edge_rt there", err=True)
     else:
         installation.check_interpreter(sys.executable, found)
     wish = Wish(python=python or sys.executable, powerd=powerd, starts=not no_start, is_dry=dry_run)

@@ -100,7 +100,8 @@ def clocks(patient: Patient) -> Check | None:
         return warn(name, f"power.enabled is set, but {found.reason}", "edge_rt install --powerd")
     if problem := found.status.get("stopped_by"):
         return warn(name, f"the power helper has stopped acting: {problem}", "edge_rt power status")
-    return ok(name, f"the power helper is {found.status.get('state')}")
+    slow = ", ".join(found.status.get("slow_sensors") or ())
+    return ok(name, f"the power helper is {found.status.get('state')}" + (f"; slow to read: {slow}" if slow else ""))
 
 
 SERVICE_CHECKS: tuple[Look, ...] = (units, access, clocks, energy)

@@ -20,6 +20,7 @@ from edge_rt.service.system import Host, Machine
 from edge_rt.service.units import ALL_UNITS, DAEMON
 
 _TIMEOUT_S = 5.0
+_OF_POWERD = ("state", "stopped_by", "reason", "power_w", "power_age_s", "boundary", "slow_sensors")
 
 
 @click.command("status", short_help="Show how the service does.")
@@ -68,19 +69,25 @@ def _power(settings: config.Config) -> dict[str, Any]:
     """Ask powerd; a few of the things it tells."""
     path = settings.power.socket_path
     if not path or not os.path.lexists(path):
-        return {"answers": False, "problem": ""}
+        is_missed = settings.power.enabled
+        return {"answers": False, "problem": f"power.enabled is set, but no powerd is at {path!r}" if is_missed else ""}
     try:
         told = ask(path, "status")
     except EdgeRtError as exc:
         return {"answers": False, "problem": str(exc)}
-    return {"answers": True, **{key: told.get(key) for key in ("state", "stopped_by", "reason", "power_w", "boundary")}}
+    return {"answers": True, **{key: told.get(key) for key in _OF_POWERD}}
 
 
 def _power_line(power: dict[str, Any]) -> str:
     if not power["answers"]:
         return f"power: {power['problem']}"
     watts = f", {power['power_w']:.1f} W ({power['boundary']})" if power["power_w"] is not None else ""
-    return f"power: {power['state']}, {power['stopped_by'] or power['reason']}{watts}"
+    slow = [
+        f"{name}, {times['read_s']:.2g} s a reading" + (f", {times['age_s']:.2g} s old" if "age_s" in times else "")
+        for name, times in (power["slow_sensors"] or {}).items()
+    ]
+    beside = f"; slow: {'; '.join(slow)}" if slow else ""
+    return f"power: {power['state']}, {power['stopped_by'] or power['reason']}{watts}{beside}"
 
 
 def text(found: dict[str, Any]) -> str:
@@ -103,9 +110,9 @@ def text(found: dict[str, Any]) -> str:
         if unit.is_stale:
             lines += ["  its file has changed since systemd read it", "  → systemctl daemon-reload"]
     if not found["systemd"]:
-        lines.append("systemd does not run this machine")
+        lines.append("service: none, systemd does not run this machine; a daemon may run by itself all the same")
     elif not found["units"]:
-        lines.append("not installed as a service: `edge_rt install` does it")
+        lines.append("service: not installed, `edge_rt install` does it")
     daemon = found["daemon"]
     if daemon["answers"]:
         models = ", ".join(daemon["models"]) or "none"

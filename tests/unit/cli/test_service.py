@@ -73,6 +73,34 @@ def test_status_without_a_service_says_how_to_get_one(tmp_path: Path) -> None:
     assert "systemd does not run" in status.text(status.gather(settings, FakeMachine(is_live=False)))
 
 
+@leaks
+def test_status_tells_of_slow_sensors_and_of_a_power_helper_that_is_missed(tmp_path: Path) -> None:
+    told = {
+        "answers": True,
+        "state": "acting",
+        "stopped_by": "",
+        "reason": "decode",
+        "power_w": 4.25,
+        "boundary": "board",
+        "slow_sensors": {"power": {"read_s": 0.2, "age_s": 0.31}, "battery": {"read_s": 0.04}},
+    }
+    line = "power: acting, decode, 4.2 W (board); slow: power, 0.2 s a reading, 0.31 s old; battery, 0.04 s a reading"
+    assert status._power_line(told) == line
+    nobody = config.Power(socket_path=str(tmp_path / "p"), enabled=True)
+    server = config.Server(socket_path=str(tmp_path / "nobody"))
+    found = status.gather(config.Config(server=server, power=nobody), machine(NOT_INSTALLED))
+    assert f"power.enabled is set, but no powerd is at '{tmp_path / 'p'}'" in status.text(found)
+
+
+def test_a_dry_run_says_what_is_in_the_way_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir(mode=0o700)
+    monkeypatch.syspath_prepend(str(hidden))
+    output = invoke("install", "--dry-run")[1]
+    assert "in the way" in output
+    assert "/usr/bin/python3 -m venv /opt/edge_rt" in output
+
+
 # doctor
 
 
