@@ -134,6 +134,8 @@ class HeatReader:
         if self.source.is_slow and not was_slow:
             paths = self._watch.quick(_QUICK_S)
             self._quick = Source(lambda _: self._read_quick(paths), _HEAT_S, self._clock)
+        elif not self.source.is_slow:
+            self._quick = None
         found_c = -math.inf
         if self._quick is not None:
             if (quick := self._quick.poll(now_s)) is not None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from edge_rt import held_signals
 
 SLOW_S: Final = 0.02  # of a look's 50 ms; longer than a process that is ready waits for its turn, mostly
 _N_SLOW: Final = 2  # such readings in a row: one may be chance
+_N_QUICK: Final = 20  # of a quarter of that in a row, until it is read in the loop again
 
 T = TypeVar("T")
 
@@ -44,6 +45,10 @@ class Beside(Protocol[T]):
         """Give what was read since it was asked, None as long as that lasts. Raises what reading raised."""
         ...
 
+    def leave(self) -> None:
+        """Let it end and leave what it reads to others; what was asked has been collected."""
+        ...
+
     def close(self) -> None:
         """Let it end, and close what it reads, when it can. Never waits."""
         ...
@@ -57,13 +62,13 @@ class Thread(Generic[T]):
         from queue import SimpleQueue
 
         self._read, self._close, self._clock = read, close, clock
-        self._asked: SimpleQueue[bool] = SimpleQueue()
+        self._asked: SimpleQueue[Literal["read", "leave", "close"]] = SimpleQueue()
         self._found: SimpleQueue[Took[T] | BaseException] = SimpleQueue()
         # Not waited for at the end: a driver may never come back.
         threading.Thread(target=self._run, name="slow sensor", daemon=True).start()
 
     def ask(self) -> None:
-        self._asked.put(True)
+        self._asked.put("read")
 
     def collect(self) -> Took[T] | None:
         if self._found.empty():
@@ -73,19 +78,23 @@ class Thread(Generic[T]):
             raise found
         return found
 
+    def leave(self) -> None:
+        self._asked.put("leave")
+
     def close(self) -> None:
-        self._asked.put(False)
+        self._asked.put("close")
 
     def _run(self) -> None:
         held_signals.hold()  # they are the loop's
-        while self._asked.get():
+        while (asked := self._asked.get()) == "read":
             try:
                 begun_s = self._clock()
                 value = self._read(begun_s)
                 self._found.put(Took(value, begun_s, self._clock()))
             except BaseException as exc:  # noqa: BLE001  told in the loop
                 self._found.put(exc)
-        self._close()
+        if asked == "close":
+            self._close()
 
 
 class Source(Generic[T]):
@@ -110,7 +119,7 @@ class Source(Generic[T]):
         self._make_beside = beside
         self._beside: Beside[T] | None = None
         self._asked_s: float | None = None  # when it was asked last, as long as it has not answered
-        self._n_slow = 0
+        self._n_slow = self._n_quick = 0  # in a row
         self._due_s = -math.inf
         self.read_s = 0.0
 
@@ -153,6 +162,11 @@ class Source(Generic[T]):
             took = beside.collect()
             if took is not None:
                 self._asked_s, self.read_s = None, took.read_s
+                self._n_quick = self._n_quick + 1 if took.read_s < SLOW_S / 4 else 0
+                if self._n_quick >= _N_QUICK:
+                    beside.leave()
+                    self._beside, self._n_slow, self._n_quick = None, 0, 0
+                    return took
         if self._asked_s is None and now_s >= self._due_s:
             self._due_s = now_s + self._interval_s
             self._asked_s = now_s

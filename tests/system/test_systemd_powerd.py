@@ -125,7 +125,8 @@ def test_status_and_doctor_tell_of_it(machine: Container) -> None:
     assert any(line.startswith("power: acting, ") for line in lines), lines
     found = json.loads(machine.run(PYTHON, "-m", "edge_rt", "doctor", "--json", check=False).stdout)
     clocks = next(check for check in found if check["name"] == "clocks")
-    assert (clocks["status"], clocks["detail"]) == ("ok", "the power helper is acting")
+    # A board of FUSE on a machine that has much to do may be slow to read.
+    assert (clocks["status"], clocks["detail"].partition(";")[0]) == ("ok", "the power helper is acting")
 
 
 def test_the_limits_are_back_after_a_stop(machine: Container, board: FuseBoard) -> None:

@@ -56,10 +56,14 @@ class Helper:
     close: Callable[[], None]
     clock: Callable[[], float]
     n_asked: int = 0
+    has_left: bool = False
     found: Took[int] | None = None
 
     def ask(self) -> None:
         self.n_asked += 1
+
+    def leave(self) -> None:
+        self.has_left = True
 
     def go_on(self, begun_s: float, ended_s: float) -> None:
         self.found = Took(self.read(begun_s), begun_s, ended_s)
@@ -118,6 +122,27 @@ def test_what_is_slow_holds_up_two_looks_and_no_more() -> None:
     helper.go_on(0.4, 0.6)
     assert scene.look(0.65) == Took(3, 0.4, 0.6)
     assert (helper.n_asked, scene.source.read_s) == (2, pytest.approx(0.2))
+    scene.source.close()
+    assert scene.sensor.is_closed
+
+
+def test_what_is_quick_again_for_long_is_read_in_the_loop_again() -> None:
+    scene = Scene()
+    scene.look(0.0)
+    scene.look(0.2)
+    scene.sensor.takes_s = 0.001
+    (helper,) = scene.helpers
+    n_looks = 0
+    while scene.source.is_slow:
+        scene.look(scene.clock.now_s + 0.1)
+        helper.go_on(scene.clock.now_s, scene.clock.now_s + 0.001)
+        n_looks += 1
+    assert helper.has_left
+    assert n_looks > 20
+    assert not scene.sensor.is_closed
+    n_reads = scene.sensor.n_reads
+    assert scene.look(scene.clock.now_s + 0.2) is not None
+    assert scene.sensor.n_reads == n_reads + 1
     scene.source.close()
     assert scene.sensor.is_closed
 
