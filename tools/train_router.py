@@ -1,20 +1,29 @@
 """Train the router's shipped weights on labelled requests: python -m tools.train_router --data DIR [--out FILE].
 
-Takes a minute or two. docs/router.md says what the data are and how good the result is; benchmarks/router.py measures.
+Takes some minutes, and prints what budget.SHIPPED_PRIOR must then be. docs/router.md says what the data are and how
+good the result is; benchmarks/router.py measures.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 from pathlib import Path
 
+from edge_rt.bench.samples import quantile
 from edge_rt.router import fitting
-from edge_rt.router.scorer import SHIPPED
+from edge_rt.router.scorer import SHIPPED, Scorer
 from edge_rt.text_vectors import TextVectors
-from tools.router_data import SOURCES, read_examples
+from tools.router_data import SOURCES, read_examples, read_rows
 
-_MAX_SHIPPED_BYTES = 400_000
+_MAX_SHIPPED_BYTES = 1_000_000
+_PRIOR_FILES = {  # and the column of the request: what traffic may be like
+    "llmrouter_mix": "question", "routellm_mmlu": "prompt", "zeroeval_gsm": "question", "clinc150": "text",
+    "banking77": "text",
+}  # fmt: skip
+_N_OF_EACH = 150
+_N_QUANTILES = 32
 
 
 def main() -> None:
@@ -36,6 +45,19 @@ def main() -> None:
     print(f"{given.out}: {n_bytes} bytes; shares of dense, terms, topics {weights.blend.tolist()}")
     if n_bytes > _MAX_SHIPPED_BYTES:
         raise SystemExit(f"larger than {_MAX_SHIPPED_BYTES} bytes: too large to ship")
+    print("SHIPPED_PRIOR =", prior(given.out, given.data))
+
+
+def prior(weights: Path, data: Path) -> tuple[float, ...]:
+    """Give quantiles of the gains that requests of five kinds get, as many of each kind."""
+    scorer, draw = Scorer.load(weights), random.Random(0)
+    texts = [
+        text
+        for name, column in _PRIOR_FILES.items()
+        for text in draw.sample([row[column] for row in read_rows(data, name)], _N_OF_EACH)
+    ]
+    gains = [scorer.score(text).gain for text in texts]
+    return tuple(round(quantile(gains, i / (_N_QUANTILES - 1)), 3) for i in range(_N_QUANTILES))
 
 
 if __name__ == "__main__":

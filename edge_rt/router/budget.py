@@ -22,41 +22,12 @@ _CATCH_UP: Final = 0.01  # of the difference between wanted and real is added to
 _PACE_RESERVE: Final = 0.25  # of a day's money that may be spent ahead of time
 
 # What the shipped scorer gives to requests of five kinds, 150 of each (llmrouter_mix, routellm_mmlu, zeroeval_gsm,
-# clinc150, banking77): 32 quantiles. A tenant's first requests are held against these until there are its own.
+# clinc150, banking77): 32 quantiles, printed by tools/train_router.py.
+# A tenant's first requests are held against these until there are its own.
 # fmt: off
 SHIPPED_PRIOR: Final = (
-    -0.071,
-    -0.052,
-    -0.022,
-    -0.012,
-    -0.002,
-    0.003,
-    0.008,
-    0.015,
-    0.022,
-    0.030,
-    0.037,
-    0.043,
-    0.049,
-    0.055,
-    0.062,
-    0.070,
-    0.077,
-    0.085,
-    0.093,
-    0.103,
-    0.111,
-    0.120,
-    0.129,
-    0.138,
-    0.144,
-    0.153,
-    0.163,
-    0.175,
-    0.191,
-    0.219,
-    0.268,
-    0.426,
+    -0.304, -0.065, -0.026, 0.001, 0.013, 0.024, 0.032, 0.038, 0.046, 0.052, 0.058, 0.065, 0.07, 0.077, 0.084, 0.09,
+    0.096, 0.103, 0.108, 0.116, 0.124, 0.131, 0.142, 0.15, 0.158, 0.169, 0.184, 0.207, 0.248, 0.328, 0.449, 0.783,
 )
 # fmt: on
 # Gains of another scorer, or of none, are anywhere.

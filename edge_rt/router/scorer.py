@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edge_rt.router import features
 from edge_rt.router.neighbours import Neighbours
-from edge_rt.router.weights import N_SURFACE, N_VOTES, Weights, load
+from edge_rt.router.weights import N_KIND_BINS, N_SURFACE, N_VOTES, Weights, load
 
 SHIPPED = Path(__file__).parent / "scorer.weights"
 VECTOR_SCALE = 16.0  # gives a vector's elements about the spread of a standardised feature
@@ -108,11 +108,15 @@ class Scorer:
         standard = standardise(np.array([surface], np.float32), weights)[0]
         vector = self._embedder.embed([text])[0]
         dense = np.concatenate([standard, vector * VECTOR_SCALE, _ONE])
-        votes = {"dense": weights.dense @ dense, "terms": self._terms(features.hashed_terms(text))}
+        bins, values = self._terms(features.hashed_terms(text))
+        votes = {"dense": weights.dense @ dense, "terms": weights.terms[:, bins].astype(np.float32) @ values}
+        votes["terms"] = votes["terms"] * weights.term_scale + weights.term_bias
         kind = ""
         shares = np.zeros(0, np.float32)
         if weights.topic_names:
-            shares = softmax(np.einsum("ij,j->i", weights.topics.astype(np.float32), dense))
+            said = weights.topic_terms[bins % N_KIND_BINS].astype(np.float32)
+            by_terms = np.einsum("i,ij->j", values, said) * weights.topic_scale
+            shares = softmax(np.einsum("ij,j->i", weights.topics.astype(np.float32), dense) + by_terms)
             votes["topics"] = log_odds(weights.topic_odds @ shares)
             best = int(shares.argmax())
             kind = f"looks like {weights.topic_names[best]} ({shares[best]:.0%})"
@@ -136,14 +140,11 @@ class Scorer:
     def _corrected(self, sketch: Sketch) -> tuple[float, float] | None:
         return None if self.learnt is None else self.learnt.correct(sketch)
 
-    def _terms(self, counts: Mapping[int, int]) -> F32:
-        weights = self.weights
+    def _terms(self, counts: Mapping[int, int]) -> tuple[NDArray[np.int64], F32]:
+        """Give the terms' bins and their shares, weighed by rarity, of length 1."""
         bins = np.fromiter(counts, np.int64, len(counts))
-        values = (1 + np.log(np.fromiter(counts.values(), np.float32, len(counts)))) * weights.rarity[bins]
-        length = max(math.sqrt(float(values @ values)), 1e-9)
-        share = weights.terms[:, bins].astype(np.float32) @ (values / length).astype(np.float32)
-        found: F32 = share * weights.term_scale + weights.term_bias
-        return found
+        values = (1 + np.log(np.fromiter(counts.values(), np.float32, len(counts)))) * self.weights.rarity[bins]
+        return bins, (values / max(math.sqrt(float(values @ values)), 1e-9)).astype(np.float32)
 
     def _strongest(self, standard: F32) -> tuple[str, ...]:
         """Name the two surface features that say most about the cloud's gain."""

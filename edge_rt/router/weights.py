@@ -28,15 +28,17 @@ N_SURFACE = len(features.NAMES)
 N_VECTOR = 256
 N_DENSE = N_SURFACE + N_VECTOR
 MAX_TOPICS = 256
+N_KIND_BINS = 2**13  # bins of hashed terms that the kinds are told by: terms' bins modulo this
 N_VOTES = 12  # of three judges for two heads, as probabilities and as log-odds
 
-_MAGIC = b"ERTROUT2"
+_MAGIC = b"ERTROUT3"
 _MAX_HEADER_BYTES = 2**16
 _HEADS = 2  # the device's answer is good enough; the cloud's is
 _DTYPES: dict[str, np.dtype[Any]] = {
     "f4": np.dtype("<f4"),
     "f2": np.dtype("<f2"),
     "i2": np.dtype("<i2"),
+    "i1": np.dtype("i1"),
     "u1": np.dtype("u1"),
 }
 
@@ -52,6 +54,7 @@ class Weights:
     rarity            [N_HASHED] inverse document frequency of hashed terms, 0 for those never met, times 16
     terms, term_scale [2, N_HASHED] times scale [2], and bias [2]: over the terms' shares
     topics            [n_topics, N_DENSE + 1] softmax over kinds of request
+    topic_terms       [N_KIND_BINS, n_topics] of the same softmax times topic_scale [n_topics], over the terms' shares
     topic_odds        [2, n_topics] probability of success with each kind
     topic_names       of the kinds
     gain              [N_VOTES + n_topics + 1] what the probabilities' difference misses of the cloud's gain, over the
@@ -69,6 +72,8 @@ class Weights:
     term_scale: F32
     term_bias: F32
     topics: NDArray[np.float16]
+    topic_terms: NDArray[np.int8]
+    topic_scale: F32
     topic_odds: F32
     gain: F32
     blend: F32
@@ -127,6 +132,8 @@ def _shapes(n_topics: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         "term_scale": ("f4", (_HEADS,)),
         "term_bias": ("f4", (_HEADS,)),
         "topics": ("f2", (n_topics, N_DENSE + 1)),
+        "topic_terms": ("i1", (N_KIND_BINS, n_topics)),
+        "topic_scale": ("f4", (n_topics,)),
         "topic_odds": ("f4", (_HEADS, n_topics)),
         "gain": ("f4", (N_VOTES + n_topics + 1,)),
         "blend": ("f4", (3,)),

@@ -14,7 +14,7 @@ from edge_rt.router.calibration import Isotonic
 from edge_rt.router.drift import Drift
 from edge_rt.router.learning import Labels, refit
 from edge_rt.router.scorer import Sketch
-from edge_rt.router.weights import N_DENSE, N_SURFACE, N_VOTES, Weights
+from edge_rt.router.weights import N_DENSE, N_KIND_BINS, N_SURFACE, N_VOTES, Weights
 
 _MAP = Isotonic(scores=(-4.0, 4.0), probabilities=(0.02, 0.98))
 
@@ -31,6 +31,8 @@ def weights() -> Weights:
         term_scale=np.ones(2, np.float32),
         term_bias=np.zeros(2, np.float32),
         topics=np.zeros((0, N_DENSE + 1), np.float16),
+        topic_terms=np.zeros((N_KIND_BINS, 0), np.int8),
+        topic_scale=np.zeros(0, np.float32),
         topic_odds=np.zeros((2, 0), np.float32),
         gain=np.zeros(N_VOTES + 1, np.float32),
         blend=np.array([1, 0, 0], np.float32),

@@ -112,6 +112,18 @@ def test_one_request_is_scored_as_many_are(fitted: Weights, scorer: Scorer) -> N
         assert (found.p_local, found.p_cloud) == pytest.approx(tuple(p), abs=1e-3)
 
 
+def test_kinds_are_told_by_their_words_where_vectors_say_nothing() -> None:
+    class Blind:
+        def embed(self, texts: Sequence[str]) -> np.ndarray:
+            return np.zeros((len(texts), 256), np.float32)
+
+    fitted = fitting.fit(fitting.prepare(requests(700, 1), Blind()))
+    scorer = Scorer(fitted, Blind())
+    asked = requests(60, 8)
+    told = [scorer.score(e.text).reasons[0].startswith(f"looks like {e.topic}") for e in asked]
+    assert sum(told) >= 54
+
+
 @pytest.mark.parametrize(
     ("gain", "before", "after"),
     [
@@ -167,7 +179,7 @@ def edited(data: bytes, at: int, new: bytes) -> bytes:
 
 def sealed(body: bytes) -> bytes:
     """Give a file whose checksum is right: what somebody writes who knows the format."""
-    return b"ERTROUT2" + hashlib.sha256(body).digest() + body
+    return b"ERTROUT3" + hashlib.sha256(body).digest() + body
 
 
 @pytest.mark.parametrize(
@@ -197,7 +209,7 @@ def test_a_hostile_file_is_refused(fitted: Weights, tmp_path: Path, change, prob
 
 
 def test_the_shipped_weights_are_sound_and_small() -> None:
-    assert SHIPPED.stat().st_size < 400_000
+    assert SHIPPED.stat().st_size < 1_000_000
     shipped = weights.load(SHIPPED)
     assert "mmlu" in shipped.note
     assert shipped.terms.shape == (2, features.N_HASHED)
