@@ -148,13 +148,18 @@ def _make_roomy_arena(runtime: Any, region_bytes: int) -> None:
     values = {
         "arena_extend_strategy": 0,  # regions of powers of two
         "initial_chunk_size_bytes": 2**16,
-        "initial_growth_chunk_size_bytes": max(MIN_REGION_BYTES, region_bytes),
+        "initial_growth_chunk_size_bytes": region_bytes,
         "max_dead_bytes_per_chunk": -1,
         "max_mem": 0,  # without a limit
     }
     kind = runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
     cpu_memory = runtime.OrtMemoryInfo("Cpu", kind, 0, runtime.OrtMemType.DEFAULT)
     runtime.create_and_register_allocator(cpu_memory, runtime.OrtArenaCfg(values))
+
+
+def _region_bytes(wanted: int) -> int:
+    """Give the next size that onnxruntime takes for a region: it asserts multiples of 256, once the arena grows."""
+    return -(-min(max(wanted, MIN_REGION_BYTES), MAX_REGION_BYTES) // 2**20) * 2**20
 
 
 def _settings(runtime: Any, model: OnnxModel, options: TensorOptions, n_threads: int) -> Any:
@@ -174,7 +179,7 @@ def _settings(runtime: Any, model: OnnxModel, options: TensorOptions, n_threads:
     # Weights in the arena would hold its regions when it is given back.
     settings.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     if options.is_alone:
-        _make_roomy_arena(runtime, min(MAX_REGION_BYTES, 4 * (model.file_bytes + model.external_bytes)))
+        _make_roomy_arena(runtime, _region_bytes(4 * (model.file_bytes + model.external_bytes)))
         settings.add_session_config_entry("session.use_env_allocators", "1")
     settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     for library in options.custom_op_libraries:
