@@ -12,6 +12,7 @@ from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import ConfigError
 from edge_rt.power import calibration, levels, policy
 from edge_rt.power.domains import domains
+from edge_rt.power.learning import Memory
 from edge_rt.power.settings import Settings
 from edge_rt.power.state import Decision, Domain, Limits, Observation
 
@@ -63,11 +64,11 @@ class Chooser:
     def __init__(self, calibrated: calibration.Calibration | None, say: Say) -> None:
         self._calibrated, self._say = calibrated, say
         self._model: levels.Model | None = None
-        self._memory = policy.Memory()
+        self._memory = Memory()
 
     def domains_changed(self, domains: Sequence[Domain]) -> None:
         """Build the ladder of clocks anew; what was learned is forgotten, for it was learned of other clocks."""
-        self._model, self._memory = self._built(domains), policy.Memory()
+        self._model, self._memory = self._built(domains), Memory()
 
     def decide(self, observation: Observation, limits: Limits) -> Decision:
         if self._model is None:

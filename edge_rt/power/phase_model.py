@@ -60,8 +60,11 @@ def _unsure(a_s: float, b_s: float) -> Phase:
     return Phase(a_s=a_s, b_s=b_s, c_aa=(_UNSURE * (a_s + 0.1 * b_s)) ** 2, c_ab=0.0, c_bb=(_UNSURE * b_s) ** 2)
 
 
-def observe(phase: Phase, seconds: float, *, x: float, n: float = 1.0) -> Phase:
-    """Learn from a step of n rows that took so long; what is no positive number is ignored."""
+def observe(phase: Phase, seconds: float, *, x: float, n: float = 1.0, noise: float = _NOISE) -> Phase:
+    """Learn from a step of n rows that took so long; what is no positive number is ignored.
+
+    noise  how wrong seconds may be, relative
+    """
     if not (_MIN_S <= seconds <= _MAX_S and 0 < x <= 1 and 0 < n < math.inf):
         return phase
     foretold = phase.seconds(x, n)
@@ -74,12 +77,12 @@ def observe(phase: Phase, seconds: float, *, x: float, n: float = 1.0) -> Phase:
     u = n / x
     # The gain of a Kalman filter for y = a + b u, whose noise grows with the time that is measured.
     p_a, p_b = phase.c_aa + phase.c_ab * u, phase.c_ab + phase.c_bb * u
-    spread = p_a + p_b * u + (_NOISE * foretold) ** 2
+    spread = p_a + p_b * u + (max(noise, _NOISE) * foretold) ** 2
     k_a, k_b = p_a / spread, p_b / spread
     error = seconds - foretold
     a, b = phase.a_s + k_a * error, phase.b_s + k_b * error
-    if a < 0 or b <= 0:  # no clock makes time run backwards: keep the proportion instead
-        scale = seconds / foretold
+    if a < 0 or b <= 0:  # no clock makes time run backwards: keep the proportion instead, and go as far
+        scale = (a + b * u) / foretold
         a, b = phase.a_s * scale, phase.b_s * scale
     c_aa = phase.c_aa - k_a * p_a
     c_ab = phase.c_ab - k_a * p_b

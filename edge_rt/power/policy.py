@@ -15,81 +15,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from edge_rt.power import advice, clamp, phase_model
-from edge_rt.power.advice import Advised
-from edge_rt.power.clamp import Ceiling, Heat
+from edge_rt.power import advice, clamp
+from edge_rt.power.learning import SHARED, TPOT_ROOM, Memory, learned, prior_prefill
 from edge_rt.power.levels import Model
-from edge_rt.power.phase_model import Phase
-from edge_rt.power.state import Decision, Hint, Limits, Observation, Work
+from edge_rt.power.state import Decision, Hint, Limits, Observation
 
 HINT_S = 2.0  # older ones say nothing of now
 DWELL_S = 0.1
 MAX_SWITCHES_HZ = 5
 
 _N_FOR_LIMITS, _N_FOR_UP = 1, 1  # of these switches a second, kept for limits and for going up
-_TPOT_ROOM = 0.80  # of the objective: what a level is chosen for
 _TTFT_ROOM = 0.75
-_SPREAD, _SPREAD_WEIGHT, _MAX_SPREAD = 0.2, 0.1, 2.0  # how wrong the tokens told of a prompt are, relative; at first
 _LAG_S = 0.02  # from a hint to the clock
 _SAME = 1.02  # a level is kept while its joules are below this times the fewest: no reason to switch
-_N_SLACK = 5  # hints in a row that are fast enough before one level is given back
 _WAIT_S = 0.15  # a request that waits longer waits for others, not for the next step
 _BUSY, _CALM = 0.7, 0.4  # utilisation by other programs, at which they get the clock and lose it again
 _CALM_S = 1.0
 _BATTERY_EXTRA = 1.25  # joules per token that racing may cost on battery, relative to the best level
-_MAX_CAUTION = 2.0
-_STEADY_S = 0.3  # of nothing but decoding, until the time per token is that of decoding
-_SHARED = 2.0  # how much longer an inference takes beside running answers, which have their own process
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """What is known from before; the empty one is where to begin.
-
-    level, since_s     in force, and since when; -1: not yet decided
-    looked_s           the last call
-    switched_s         the last changes
-    hint               the last one
-    prompt_s           since when its prompt is computed with that many tokens left
-    done               tokens of it that must have been computed since
-    is_counted         its tokens were counted by its engine, not estimated
-    waiting_since_s    a request waits since then
-    pressing           a second prompt came while one was computed
-    prefill, decode    learned times of a token; None: nothing is known of them yet
-    job                learned time of what has no tokens: a tensor model's inference
-    boost, n_slack     levels added because tokens came late; hints in a row that were early
-    caution            factor on the foretold time of a prompt
-    spread             by how much a prompt's time is off what its tokens foretell, relative, in the mean
-    promised           the prompt that runs was expected to be in time
-    cap, hot, heat     the clamps' own
-    is_busy, calm_since_s  other programs compute; since when they do not
-    advised            the advice's own; None where nobody measured fewer threads
-    """
-
-    level: int = -1
-    since_s: float = -math.inf
-    looked_s: float = -math.inf
-    switched_s: tuple[float, ...] = ()
-    hint: Hint | None = None
-    prompt_s: float | None = None
-    done: float = 0.0
-    is_counted: bool = False
-    waiting_since_s: float | None = None
-    pressing: bool = False
-    prefill: Phase | None = None
-    decode: Phase | None = None
-    job: Phase | None = None
-    boost: int = 0
-    n_slack: int = 0
-    caution: float = 1.0
-    spread: float = _SPREAD
-    promised: bool = False
-    cap: Ceiling | None = None
-    hot: Ceiling | None = None
-    heat: Heat | None = None
-    is_busy: bool = False
-    calm_since_s: float | None = None
-    advised: Advised | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +49,7 @@ def decide(observation: Observation, limits: Limits, model: Model, memory: Memor
     """
     memory = _on_threads(observation, model, memory)
     model = model if memory.advised is None else memory.advised.model
-    memory = _learned(observation, limits, model, memory)
+    memory = learned(observation, limits, model, memory)
     wish = _wish(observation, limits, model, memory)
     memory = wish.memory
     level, reason = wish.level, wish.reason
@@ -157,11 +99,6 @@ def _on_threads(observation: Observation, model: Model, memory: Memory) -> Memor
         prefill=advice.moved(memory.prefill, model.threads.prefill, before.n_prefill, now.n_prefill),
         decode=advice.moved(memory.decode, model.threads.decode, before.n_decode, now.n_decode),
     )
-
-
-def _have_stood(memory: Memory, since_s: float) -> bool:
-    """Tell whether the threads have been the same since then."""
-    return memory.advised is None or memory.advised.since_s + advice.SETTLE_S <= since_s
 
 
 def _move(now_s: float, wanted: int, ceiling: int, memory: Memory) -> Memory:
@@ -249,7 +186,7 @@ def _prefill(observation: Observation, limits: Limits, model: Model, memory: Mem
     """Take the cheapest level that brings the first token in time, and race if none does."""
     n_units, phase = (hint.n_prompt_tokens, memory.prefill) if hint.n_prompt_tokens else (1, memory.job)
     if hint.ttft_left_s is None:
-        phase = phase or _prior(model)
+        phase = phase or prior_prefill(model)
     if phase is None:
         return _Wish(level=_race(observation, limits, model), reason="race", memory=replace(memory, promised=False))
     costs = []
@@ -262,7 +199,7 @@ def _prefill(observation: Observation, limits: Limits, model: Model, memory: Mem
     told = max(n_units - memory.done, 0.0) * memory.caution
     beyond_s = 2 * memory.spread * n_units * memory.caution * phase.seconds(1.0)
     if not hint.n_prompt_tokens and hint.n_running:
-        told, beyond_s = told * _SHARED, beyond_s * _SHARED
+        told, beyond_s = told * SHARED, beyond_s * SHARED
     for level in model.levels:
         unit_s = phase.seconds(model.share(level.hz))
         costs.append((level.prefill_w - model.idle_w) * unit_s)
@@ -281,7 +218,7 @@ def _decode(limits: Limits, model: Model, memory: Memory, hint: Hint) -> _Wish:
     costs = _decode_costs(model, steps_s)
     in_time = list(range(len(model.levels)))
     if memory.decode is not None:
-        aim_s = limits.tpot_slo_s * _TPOT_ROOM
+        aim_s = limits.tpot_slo_s * TPOT_ROOM
         in_time = [i for i, step_s in enumerate(steps_s) if step_s <= aim_s]
     best = _steady(costs, in_time, memory.level) if in_time else model.top
     return _Wish(level=min(best + memory.boost, model.top), reason="decode", memory=memory)
@@ -308,142 +245,3 @@ def _steady(costs: list[float], allowed: list[int], present: int) -> int:
     best = min(allowed, key=lambda i: (costs[i], -i))
     is_as_good = present in allowed and abs(best - present) <= 1 and costs[present] <= costs[best] * _SAME
     return present if is_as_good else best
-
-
-# -- what is learned -------------------------------------------------------------------------------------------------
-
-
-def _learned(observation: Observation, limits: Limits, model: Model, memory: Memory) -> Memory:
-    """Take in a new hint: what it says of the times of both phases, and of promises that were kept or not."""
-    if memory.prefill is None and model.is_calibrated:
-        points = [(model.share(level.hz), level.decode_s) for level in model.levels]
-        decode = advice.prior(memory.advised) or phase_model.fit(points)
-        memory = replace(memory, prefill=_prior(model), decode=decode)
-    hint, before = observation.hint, memory.hint
-    if hint is None:
-        return replace(memory, hint=None, waiting_since_s=None, pressing=False)
-    if before is not None and hint.sent_s <= before.sent_s:
-        return _advanced(observation.now_s, before, model, memory)
-    if not observation.throttled:
-        memory = _learned_times(observation, hint, before, model, memory)
-    # A daemon that does not count a prompt's tokens down tells the same again every half second.
-    is_same = _is_same_prompt(hint, before)
-    if is_same and before is not None:
-        memory = _advanced(observation.now_s, before, model, memory)
-    prompt_s: float | None = None
-    if hint.work == "prefill" and not hint.n_waiting:
-        prompt_s = memory.prompt_s if is_same and memory.prompt_s is not None else hint.sent_s
-    waiting_since_s = memory.waiting_since_s
-    if not hint.n_waiting:
-        waiting_since_s = None
-    elif waiting_since_s is None:
-        waiting_since_s = hint.sent_s
-    is_prompt: Work = "prefill"
-    pressing = hint.work == is_prompt and (
-        memory.pressing
-        or (
-            before is not None
-            and before.work == is_prompt
-            and hint.n_waiting + hint.n_running > before.n_waiting + before.n_running
-        )
-    )
-    boost, n_slack = memory.boost, memory.n_slack
-    if hint.tpot_s is not None and _is_steady(hint, before):
-        if hint.tpot_s > limits.tpot_slo_s:
-            boost, n_slack = min(boost + 2, model.top), 0
-        elif boost and hint.tpot_s < limits.tpot_slo_s * _TPOT_ROOM:
-            n_slack += 1
-            if n_slack >= _N_SLACK:
-                boost, n_slack = boost - 1, 0
-        else:
-            n_slack = 0
-    caution = memory.caution
-    promised = memory.promised
-    if promised and hint.ttft_left_s is not None and hint.ttft_left_s < 0:
-        caution, promised = min(caution * 1.25, _MAX_CAUTION), False
-    elif before is not None and before.work == is_prompt and hint.work != is_prompt:
-        caution, promised = max(1.0, caution - 0.01), False
-    return replace(
-        memory,
-        hint=hint,
-        prompt_s=prompt_s,
-        done=memory.done if is_same else 0.0,
-        is_counted=memory.is_counted if is_same else before is not None and hint.tells_anew(before),
-        waiting_since_s=waiting_since_s,
-        pressing=pressing,
-        boost=boost,
-        n_slack=n_slack,
-        caution=caution,
-        promised=promised,
-    )
-
-
-def _is_steady(hint: Hint, before: Hint | None) -> bool:
-    """Tell whether the last tokens were decoded by the same answers and nothing else beside them."""
-    return (
-        before is not None
-        and hint.work == before.work == "decode"
-        and hint.n_running == before.n_running
-        and hint.sent_s - before.sent_s >= _STEADY_S
-    )
-
-
-def _is_same_prompt(hint: Hint, before: Hint | None) -> bool:
-    return (
-        before is not None
-        and hint.work == before.work == "prefill"
-        and (hint.n_prompt_tokens, hint.n_waiting, hint.n_running)
-        == (before.n_prompt_tokens, before.n_waiting, before.n_running)
-    )
-
-
-def _advanced(now_s: float, hint: Hint, model: Model, memory: Memory) -> Memory:
-    """Count what must have been computed of a prompt since the last look, so that it is not asked for twice."""
-    phase = memory.prefill if hint.n_prompt_tokens else memory.job
-    if hint.work != "prefill" or hint.n_waiting or phase is None or memory.level < 0:
-        return memory
-    unit_s = phase.seconds(model.share(model.levels[memory.level].hz)) * memory.caution
-    if not hint.n_prompt_tokens and hint.n_running:
-        unit_s *= _SHARED
-    return replace(memory, done=memory.done + (now_s - max(memory.looked_s, hint.sent_s)) / unit_s)
-
-
-def _learned_times(observation: Observation, hint: Hint, before: Hint | None, model: Model, memory: Memory) -> Memory:
-    """Learn from spans in which the clock did not change: that which is in force, where it was read back."""
-    if memory.level < 0 or before is None:
-        return memory
-    x = model.share(observation.max_hz.get(model.lead, model.levels[memory.level].hz))
-    has_stood = memory.since_s <= before.sent_s and _have_stood(memory, before.sent_s)
-    if hint.tpot_s is not None and _is_steady(hint, before) and has_stood:
-        n = max(hint.n_running, 1)
-        decode = memory.decode
-        if decode is None:
-            points = [(model.share(level.hz), level.decode_s) for level in model.levels]
-            decode = phase_model.scaled(phase_model.fit(points), hint.tpot_s, x=x)
-        return replace(memory, decode=phase_model.observe(decode, hint.tpot_s, x=x, n=n))
-    start_s = memory.prompt_s
-    if start_s is None or memory.since_s > start_s or not _have_stood(memory, start_s):
-        return memory
-    if _is_same_prompt(hint, before) or hint.tells_anew(before):
-        return memory
-    passed_s = hint.sent_s - start_s
-    if not before.n_prompt_tokens:
-        if hint.work == "prefill" or before.n_running > 1:
-            return memory
-        job = memory.job if memory.job is not None else phase_model.scaled(_prior(model), passed_s, x=x)
-        return replace(memory, job=phase_model.observe(job, passed_s, x=x))
-    n_done = before.n_prompt_tokens - (hint.n_prompt_tokens if hint.work == "prefill" else 0)
-    if n_done < 16 or passed_s <= 0 or before.n_running > 1 or hint.n_running > before.n_running or hint.n_waiting:
-        return memory
-    token_s = passed_s / n_done
-    prefill = memory.prefill if memory.prefill is not None else phase_model.scaled(_prior(model), token_s, x=x)
-    error = min(abs(token_s / prefill.seconds(x) - 1), _MAX_SPREAD)
-    return replace(
-        memory,
-        prefill=phase_model.observe(prefill, token_s, x=x),
-        spread=memory.spread + _SPREAD_WEIGHT * (error - memory.spread),
-    )
-
-
-def _prior(model: Model) -> Phase:
-    return phase_model.fit([(model.share(level.hz), level.prefill_s) for level in model.levels])

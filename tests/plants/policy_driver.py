@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from edge_rt.power import policy
+from edge_rt.power.learning import Memory
 from edge_rt.power.levels import Model
 from edge_rt.power.state import Advice, Decision, Hint, Limits, Observation, Power, Work
 from tests.plants.governors import NEVER, Governor, Schedutil
@@ -57,7 +58,7 @@ class PolicyDriver:
         self._rng = random.Random(f"sensors {seed}")
         self._faults, self._on_battery, self._has_meter = tuple(faults), on_battery, has_meter
         self._kernel_or_none = kernel
-        self._memory = policy.Memory()
+        self._memory = Memory()
         self._hints: deque[tuple[float, Hint]] = deque()
         self._hint: Hint | None = None
         self._sent_s, self._settle_s = 0.0, NEVER

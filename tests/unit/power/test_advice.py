@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from edge_rt.power import levels, policy
+from edge_rt.power import levels
+from edge_rt.power.learning import Memory
 from edge_rt.power.levels import Model
-from edge_rt.power.policy import Memory, decide
+from edge_rt.power.policy import decide
 from edge_rt.power.state import Advice, Decision, Hint, Limits, Observation, Power
 from tests.plants import board_model
 
@@ -273,7 +274,7 @@ def test_advice_does_not_outlive_another_calibration() -> None:
 
 
 def test_advice_is_part_of_the_policy_only_where_there_is_a_sweep() -> None:
-    memory = policy.Memory()
+    memory = Memory()
     observation = Observation(now_s=1.0, hint=replace(DECODING, sent_s=1.0))
     _, memory = decide(observation, LIMITS, BOARD.calibration(), memory)
     assert memory.advised is None

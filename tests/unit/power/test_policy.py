@@ -10,8 +10,9 @@ import pytest
 
 from edge_rt.power import levels, policy
 from edge_rt.power.calibration import CalibratedDomain, Calibration, Point
+from edge_rt.power.learning import Memory
 from edge_rt.power.levels import Model
-from edge_rt.power.policy import Memory, decide
+from edge_rt.power.policy import decide
 from edge_rt.power.state import Decision, Domain, Hint, Limits, Observation, Power
 
 POINTS_HZ = tuple(i * 0.2e9 for i in range(2, 13))  # 0.4 … 2.4 GHz
