@@ -15,6 +15,7 @@ _UNSURE = 0.35  # the prior's standard deviation, relative
 _NOISE = 0.05  # of a measured time, relative
 _FAR = 4.0  # a time this much longer or shorter than foretold is an accident,
 _N_FAR = 4  # unless so many come in a row
+_ODD = 4.0  # standard deviations from what was foretold
 _MIN_S, _MAX_S = 1e-7, 3600.0
 
 
@@ -23,7 +24,7 @@ class Phase:
     """t = a_s + b_s * n / x, where x is the clock relative to the highest and n the rows computed together.
 
     c_aa, c_ab, c_bb  their covariance
-    n_far             accidents in a row
+    n_far             accidents in a row, or 1 after a time that was odd
     """
 
     a_s: float
@@ -78,8 +79,12 @@ def observe(phase: Phase, seconds: float, *, x: float, n: float = 1.0, noise: fl
     # The gain of a Kalman filter for y = a + b u, whose noise grows with the time that is measured.
     p_a, p_b = phase.c_aa + phase.c_ab * u, phase.c_ab + phase.c_bb * u
     spread = p_a + p_b * u + (max(noise, _NOISE) * foretold) ** 2
-    k_a, k_b = p_a / spread, p_b / spread
     error = seconds - foretold
+    is_odd = error * error > _ODD**2 * spread
+    if is_odd and phase.n_far:
+        # Twice in a row is no accident: something has changed, and what was known counts no more than a stranger's.
+        return observe(_unsure(phase.a_s, phase.b_s), seconds, x=x, n=n, noise=noise)
+    k_a, k_b = p_a / spread, p_b / spread
     a, b = phase.a_s + k_a * error, phase.b_s + k_b * error
     if a < 0 or b <= 0:  # no clock makes time run backwards: keep the proportion instead, and go as far
         scale = (a + b * u) / foretold
@@ -91,7 +96,13 @@ def observe(phase: Phase, seconds: float, *, x: float, n: float = 1.0, noise: fl
     limit = _unsure(a, b)
     grow = min(1 / _FORGET, max(1.0, min(limit.c_aa / max(c_aa, 1e-18), limit.c_bb / max(c_bb, 1e-18))))
     return Phase(
-        a_s=a, b_s=b, c_aa=c_aa * grow, c_ab=c_ab * grow, c_bb=c_bb * grow, n_seen=min(phase.n_seen + 1, 1_000_000)
+        a_s=a,
+        b_s=b,
+        c_aa=c_aa * grow,
+        c_ab=c_ab * grow,
+        c_bb=c_bb * grow,
+        n_far=int(is_odd),
+        n_seen=min(phase.n_seen + 1, 1_000_000),
     )
 
 

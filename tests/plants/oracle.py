@@ -173,6 +173,19 @@ def per_phase(board: Board, trace: Trace, kept: Rules, fallback: Result, *, ambi
     return min(allowed, key=lambda result: result.soc_j, default=fallback)
 
 
+def without_deadlines(board: Board, trace: Trace, *, ambient_c: float = 25.0) -> Result:
+    """Give the fewest joules that clocks alone can take: every step at its cheapest clock or below, none too late.
+
+    A slower clock makes requests overlap more, so their tokens share more steps. Where the lowest clock is the cheapest
+    too, no choice of clocks can take less.
+    """
+    found = []
+    for shift in (-1, 0):
+        driver = PhaseOracle(board, ttft_slo_s=NEVER, shift_one=shift, shift_many=shift)
+        found.append(Simulation(board, trace, driver, name="without deadlines", ambient_c=ambient_c).run())
+    return min(found, key=lambda result: result.soc_j)
+
+
 def best_static(board: Board, trace: Trace, kept: Rules, fallback: Result, *, ambient_c: float = 25.0) -> Result:
     """Find the one clock that takes the fewest joules and keeps the rules."""
     found = [

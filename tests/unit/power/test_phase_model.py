@@ -57,6 +57,18 @@ def test_an_accident_is_ignored_and_a_new_model_is_not() -> None:
     assert phase.seconds(1.0) == pytest.approx(3.0)
 
 
+def test_one_time_that_is_far_off_moves_what_is_known_by_a_part() -> None:
+    phase = _prior()
+    for _ in range(30):
+        for x in CLOCKS:
+            phase = phase_model.observe(phase, _prior().seconds(x), x=x)
+    before = phase.seconds(1.0)
+    after = phase_model.observe(phase, 0.3 * before, x=1.0).seconds(1.0)
+    assert 0.6 * before < after < before
+    # The more doubtful the time is, the less it counts.
+    assert phase_model.observe(phase, 0.3 * before, x=1.0, noise=0.2).seconds(1.0) > after
+
+
 def test_a_first_time_replaces_relative_ones() -> None:
     phase = phase_model.scaled(_prior(100.0), 0.08, x=0.4)
     assert phase.seconds(0.4) == pytest.approx(0.08)

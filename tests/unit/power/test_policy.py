@@ -476,3 +476,42 @@ def test_a_prompt_that_turns_out_shorter_is_no_fast_prompt() -> None:
     # And the clock need not be that of the long one.
     play.look(after_s=0.1)
     assert (play.decision.reason, _level(play.decision) < TOP) == ("prefill", True)
+
+
+def _prompt(play: Play, n_tokens: int, *, took: float) -> None:
+    """Let a prompt be computed that takes so many times as long as the calibration says, whatever the clock is."""
+    hint = Hint(work="prefill", n_running=1, n_prompt_tokens=n_tokens, ttft_left_s=1.0)
+    play.look(IDLE)
+    left = float(n_tokens)
+    play.look(hint)
+    while left > 0:
+        token_s = MODEL.levels[_level(play.decision)].prefill_s * took
+        passed_s = min(0.05, left * token_s)
+        left -= passed_s / token_s
+        if left > 1e-9:
+            play.look(after_s=passed_s)
+        else:
+            play.look(Hint(work="decode", n_running=1), after_s=passed_s)
+            break
+    play.look(IDLE)
+
+
+def test_a_prompt_is_learned_from_though_the_machine_had_to_race_in_between() -> None:
+    play = Play()
+    for _ in range(12):
+        _prompt(play, 100, took=1.3)
+    assert play.memory.prefill is not None
+    assert play.memory.prefill.seconds(1.0) == pytest.approx(1.3 * MODEL.levels[TOP].prefill_s, rel=0.1)
+
+
+def test_a_prompt_whose_neighbour_ended_is_not_learned_from() -> None:
+    play = Play()
+    play.look(IDLE)
+    first = Hint(work="prefill", n_running=2, n_prompt_tokens=120, ttft_left_s=1.0, tpot_s=0.05)
+    play.look(first)
+    play.look(after_s=0.3)
+    before = play.memory.prefill
+    play.look(replace(first, n_running=1, ttft_left_s=0.7, tpot_s=None))
+    # What is left of it takes 0.1 s: no 120 tokens were computed in that time.
+    play.look(Hint(work="decode", n_running=1), after_s=0.1)
+    assert play.memory.prefill == before
