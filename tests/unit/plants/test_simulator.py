@@ -169,6 +169,18 @@ def test_the_oracle_is_in_time_and_takes_less_than_any_governor(board: Board) ->
     assert best.n_tokens == performance.n_tokens
 
 
+def test_no_clock_takes_less_than_the_ceiling_that_bars_are_held_against(board: Board) -> None:
+    trace = traces.poisson(2, rate_hz=0.16, span_s=300.0)
+    least = oracle.without_deadlines(board, trace)
+    fixed = [simulator.run(board, trace, Fixed(i), name="fixed") for i in range(board.top + 1)]
+    done = [result for result in fixed if not result.n_unfinished]
+    assert least.n_unfinished == 0
+    assert least.soc_j_token <= min(result.soc_j_token for result in done) * 1.005
+    if board.name != "x86-mini-pc":
+        # The lowest clock is the cheapest for each step, and joins the most of them.
+        assert least.soc_j_token == pytest.approx(fixed[0].soc_j_token)
+
+
 def test_traces_are_the_same_for_the_same_seed_and_have_their_rate() -> None:
     assert traces.bursts(5, span_s=500.0) == traces.bursts(5, span_s=500.0)
     n = sum(len(traces.poisson(seed, rate_hz=0.08, span_s=1000.0).requests) for seed in range(20))
