@@ -110,7 +110,7 @@ def test_that_what_changes_the_outputs_changes_the_key(bench: Bench, other: Tens
 def test_that_each_field_of_a_request_has_been_decided_on() -> None:
     keyed = {"model", "inputs", "outputs", "variant", "tenant"}
     never_stored = {"regions", "stream", "is_first", "is_last"}  # the last two mean a stream
-    carried = {"id", "deadline_s", "no_cache", "no_store", "only_if_cached", "is_suspect"}
+    carried = {"id", "deadline_s", "no_cache", "no_store", "only_if_cached", "is_suspect", "reply", "memory"}
     assert {f.name for f in fields(TensorRequest)} == keyed | never_stored | carried
 
 
