@@ -174,6 +174,12 @@ print(json.dumps({
 """
 
 
+def told(container: Container) -> str:
+    """What the probe has found, "" where the journal does not have it yet."""
+    lines = container.journal(SERVICE).splitlines()
+    return next((line for line in lines if line.startswith('{"limit')), "")
+
+
 def test_it_may_write_clocks_and_nothing_else(container: Container) -> None:
     container.write("/opt/probe.py", PROBE)
     container.write("/etc/edge_rt/keys/example", "secret")
@@ -182,7 +188,8 @@ def test_it_may_write_clocks_and_nothing_else(container: Container) -> None:
     container.run("systemctl", "daemon-reload")
     try:
         container.run("systemctl", "start", SERVICE)
-        line = next(line for line in container.journal(SERVICE).splitlines() if line.startswith('{"limit'))
+        container.until("the journal has its line", lambda: told(container))  # which it writes a little later
+        line = told(container)
     finally:
         container.live(drop_in).unlink()
         container.run("systemctl", "daemon-reload")
