@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from edge_rt.power import levels, phase_model
 from edge_rt.power.levels import Level, Model
 from edge_rt.power.phase_model import Phase
-from edge_rt.power.state import Advice, Hint, Limits, Observation
+from edge_rt.power.state import NO_ADVICE, Advice, Hint, Limits, Observation
 from edge_rt.power.thread_model import PhaseThreads, ThreadModel
 
 SETTLE_S = 0.2  # from advice until all that is decoded is decoded by it
@@ -31,7 +31,6 @@ _LATE_DWELL_S = 0.5  # and two that are to keep the time per token
 _PREFILL_ROOM = 1.10  # how much longer a prompt may take than on the best number of threads
 _BATCH_ROOM, _CAPPED_BATCH_ROOM = 0.90, 0.97  # of the time per token: up to where more answers may join
 _NOISE = 0.02  # of a step's time, relative
-_NO_ADVICE = Advice()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class Advised:
     n_prefill: int
     n_decode: int
     since_s: float
-    advice: Advice = _NO_ADVICE
+    advice: Advice = NO_ADVICE
     changed_s: float = -math.inf
     batch_s: float = -math.inf
     asked: tuple[object, ...] = ()
@@ -124,7 +123,7 @@ def advise(
     """
     hint, table = observation.hint, advised.base.threads
     if hint is not None and not hint.max_threads:
-        return replace(advised, advice=_NO_ADVICE) if advised.advice != _NO_ADVICE else advised
+        return replace(advised, advice=NO_ADVICE) if advised.advice != NO_ADVICE else advised
     if hint is None or hint.work == "idle" or table is None:
         return advised
     if decode is None:
@@ -211,9 +210,7 @@ def _decode_threads(choice: _Choice, limits: Limits, bound_w: float, *, is_late:
     parts = [(n, table.waiting_s(n, n_rows), table.computing_s(n)) for n in counts if not is_late or n >= present]
     for level in choice.levels:
         x = choice.advised.base.share(level.hz)
-        scale = choice.step_s(level, choice.advised.n_decode, n_rows) / table.seconds(
-            x, choice.advised.n_decode, n_rows
-        )
+        scale = choice.decode.seconds(x, n_rows) / table.seconds(x, choice.advised.n_decode, n_rows)
         for n, waiting_s, computing_s in parts:
             step_s = scale * (waiting_s + computing_s * n_rows / x)
             if step_s <= aim_s:
@@ -245,7 +242,7 @@ def _prefill_threads(choice: _Choice, bound_w: float) -> int:
 
 
 def _below(choice: _Choice, table: PhaseThreads, bound_w: float, lowest_w: float) -> tuple[int, ...]:
-    """Give the numbers of threads whose worst case at the lowest clock is below bound_w, or the least; 0: all."""
+    """Give the numbers of threads whose worst case at the lowest clock keeps bound_w, or the least; 0: all."""
     if not bound_w:
         return choice.counts
     base = choice.advised.base

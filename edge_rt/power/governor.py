@@ -7,9 +7,8 @@ from typing import Any, Final, Literal, Protocol
 
 from edge_rt.power.actuators import Actuators, Applied
 from edge_rt.power.sensing import Sensing
-from edge_rt.power.state import NO_ADVICE, Advice, Decision, Domain, Hint, Limits, Observation, Work
+from edge_rt.power.state import HINT_S, NO_ADVICE, Advice, Decision, Domain, Hint, Limits, Observation, Work
 
-HINT_S: Final = 2.0  # an older hint says nothing of now
 DECIDE_S: Final = 0.1  # between two decisions of which the second knows nothing more than the first
 _SAFE_SHARE: Final = 0.6  # of the highest clock, where nothing is known: about half of the power on most chips
 

@@ -15,7 +15,7 @@ from edge_rt.power.advice import Advised
 from edge_rt.power.clamp import Ceiling, Heat
 from edge_rt.power.levels import Model
 from edge_rt.power.phase_model import Phase
-from edge_rt.power.state import Hint, Limits, Observation, Work
+from edge_rt.power.state import Hint, Limits, Observation
 
 TPOT_ROOM = 0.80  # of the objective: what a level is chosen for
 SHARED = 2.0  # how much longer an inference takes beside running answers, which have their own process
@@ -98,36 +98,10 @@ def learned(observation: Observation, limits: Limits, model: Model, memory: Memo
         prompt_s = memory.prompt_s
     elif hint.work == "prefill" and not hint.n_waiting and not _goes_on(hint, before):
         prompt_s = hint.sent_s
-    waiting_since_s = memory.waiting_since_s
-    if not hint.n_waiting:
-        waiting_since_s = None
-    elif waiting_since_s is None:
-        waiting_since_s = hint.sent_s
-    is_prompt: Work = "prefill"
-    pressing = hint.work == is_prompt and (
-        memory.pressing
-        or (
-            before is not None
-            and before.work == is_prompt
-            and hint.n_waiting + hint.n_running > before.n_waiting + before.n_running
-        )
-    )
-    boost, n_slack = memory.boost, memory.n_slack
-    if hint.tpot_s is not None and _is_steady(hint, before):
-        if hint.tpot_s > limits.tpot_slo_s:
-            boost, n_slack = min(boost + 2, model.top), 0
-        elif boost and hint.tpot_s < limits.tpot_slo_s * TPOT_ROOM:
-            n_slack += 1
-            if n_slack >= _N_SLACK:
-                boost, n_slack = boost - 1, 0
-        else:
-            n_slack = 0
-    caution = memory.caution
-    promised = memory.promised
-    if promised and hint.ttft_left_s is not None and hint.ttft_left_s < 0:
-        caution, promised = min(caution * 1.25, _MAX_CAUTION), False
-    elif before is not None and before.work == is_prompt and hint.work != is_prompt:
-        caution, promised = max(1.0, caution - 0.01), False
+    waiting_since_s = None
+    if hint.n_waiting:
+        waiting_since_s = hint.sent_s if memory.waiting_since_s is None else memory.waiting_since_s
+    memory = _promises_kept(hint, before, _boosted(hint, before, limits, model, memory))
     return replace(
         memory,
         hint=hint,
@@ -135,11 +109,38 @@ def learned(observation: Observation, limits: Limits, model: Model, memory: Memo
         done=memory.done if is_same else 0.0,
         is_counted=memory.is_counted if is_same else before is not None and hint.tells_anew(before),
         waiting_since_s=waiting_since_s,
-        pressing=pressing,
-        boost=boost,
-        n_slack=n_slack,
-        caution=caution,
-        promised=promised,
+        pressing=hint.work == "prefill" and (memory.pressing or _has_grown(hint, before)),
+    )
+
+
+def _boosted(hint: Hint, before: Hint | None, limits: Limits, model: Model, memory: Memory) -> Memory:
+    """Add levels when tokens come late, and give them back one by one when they have come early for a while."""
+    if hint.tpot_s is None or not _is_steady(hint, before):
+        return memory
+    if hint.tpot_s > limits.tpot_slo_s:
+        return replace(memory, boost=min(memory.boost + 2, model.top), n_slack=0)
+    if not memory.boost or hint.tpot_s >= limits.tpot_slo_s * TPOT_ROOM:
+        return replace(memory, n_slack=0)
+    if memory.n_slack + 1 < _N_SLACK:
+        return replace(memory, n_slack=memory.n_slack + 1)
+    return replace(memory, boost=memory.boost - 1, n_slack=0)
+
+
+def _promises_kept(hint: Hint, before: Hint | None, memory: Memory) -> Memory:
+    """Grow cautious by a prompt that was promised and is late, and slowly less so by each that ends."""
+    if memory.promised and hint.ttft_left_s is not None and hint.ttft_left_s < 0:
+        return replace(memory, caution=min(memory.caution * 1.25, _MAX_CAUTION), promised=False)
+    if before is not None and before.work == "prefill" and hint.work != "prefill":
+        return replace(memory, caution=max(1.0, memory.caution - 0.01), promised=False)
+    return memory
+
+
+def _has_grown(hint: Hint, before: Hint | None) -> bool:
+    """Tell whether another request has come while a prompt was computed."""
+    return (
+        before is not None
+        and before.work == "prefill"
+        and hint.n_waiting + hint.n_running > before.n_waiting + before.n_running
     )
 
 

@@ -18,9 +18,8 @@ from dataclasses import dataclass, field, replace
 from edge_rt.power import advice, clamp
 from edge_rt.power.learning import SHARED, TPOT_ROOM, Memory, learned, prior_prefill
 from edge_rt.power.levels import Model
-from edge_rt.power.state import Decision, Hint, Limits, Observation
+from edge_rt.power.state import HINT_S, Decision, Hint, Limits, Observation
 
-HINT_S = 2.0  # older ones say nothing of now
 DWELL_S = 0.1
 MAX_SWITCHES_HZ = 5
 
@@ -105,7 +104,7 @@ def _move(now_s: float, wanted: int, ceiling: int, memory: Memory) -> Memory:
     """Go up at once and down after a while, seldom enough; the ceiling holds in any case."""
     level = memory.level
     if level < 0:
-        return replace(memory, level=wanted, since_s=now_s)
+        return replace(memory, level=wanted, since_s=now_s, switched_s=(now_s,))
     if wanted == level:
         return memory
     recent = tuple(at_s for at_s in memory.switched_s if now_s - at_s < 1.0)

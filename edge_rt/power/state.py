@@ -15,7 +15,9 @@ from edge_rt.devices.meters import Boundary, Quality
 Work = Literal["idle", "prefill", "decode"]
 DomainKind = Literal["cpu", "gpu", "npu", "memory"]
 
-_SAME_DUE_S = 0.001
+HINT_S: Final = 2.0  # a hint that is older says nothing of now
+
+_SAME_DUE_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,7 @@ class Observation:
     is_on_battery: bool | None = None
     battery: float | None = None
     max_hz: Mapping[str, float] = field(default_factory=dict)
-    advice: Advice = Advice()
+    advice: Advice = NO_ADVICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,5 +153,5 @@ class Decision:
     """
 
     max_hz: Mapping[str, float]
-    advice: Advice = Advice()
+    advice: Advice = NO_ADVICE
     reason: str = ""

@@ -8,12 +8,11 @@ import weakref
 from collections.abc import Callable
 from typing import Final, ParamSpec, Protocol, TypeVar
 
-from edge_rt.power.state import Advice
+from edge_rt.power.state import NO_ADVICE, Advice
 from edge_rt.power.wire import TakesAdvice
 
 _log = logging.getLogger(__name__)
 
-_NONE: Final = Advice()
 _SILENT_S: Final = 4.0  # powerd repeats its advice each second while there is work
 
 
@@ -36,7 +35,7 @@ class AdviceTaker:
 
     def __init__(self, *, max_threads: int, max_batch: int) -> None:
         self.limits = TakesAdvice(max_threads=max_threads, max_batch=max_batch)
-        self.told = self.in_force = _NONE
+        self.told = self.in_force = NO_ADVICE
         self.run_at_most: Callable[[int | None], None] = lambda _: None  # set by who has the queues
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._heard_s = -math.inf
@@ -45,7 +44,7 @@ class AdviceTaker:
     def add(self, worker: Worker) -> None:
         """Advise a worker from now on, as long as it is there."""
         self._workers.add(worker)
-        if self.in_force != _NONE:
+        if self.in_force != NO_ADVICE:
             worker.advise(self.in_force.n_prefill_threads, self.in_force.n_decode_threads)
 
     def take(self, advice: Advice, *, is_dry: bool, now_s: float) -> None:
@@ -57,7 +56,7 @@ class AdviceTaker:
             n_decode_threads=_within(advice.n_decode_threads, most.max_threads),
             max_batch=_within(advice.max_batch, most.max_batch),
         )
-        self._apply(_NONE if is_dry else self.told)
+        self._apply(NO_ADVICE if is_dry else self.told)
 
     def check(self, now_s: float, *, works: bool) -> None:
         """End advice that has not been repeated for seconds of work. To be called every half second of it."""
@@ -66,15 +65,15 @@ class AdviceTaker:
             return
         if self._working_since_s is None:
             self._working_since_s = now_s
-        if self.told != _NONE and now_s - max(self._heard_s, self._working_since_s) > _SILENT_S:
+        if self.told != NO_ADVICE and now_s - max(self._heard_s, self._working_since_s) > _SILENT_S:
             self.end("powerd is silent")
 
     def end(self, reason: str) -> None:
         """Work as without advice."""
-        if self.told != _NONE:
+        if self.told != NO_ADVICE:
             _log.info("advice has ended: %s", reason)
-        self.told = _NONE
-        self._apply(_NONE)
+        self.told = NO_ADVICE
+        self._apply(NO_ADVICE)
 
     def _apply(self, advice: Advice) -> None:
         before, self.in_force = self.in_force, advice

@@ -17,7 +17,7 @@ from typing import Literal, cast
 from edge_rt.power import policy
 from edge_rt.power.learning import Memory
 from edge_rt.power.levels import Model
-from edge_rt.power.state import Advice, Decision, Hint, Limits, Observation, Power, Work
+from edge_rt.power.state import HINT_S, Advice, Decision, Hint, Limits, Observation, Power, Work
 from tests.plants.governors import NEVER, Governor, Schedutil
 from tests.plants.simulator import PERIOD_S, Simulation, most_in_a_second
 
@@ -175,7 +175,7 @@ class PolicyDriver:
         if passed_s > 0.02:
             self._looked_s, self._looked_busy_s = now_s, sim.busy_s
         hint = self._hint
-        if hint is not None and now_s - hint.sent_s > policy.HINT_S:
+        if hint is not None and now_s - hint.sent_s > HINT_S:
             hint = None
         observation = Observation(
             now_s=now_s,

@@ -221,6 +221,26 @@ def test_a_meter_that_jumps_ends_at_the_lowest_clock_and_not_in_a_sixth_switch()
     assert before <= 1
 
 
+def test_the_first_decision_is_a_switch_too() -> None:
+    play = Play(limits=Limits(max_w=7.0))
+    race = Hint(work="prefill", n_running=1, n_prompt_tokens=500, ttft_left_s=-1.0)
+    changes, before = [], None
+    for hint, power_w, temperature_c, after_s in (
+        (race, 2.0, 20.0, 0.11),
+        (race, 7.1, 80.0, 0.2),
+        (race, 2.0, 95.0, 0.2),
+        (race, 9.0, 95.0, 0.11),
+        (DECODING, 9.0, 95.0, 0.11),
+        (race, 2.0, 80.0, 0.11),
+        (DECODING, 9.0, 80.0, 0.2),
+    ):
+        level = _level(play.look(hint, after_s=after_s, power=_power(power_w), temperature_c=temperature_c))
+        if level != before:
+            changes.append(play.now_s)
+        before = level
+    assert sum(at_s - changes[0] < 1.0 for at_s in changes) <= policy.MAX_SWITCHES_HZ
+
+
 def test_tokens_that_come_late_raise_the_clock_until_they_are_in_time_for_a_while() -> None:
     limits = Limits(tpot_slo_s=0.1)
     play = Play(limits=limits)
