@@ -63,6 +63,7 @@ class Loan:
         for ended in list(self._borrowers.values()):
             ended(self)
         self._borrowers.clear()
+        self._is_out = False  # the permit is gone, and its descriptor's number soon another's
         os.close(self._permit)
         self._closed()
 

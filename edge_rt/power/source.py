@@ -100,9 +100,9 @@ class Thread(Generic[T]):
 class Source(Generic[T]):
     """Reads one thing as often as it has news. Belongs to one thread.
 
-    read       is called with the time; close with nothing, at the end
-    beside     makes the reader for what is slow, of read and close
-    clock      None: no reading takes any time
+    read    is called with the time; close with nothing, at the end
+    beside  makes the reader for what is slow, of read, close and clock
+    clock   None: no reading takes any time
     read_s  how long the last reading took
     """
 
@@ -159,7 +159,11 @@ class Source(Generic[T]):
     def _poll_beside(self, beside: Beside[T], now_s: float) -> Took[T] | None:
         took = None
         if self._asked_s is not None:
-            took = beside.collect()
+            try:
+                took = beside.collect()
+            except BaseException:
+                self._asked_s = None  # it has answered, if with an error: it is asked again when it is due
+                raise
             if took is not None:
                 self._asked_s, self.read_s = None, took.read_s
                 self._n_quick = self._n_quick + 1 if took.read_s < SLOW_S / 4 else 0

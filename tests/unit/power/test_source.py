@@ -199,6 +199,8 @@ def test_what_reading_raises_in_a_thread_is_raised_in_the_loop() -> None:
     source.poll(2.0)
     with pytest.raises(RuntimeError, match="nobody foresaw it"):
         until(lambda: source.poll(3.0))
+    sensor.error = None
+    assert until(lambda: source.poll(4.0)).value == 4  # one error is not the end of it
     source.close()
 
 
