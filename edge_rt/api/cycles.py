@@ -173,19 +173,19 @@ class ShortCycle:
         self._loan = self.protocol.loan() if self.keep_alive else None
         return self._loan
 
-    def is_ours(self) -> bool:
+    def reclaim(self) -> bool:
         """Take the answer back if a worker has not begun to write it; False: it has, and has not told yet."""
         return self.response_complete or self._loan is None or self._loan.take_back()
 
     def take_back(self) -> bool:
-        if self.is_ours():
+        if self.reclaim():
             return True
         self.protocol.transport.abort()
         return False
 
     def shutdown(self) -> None:
         """Hear that this is the connection's last answer: one that a worker writes would not say so."""
-        self.is_ours()
+        self.reclaim()
 
     def written(self, rest: bytes) -> None:
         assert self._loan is not None

@@ -62,5 +62,6 @@ class WatchedFlow(FlowControl):
         self._departures.forget(self._fd)
         super().resume_reading()
 
-    def is_lost(self) -> None:
+    def lost(self) -> None:
+        """Hear that the connection is gone."""
         self._departures.forget(self._fd)

@@ -88,7 +88,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             cycle.request.hung_up()
         for ahead in self._ahead:
             ahead.disconnected = True
-        cast("WatchedFlow", self.flow).is_lost()
+        cast("WatchedFlow", self.flow).lost()
         if self._early is not None:
             self._buffers.use(self._early)
             self._early = None
@@ -111,7 +111,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._take_body(nbytes)
             return
         buffers = self._buffers
-        if self._early is None and isinstance(self.cycle, ShortCycle) and not self.cycle.is_ours():
+        if self._early is None and isinstance(self.cycle, ShortCycle) and not self.cycle.reclaim():
             self._early = buffers.take()  # a worker has answered, and the word of it comes in a moment
         if self._early is not None:
             self._n_early += nbytes

@@ -58,24 +58,25 @@ class Domain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """seconds of each phase at each point; the prompt is n_prompt tokens, over and over.
+    """How long each run lasts; the prompt is n_prompt tokens, over and over.
 
-    thread_seconds  of each phase on each number of threads
+    phase_s         of each phase at each point
+    thread_phase_s  of each phase on each number of threads
     """
 
-    seconds: float = 10.0
-    idle_seconds: float = 10.0
-    thread_seconds: float = 5.0
+    phase_s: float = 10.0
+    idle_s: float = 10.0
+    thread_phase_s: float = 5.0
     n_prompt: int = 256
 
 
 def planned_s(plan: Plan, domains: Sequence[Domain], sweep: Domain | None, counts: Sequence[int]) -> float:
     """Foretell how long a calibration takes; sweep is the domain at whose clocks the counts of threads are tried."""
     n_points = sum(len(domain.points_hz) for domain in domains)
-    seconds = plan.idle_seconds + _SETTLE_S + n_points * (2 * plan.seconds * _WARM_SHARE + _SETTLE_S)
+    seconds = plan.idle_s + _SETTLE_S + n_points * (2 * plan.phase_s * _WARM_SHARE + _SETTLE_S)
     if sweep is not None:
         n_runs = len(sweep.points_hz) * len(_runs(counts))
-        seconds += len(sweep.points_hz) * _SETTLE_S + n_runs * plan.thread_seconds * _WARM_SHARE
+        seconds += len(sweep.points_hz) * _SETTLE_S + n_runs * plan.thread_phase_s * _WARM_SHARE
     return seconds
 
 
@@ -116,10 +117,10 @@ class Calibrator:
 
     def idle_w(self) -> float:
         """Measure the machine at rest. Raises PowerUnknownError."""
-        self._announce(f"idle, for {self._plan.idle_seconds:g} s")
+        self._announce(f"idle, for {self._plan.idle_s:g} s")
         self._sleep(_SETTLE_S)
         mark = self._watts.mark()
-        self._sleep(self._plan.idle_seconds)
+        self._sleep(self._plan.idle_s)
         return _known(self._watts.since(mark, "idle"))
 
     def domain(self, domain: Domain) -> CalibratedDomain:
@@ -131,9 +132,9 @@ class Calibrator:
                 self._clock.set(domain.name, hz)
                 self._sleep(_SETTLE_S)
             self._announce(f"{title}: prefill")
-            prefill_s, prefill_w = self._phase("prefill", self._prefill, self._plan.seconds)
+            prefill_s, prefill_w = self._phase("prefill", self._prefill, self._plan.phase_s)
             self._announce(f"{title}: decode")
-            decode_s, decode_w = self._phase("decode", self._decode, self._plan.seconds)
+            decode_s, decode_w = self._phase("decode", self._decode, self._plan.phase_s)
             points.append(
                 Point(
                     max_hz=hz,
@@ -179,7 +180,7 @@ class Calibrator:
         run = self._prefill if phase == "prefill" else self._decode
         if n_streams > 1:
             run = partial(self._decode_streams, self._fill_streams())
-        seconds, watts = self._phase(phase, run, self._plan.thread_seconds)
+        seconds, watts = self._phase(phase, run, self._plan.thread_phase_s)
         return ThreadPoint(
             phase=phase,
             max_hz=hz,

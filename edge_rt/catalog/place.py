@@ -113,7 +113,7 @@ class Place:
             except FileNotFoundError:
                 continue
             freed += size
-        import shutil  # and deletes nothing
+        import shutil  # a worker, which deletes nothing, does without it
 
         shutil.rmtree(self.beside("part.wheel"), ignore_errors=True)
         return freed

@@ -109,9 +109,9 @@ def command(
         counts = candidates(len(cpu.usable_cores()))
         lead = domains[0] if why_not else _lead(domains)
         tried = Domain(lead.name, thinned(lead.points_hz, _THREAD_POINTS)) if threads and len(counts) > 1 else None
-        plan = Plan(seconds=seconds, idle_seconds=seconds, thread_seconds=seconds / 2)
-        took_s = planned_s(plan, domains, tried, counts)
-        click.echo(f"edge_rt power calibrate: takes about {_minutes(took_s)}", err=True)
+        plan = Plan(phase_s=seconds, idle_s=seconds, thread_phase_s=seconds / 2)
+        total_s = planned_s(plan, domains, tried, counts)
+        click.echo(f"edge_rt power calibrate: takes about {_minutes(total_s)}", err=True)
         calibrator = Calibrator(
             session,
             means.watts,

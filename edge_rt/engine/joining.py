@@ -39,6 +39,7 @@ class BatchCosts:
             self._samples[n_rows] = deque(maxlen=_N_SAMPLES)
             self._known = sorted(self._samples)
         self._samples[n_rows].append(seconds)
+        # The lower median; the module statistics would take memory in each worker.
         self._medians[n_rows] = sorted(self._samples[n_rows])[(len(self._samples[n_rows]) - 1) // 2]
         self._seen[n_rows] = self._n_seen
         if self._n_seen % _N_FRESH == 0:

@@ -26,7 +26,7 @@ class CloudUnreachableError(CloudError):
 
 @dataclass(eq=False)
 class CloudTimeoutError(CloudError):
-    """phase is what took too long: connect, first byte, next byte or whole answer."""
+    """phase is what took too long: connection, first byte, next byte or whole answer."""
 
     code = "cloud_timeout"
     endpoint: str

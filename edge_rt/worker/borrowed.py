@@ -1,4 +1,7 @@
-"""Clients' connections that the front process has lent to this worker; api/loans.py says who may write when."""
+"""What the front process has lent to this worker: clients' connections to answer, and memory that bodies lie in.
+
+api/loans.py says who may write when. The front process' side is lending.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from edge_rt.worker.channel import Infer, SentReply, SentTensor
 
 
 class Borrowed:
-    """The connections by their numbers. Any thread may write."""
+    """Connections and memory by the numbers they were lent by. Any thread may write; the reader does all else."""
 
     def __init__(self) -> None:
         self._fds: dict[int, tuple[int, int]] = {}  # of the connection, which does not block, and its permit

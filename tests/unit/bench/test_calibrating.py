@@ -82,7 +82,7 @@ def calibrator(board: Board, watts: Watts | None = None) -> Calibrator:
     return Calibrator(
         session,
         watts or Watts(board),
-        Plan(seconds=1.0, idle_seconds=2.0, n_prompt=100),
+        Plan(phase_s=1.0, idle_s=2.0, n_prompt=100),
         clock=board,
         root=SysfsRoot(board.root),
         now=board.clock,
@@ -161,7 +161,7 @@ class Threaded(Session):
 def threaded(board: Board, watts: Watts, n_seq_max: int = 4) -> tuple[Calibrator, Threaded]:
     session = Threaded(FILE, LoadOptions(n_ctx=512, n_seq_max=n_seq_max, n_batch=64))
     session.board, session.seen = board, []
-    plan = Plan(seconds=1.0, idle_seconds=2.0, thread_seconds=0.5, n_prompt=100)
+    plan = Plan(phase_s=1.0, idle_s=2.0, thread_phase_s=0.5, n_prompt=100)
     made = Calibrator(
         session,
         watts,
@@ -237,7 +237,7 @@ def test_the_time_it_takes_is_foretold(tmp_path: Path) -> None:
     board = Board(tmp_path)
     measuring, _ = threaded(board, Watts(board))
     domain, counts = Domain("policy0", (1e9, 2e9)), (1, 2, 4)
-    plan = Plan(seconds=1.0, idle_seconds=2.0, thread_seconds=0.5, n_prompt=100)
+    plan = Plan(phase_s=1.0, idle_s=2.0, thread_phase_s=0.5, n_prompt=100)
     begun_s = board.clock()
     measuring.idle_w()
     measuring.domain(domain)
