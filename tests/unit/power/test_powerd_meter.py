@@ -14,6 +14,7 @@ from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import DaemonUnreachableError
 from edge_rt.power.meter import open_meter
 from edge_rt.power.powerd_meter import PowerdMeter
+from tests.patience import POWERD_S, until
 from tests.unit.power.test_powerd import started
 from tests.unit.power.tree import machine
 
@@ -112,10 +113,13 @@ def test_a_real_powerd_is_a_meter_for_who_has_none(socket_dir: Path, tmp_path: P
         assert chosen.meter is not None
         assert chosen.meter.name.startswith("powerd's ")
         assert (chosen.meter.boundary, chosen.meter.quality) == ("board", "measured")
-        while (sample := chosen.meter.read(1e6).value) is None or sample.power_w is None:
-            powerd.status()
-        assert sample.power_w == pytest.approx(7.5)
-        first_j = sample.energy_j or 0.0
-        while (sample := chosen.meter.read(1e6).value) is None or (sample.energy_j or 0.0) <= first_j:
-            powerd.status()
+        meter = chosen.meter
+
+        def sample(least_j: float) -> Sample | None:
+            found = meter.read(1e6).value
+            return found if found is not None and found.power_w and (found.energy_j or 0.0) > least_j else None
+
+        first = until(lambda: sample(-1.0), every_s=POWERD_S)
+        assert first.power_w == pytest.approx(7.5)
+        assert until(lambda: sample(first.energy_j or 0.0), every_s=POWERD_S).power_w == pytest.approx(7.5)
     assert chosen.meter.read(1e6).value is None
