@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, Self
+from typing import Final, Literal, Protocol, Self
 
 from edge_rt.types import Energy
 
@@ -73,6 +73,11 @@ class Tensor:
     @property
     def size_bytes(self) -> int:
         return len(self.data) if self.region is None else self.region.size_bytes
+
+
+# What the eventfd beside a lent connection counts: a permit to write one answer, and that all of the last was written.
+PERMIT: Final = 1
+WRITTEN: Final = 2
 
 
 class Lent(Protocol):

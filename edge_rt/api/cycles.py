@@ -180,8 +180,15 @@ class ShortCycle:
     def take_back(self) -> bool:
         if self.reclaim():
             return True
-        self.protocol.transport.abort()
+        assert self._loan is not None
+        if self._loan.is_written:
+            self.written(b"")
+        else:
+            self.protocol.transport.abort()
         return False
+
+    def is_answered(self) -> bool:
+        return self.response_complete
 
     def shutdown(self) -> None:
         """Hear that this is the connection's last answer: one that a worker writes would not say so."""

@@ -3,7 +3,7 @@
 The front process and the worker would else both wake up for an answer that the worker could have written at once. An
 eventfd(2) beside the connection decides who writes: it holds one permit while an answer is lent out, and whoever takes
 it has the connection. So the front process can take an answer back at any time, and knows of a worker that has died
-whether the client may have seen a part of it.
+whether the client has all of it, or may have seen a part.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from edge_rt.tensor_types import PERMIT
+
 MAX_LOANS: Final = 64  # at a time: each takes a descriptor, which another connection may need
 
 
 class Loan:
     """One connection. Its descriptors stay the owner's; close it before the connection is."""
 
-    __slots__ = ("_borrowers", "_closed", "_is_out", "_permit", "_sock")
+    __slots__ = ("_borrowers", "_closed", "_is_out", "_permit", "_sock", "is_written")
 
     def __init__(self, sock: socket.socket, closed: Callable[[], None]) -> None:
         """sock must not block. Raises OSError where there are no more descriptors."""
         self._sock, self._closed = sock, closed
         self._permit = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_out = False
+        self.is_written = False  # the answer that is out, all of it: found by take_back
         self._borrowers: dict[object, Callable[[Loan], None]] = {}
 
     def fds(self) -> tuple[int, int]:
@@ -40,8 +43,9 @@ class Loan:
 
     def permit(self) -> None:
         """Let one answer be written."""
-        os.eventfd_write(self._permit, 1)
-        self._is_out = True
+        if not self._is_out:  # else nobody could be asked with it
+            os.eventfd_write(self._permit, PERMIT)
+        self._is_out, self.is_written = True, False
 
     def written(self) -> None:
         """Hear from the worker that it has taken the permit, and writes nothing more."""
@@ -52,7 +56,9 @@ class Loan:
         if not self._is_out:
             return True
         try:
-            os.eventfd_read(self._permit)
+            if not os.eventfd_read(self._permit) & PERMIT:
+                self.is_written = True
+                return False
         except BlockingIOError:
             return False
         self._is_out = False

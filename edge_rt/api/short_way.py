@@ -164,7 +164,14 @@ class Connection(Protocol):
         ...
 
     def take_back(self) -> bool:
-        """Take an answer back that a worker may write. False: it may have written a part; the connection is ended."""
+        """Take an answer back that a worker may write. False: it has written all of it, or maybe a part.
+
+        A connection with a part of an answer is ended.
+        """
+        ...
+
+    def is_answered(self) -> bool:
+        """Say whether a whole answer has been written."""
         ...
 
     def spawn(self, answering: Coroutine[None, None, None]) -> None:
@@ -356,8 +363,10 @@ class ShortRequest:
         self._end()
 
     def _lose(self) -> None:
-        """End an answer that nobody can end: of how much of it has left, the worker that died has not told."""
-        self._exchange.status, self._exchange.outcome = 200, WorkerLostError.code
+        """End an answer that a worker began which has died since: its client has all of it, or nobody can end it."""
+        self._exchange.status = 200
+        if not self._connection.is_answered():
+            self._exchange.outcome = WorkerLostError.code
         self._end()
 
     async def _finish(self, headers: Headers, parts: Sequence[Data]) -> None:

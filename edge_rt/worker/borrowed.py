@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Sequence
 
-from edge_rt.tensor_types import Data
+from edge_rt.tensor_types import PERMIT, WRITTEN, Data
 from edge_rt.worker.channel import Infer, SentReply, SentTensor
 
 
@@ -56,11 +56,17 @@ class Borrowed:
                 return 0
             connection, permit = fds
             try:
-                os.eventfd_read(permit)
+                found = os.eventfd_read(permit)
             except BlockingIOError:
                 return 0
-            try:
-                return os.writev(connection, (reply.head, *data))
-            except OSError:
-                os.eventfd_write(permit, 1)
+            if not found & PERMIT:
+                os.eventfd_write(permit, found)
                 return 0
+            try:
+                n_written = os.writev(connection, (reply.head, *data))
+            except OSError:
+                os.eventfd_write(permit, PERMIT)
+                return 0
+            if n_written == len(reply.head) + sum(map(len, data)):
+                os.eventfd_write(permit, WRITTEN)  # the word of it may be lost with this process
+            return n_written

@@ -185,6 +185,48 @@ def test_a_worker_that_dies_in_mid_answer_ends_its_connection_only(socket_dir: P
     serving(socket_dir, scenario, runtime=runtime)
 
 
+def test_a_worker_that_dies_between_an_answer_and_the_word_of_it_costs_nobody_anything(socket_dir: Path) -> None:
+    runtime, worker = writing(hold=asyncio.Event())
+    hold = runtime.hold
+    assert hold is not None
+
+    async def scenario(served: Served) -> None:
+        hold.set()
+        reader, writer = await asyncio.open_unix_connection(served.path)
+        writer.write(PLAIN)
+        await answer(reader)
+        for is_early in (False, True):
+            hold.clear()
+            n_lent, runtime.outputs = len(worker.lent), ()
+            writer.write(PLAIN)
+            while len(worker.lent) == n_lent:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0)
+            worker.write_before_it_is_told(worker.lent[-1])
+            assert (await answer(reader)).endswith(b"1234")
+            (connection,) = served.server.server_state.connections
+            assert isinstance(connection, PeerProtocol)
+            if is_early:
+                writer.write(PLAIN[:-4] + b"5678")
+                while connection._early is None:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0)
+            runtime.outputs = WorkerLostError(model="eyes", reason="x")
+            hold.set()
+            if is_early:
+                assert (await answer(reader)).endswith(b"5678")
+            while not connection.is_between_requests():
+                assert not connection.transport.is_closing()
+                await asyncio.sleep(0)
+        runtime.outputs = ()
+        writer.write(PLAIN)
+        assert (await answer(reader)).endswith(b"1234")
+        writer.close()
+        assert [asked.is_suspect for asked in runtime.inferences] == [False] * 5
+        assert 'status="200"} 5.0' in served.metrics
+        assert "worker_lost" not in served.metrics
+
+    serving(socket_dir, scenario, runtime=runtime)
+
+
 def test_a_worker_that_dies_before_it_writes_costs_nobody_an_answer(socket_dir: Path) -> None:
     runtime, worker = writing()
 
