@@ -1,0 +1,95 @@
+"""Compile the engine's RTL with Verilator into a library, once per configuration, outside the tree."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+_RTL = _HERE.parent / "rtl"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What an engine is built as. beat_bits is a port's width, k_max the longest row, in weights."""
+
+    name: str
+    beat_bits: int
+    n_ports: int
+    n_vectors: int
+    addr_bits: int
+    k_max: int = 8192
+
+    @property
+    def macs_per_cycle(self) -> int:
+        return self.beat_bits // 4 * self.n_ports * self.n_vectors
+
+
+# 64 and 128 weights a cycle; the last of each pair has as many ports as its board's DDR memory can feed.
+CONFIGS = {
+    config.name: config
+    for config in (
+        Config("z2-gemv", 64, 4, 1, 32),
+        Config("z2-gemm", 64, 2, 8, 32),
+        Config("kv260-gemv", 128, 4, 1, 40),
+        Config("kv260-gemm", 128, 4, 8, 40),
+    )
+}
+
+
+class SimulatorBuildError(RuntimeError):
+    """The RTL could not be compiled; the text is the tool's."""
+
+
+def source_hash() -> str:
+    """Hash what the hardware is made of: the first 8 hex digits are the engine's BUILD register."""
+    digest = hashlib.sha256()
+    for path in sorted([*_RTL.glob("*.sv"), *_RTL.glob("*.svh")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def build(config: Config) -> Path:
+    """Give the path of the configuration's library, compiling it if no one has yet."""
+    verilator = shutil.which("verilator")
+    if verilator is None:
+        raise SimulatorBuildError("verilator is not installed: apt-get install verilator")
+    digest = hashlib.sha256((source_hash() + (_HERE / "engine_sim.cpp").read_text() + repr(config)).encode())
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "edge_rt" / "rtl"
+    cache.mkdir(parents=True, exist_ok=True)
+    library = cache / f"{config.name}-{digest.hexdigest()[:16]}.so"
+    with (cache / f"{config.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as work:
+                _compile(verilator, config, Path(work), library)
+    return library
+
+
+def _compile(verilator: str, config: Config, work: Path, library: Path) -> None:
+    parameters = {
+        "ADDR": config.addr_bits,
+        "BEAT": config.beat_bits,
+        "PORTS": config.n_ports,
+        "N_VEC": config.n_vectors,
+        "X_DEPTH": config.k_max * 4 // config.beat_bits,
+        "BUILD": f"32'h{source_hash()[:8]}",
+    }
+    defines = f"-DE4_BEAT={config.beat_bits} -DE4_PORTS={config.n_ports} -DE4_ADDR={config.addr_bits}"
+    command = [
+        verilator, "--cc", "--exe", "--build", "-j", "2", "-O3", "-Wno-fatal", "-Wno-lint", "--x-assign", "fast",
+        "--top-module", "e4_engine", f"-I{_RTL}", "--Mdir", str(work / "obj"),
+        "-CFLAGS", f"-std=c++17 -O2 -fPIC {defines}", "-LDFLAGS", "-shared",
+        *(f"-G{name}={value}" for name, value in parameters.items()),
+        *map(str, sorted(_RTL.glob("*.sv"))), str(_HERE / "engine_sim.cpp"), "-o", str(work / "engine.so"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SimulatorBuildError(f"{config.name}: {(done.stderr or done.stdout)[-2000:]}")
+    (work / "engine.so").replace(library)
