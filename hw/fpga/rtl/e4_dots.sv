@@ -16,6 +16,7 @@ module e4_dots #(
     localparam PAIRED = N_VEC > 1;
     localparam N_SUMS = PAIRED ? N_VEC / 2 : 1;
     localparam SUM_BITS = PAIRED ? 34 : 17;
+    localparam PRODUCT_BITS = PAIRED ? 29 : 12;
 
     reg [4*N_W-1:0] w_q;
     reg [8*N_W*N_VEC-1:0] x_q;
@@ -27,25 +28,32 @@ module e4_dots #(
     genvar s, i, level;
     generate
         for (s = 0; s < N_SUMS; s = s + 1) begin : sums
-            // Level 0 holds the products; each further level adds neighbours.
-            reg signed [SUM_BITS-1:0] terms [0:2*N_W-2];
+            // Level 0 holds the products; each further level adds neighbours, and a bit.
+            wire signed [SUM_BITS-1:0] terms [0:2*N_W-2];
             for (i = 0; i < N_W; i = i + 1) begin : products
                 wire signed [3:0] wi = w_q[4*i +: 4];
                 if (PAIRED) begin : two
                     wire signed [7:0] x0 = x_q[8*(N_W*(2*s) + i) +: 8];
                     wire signed [7:0] x1 = x_q[8*(N_W*(2*s+1) + i) +: 8];
                     wire signed [24:0] both = (x1 <<< 17) + x0;
-                    always @(posedge clk) terms[i] <= both * wi;
+                    reg signed [PRODUCT_BITS-1:0] product;
+                    always @(posedge clk) product <= both * wi;
+                    assign terms[i] = product;
                 end else begin : one
                     wire signed [7:0] x0 = x_q[8*i +: 8];
-                    always @(posedge clk) terms[i] <= x0 * wi;
+                    reg signed [PRODUCT_BITS-1:0] product;
+                    always @(posedge clk) product <= x0 * wi;
+                    assign terms[i] = product;
                 end
             end
             for (level = 1; level <= LEVELS; level = level + 1) begin : tree
                 localparam FROM = 2*N_W - (2*N_W >> (level-1));
                 localparam TO = 2*N_W - (2*N_W >> level);
+                localparam BITS = PRODUCT_BITS + level > SUM_BITS ? SUM_BITS : PRODUCT_BITS + level;
                 for (i = 0; i < (N_W >> level); i = i + 1) begin : adders
-                    always @(posedge clk) terms[TO + i] <= terms[FROM + 2*i] + terms[FROM + 2*i + 1];
+                    reg signed [BITS-1:0] sum;
+                    always @(posedge clk) sum <= terms[FROM + 2*i] + terms[FROM + 2*i + 1];
+                    assign terms[TO + i] = sum;
                 end
             end
             if (PAIRED) begin : split

@@ -90,15 +90,15 @@ module e4_engine #(
     wire [ADDR-1:0] y_addr, block_addr;
     wire [PORTS-1:0] block_wanted, block_granted, starved, readers_idle, result_valid, result_pop;
     wire [ROW_BITS-1:0] block_row;
-    wire [31:0] block_beats;
+    wire [15:0] block_beats;
     localparam VB = $clog2(N_VEC + 1);
     wire [VB*PORTS-1:0] load_vec;
     wire [(XA+1)*PORTS-1:0] load_index;
     wire [PORTS-1:0] x_write, record_write, load_beat, load_error, load_done, loads_idle;
     wire [ADDR*PORTS-1:0] load_addr, load_come_addr;
-    wire [22:0] q_beats;
-    wire [19:0] record_beats;
-    wire [23:0] stride_beats;
+    wire [XA+1:0] q_beats;
+    wire [XA-1:0] record_beats;
+    wire [XA+2:0] stride_beats;
     wire [3:0] vectors;
     wire [ROW_BITS*PORTS-1:0] result_row;
     wire [SUM_BITS*N_VEC*PORTS-1:0] result_sums;
@@ -136,14 +136,23 @@ module e4_engine #(
             assign arready = m_arready[p] && !from_load;
             assign load_arready = m_arready[p] && from_load;
 
-            e4_loader #(.ADDR(ADDR), .BEAT(BEAT), .N_VEC(N_VEC), .FIRST(p), .STEP(PORTS), .XA(XA)) loader (
-                .clk(clk), .reset(reset), .clear(clear), .stop(stop), .max_bursts(max_bursts),
-                .fetch(fetch && p == 0), .load(load), .addr(load_addr[ADDR*p +: ADDR]), .q_beats(q_beats),
-                .record_beats(record_beats), .stride_beats(stride_beats), .n_vectors(vectors),
-                .arvalid(load_arvalid), .arready(load_arready), .araddr(load_araddr), .arlen(load_arlen),
-                .rvalid(load_beat[p]), .rlast(m_rlast[p]), .come_addr(load_come_addr[ADDR*p +: ADDR]),
-                .x_write(x_write[p]), .record_write(record_write[p]), .vec(load_vec[VB*p +: VB]),
-                .index(load_index[(XA+1)*p +: XA+1]), .done(load_done[p]), .idle(loads_idle[p]));
+            if (p < N_VEC) begin : loads
+                e4_loader #(.ADDR(ADDR), .BEAT(BEAT), .N_VEC(N_VEC), .FIRST(p), .STEP(PORTS), .XA(XA)) loader (
+                    .clk(clk), .reset(reset), .clear(clear), .stop(stop), .max_bursts(max_bursts),
+                    .fetch(fetch && p == 0), .load(load), .addr(load_addr[ADDR*p +: ADDR]), .q_beats(q_beats),
+                    .record_beats(record_beats), .stride_beats(stride_beats), .n_vectors(vectors),
+                    .arvalid(load_arvalid), .arready(load_arready), .araddr(load_araddr), .arlen(load_arlen),
+                    .rvalid(load_beat[p]), .rlast(m_rlast[p]), .come_addr(load_come_addr[ADDR*p +: ADDR]),
+                    .x_write(x_write[p]), .record_write(record_write[p]), .vec(load_vec[VB*p +: VB]),
+                    .index(load_index[(XA+1)*p +: XA+1]), .done(load_done[p]), .idle(loads_idle[p]));
+            end else begin : no_loads
+                assign load_arvalid = 1'b0;
+                assign {load_araddr, load_arlen} = {ADDR+8{1'b0}};
+                assign {x_write[p], record_write[p], load_done[p], loads_idle[p]} = 4'b0011;
+                assign load_vec[VB*p +: VB] = {VB{1'b0}};
+                assign load_index[(XA+1)*p +: XA+1] = {XA+1{1'b0}};
+                assign load_come_addr[ADDR*p +: ADDR] = {ADDR{1'b0}};
+            end
             e4_reader #(.ADDR(ADDR), .BEAT(BEAT), .FIFO_DEPTH(FIFO_DEPTH), .ROW_BITS(ROW_BITS)) reader (
                 .clk(clk), .reset(reset), .clear(clear), .stop(stop), .max_bursts(max_bursts),
                 .block_wanted(block_wanted[p]), .block_granted(block_granted[p]), .block_addr(block_addr),

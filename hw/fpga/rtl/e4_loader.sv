@@ -16,9 +16,9 @@ module e4_loader #(
     input  wire                       fetch,            // n_beats from addr, for the runner
     input  wire                       load,             // the vectors
     input  wire [ADDR-1:0]            addr,             // of the descriptor, or of vector FIRST
-    input  wire [22:0]                q_beats,          // of a vector
-    input  wire [19:0]                record_beats,
-    input  wire [23:0]                stride_beats,     // from vector to vector: a multiple of 16
+    input  wire [XA+1:0]              q_beats,          // of a vector
+    input  wire [XA-1:0]              record_beats,
+    input  wire [XA+2:0]              stride_beats,     // from vector to vector: a multiple of 16
     input  wire [3:0]                 n_vectors,
     output wire                       arvalid,
     input  wire                       arready,
@@ -38,19 +38,19 @@ module e4_loader #(
     localparam FETCH_BEATS = 512 / BEAT;
 
     reg [ADDR-1:0] ask_addr, ask_vec_addr;
-    reg [22:0] n_ask;                                   // of this vector, not asked for yet
+    reg [XA+2:0] n_ask;                                   // of this vector, not asked for yet
     reg [3:0] n_ask_vectors, n_come_vectors;            // this one and those behind it
-    reg [22:0] n_come;
+    reg [XA+2:0] n_come;
     reg [ADDR-1:0] come_vec_addr;
-    reg [22:0] n_part;
+    reg [XA+1:0] n_part;
     reg in_records, vectors;
     reg [4:0] n_bursts;
     reg held;
-    wire [22:0] vector_beats = q_beats + {3'd0, record_beats};
-    wire [ADDR-1:0] step_bytes = ADDR'(stride_beats * STEP) << SIZE;
+    wire [XA+2:0] vector_beats = (XA+3)'(q_beats) + (XA+3)'(record_beats);
+    wire [ADDR-1:0] step_bytes = ADDR'(stride_beats) << (SIZE + $clog2(STEP));
     wire [3:0] n_mine = n_vectors > FIRST ? (n_vectors - FIRST + STEP - 1) / STEP : 4'd0;
 
-    wire [4:0] length = n_ask < 23'd16 ? n_ask[4:0] : 5'd16;
+    wire [4:0] length = n_ask < 16 ? n_ask[4:0] : 5'd16;
     assign arvalid = held || (n_ask != 0 && !stop && n_bursts < max_bursts);
     assign araddr = ask_addr;
     assign arlen = {3'd0, length} - 8'd1;
@@ -66,8 +66,8 @@ module e4_loader #(
         n_bursts <= n_bursts + {4'd0, asked} - {4'd0, rvalid && rlast};
         if (asked) begin
             ask_addr <= ask_addr + {{(ADDR-5-SIZE){1'b0}}, length, {SIZE{1'b0}}};
-            n_ask <= n_ask - {18'd0, length};
-            if (n_ask == {18'd0, length} && n_ask_vectors > 4'd1) begin
+            n_ask <= n_ask - (XA+3)'(length);
+            if (n_ask == (XA+3)'(length) && n_ask_vectors > 4'd1) begin
                 ask_addr <= ask_vec_addr + step_bytes;
                 ask_vec_addr <= ask_vec_addr + step_bytes;
                 n_ask <= vector_beats;
@@ -98,8 +98,8 @@ module e4_loader #(
             come_addr <= addr;
             come_vec_addr <= addr;
             vectors <= load;
-            n_ask <= fetch ? FETCH_BEATS : n_mine == 0 ? 23'd0 : vector_beats;
-            n_come <= fetch ? FETCH_BEATS : n_mine == 0 ? 23'd0 : vector_beats;
+            n_ask <= fetch ? FETCH_BEATS : n_mine == 0 ? 0 : vector_beats;
+            n_come <= fetch ? FETCH_BEATS : n_mine == 0 ? 0 : vector_beats;
             n_ask_vectors <= fetch ? 4'd1 : n_mine;
             n_come_vectors <= fetch ? 4'd1 : n_mine;
             vec <= FIRST;

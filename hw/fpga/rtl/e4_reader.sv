@@ -16,7 +16,7 @@ module e4_reader #(
     input  wire                block_granted, // in the same cycle
     input  wire [ADDR-1:0]     block_addr,
     input  wire [ROW_BITS-1:0] block_row,
-    input  wire [31:0]         block_beats,
+    input  wire [15:0]         block_beats,
     // to the lane's queue of blocks
     output wire                row_push,
     output wire [ROW_BITS-1:0] row,
@@ -37,12 +37,12 @@ module e4_reader #(
     localparam FA = $clog2(FIFO_DEPTH);
 
     reg [ADDR-1:0] addr;
-    reg [31:0] n_beats;            // of the block, not asked for yet
+    reg [15:0] n_beats;            // of the block, not asked for yet
     reg [FA:0] n_reserved;         // beats asked for and not computed yet
     reg [4:0] n_bursts;
 
     wire [4:0] to_line = 5'd16 - {1'b0, addr[SIZE +: 4]};
-    wire [4:0] length = n_beats < {27'b0, to_line} ? n_beats[4:0] : to_line;
+    wire [4:0] length = n_beats < {11'b0, to_line} ? n_beats[4:0] : to_line;
     reg held;                      // AXI: what was offered stays offered until it is taken
     wire may = n_beats != 0 && !stop && n_bursts < max_bursts && n_reserved + {{(FA-4){1'b0}}, length} <= FIFO_DEPTH;
     assign arvalid = held || may;
@@ -50,7 +50,7 @@ module e4_reader #(
     assign arlen = {3'b0, length} - 8'd1;
     wire taken = arvalid && arready;
 
-    assign block_wanted = !stop && !row_full && (n_beats == 0 || (taken && n_beats == {27'b0, length}));
+    assign block_wanted = !stop && !row_full && (n_beats == 0 || (taken && n_beats == {11'b0, length}));
     assign row_push = block_granted;
     assign row = block_row;
     assign idle = n_bursts == 0 && !held;
@@ -67,7 +67,7 @@ module e4_reader #(
                 n_beats <= block_beats;
             end else if (taken) begin
                 addr <= addr + {{(ADDR-5-SIZE){1'b0}}, length, {SIZE{1'b0}}};
-                n_beats <= n_beats - {27'b0, length};
+                n_beats <= n_beats - {11'b0, length};
             end
             n_reserved <= n_reserved + (taken ? {{(FA-4){1'b0}}, length} : {(FA+1){1'b0}})
                         - {{FA{1'b0}}, beat_popped};
@@ -77,17 +77,17 @@ module e4_reader #(
     // The same blocks again, counted by what comes: an error of memory is told with its address.
     wire came_valid;
     wire [ADDR-1:0] came_base;
-    wire [31:0] came_beats;
-    reg [31:0] n_came;
+    wire [15:0] came_beats;
+    reg [15:0] n_came;
     assign beat_addr = came_base + (ADDR'(n_came) << SIZE);
     /* verilator lint_off PINCONNECTEMPTY */
-    e4_fifo #(.WIDTH(ADDR + 32), .DEPTH(16)) coming (
+    e4_fifo #(.WIDTH(ADDR + 16), .DEPTH(16)) coming (
         .clk(clk), .clear(clear), .push(block_granted), .push_data({block_addr, block_beats}),
         .pop(beat_came && n_came == came_beats - 1), .valid(came_valid), .data({came_base, came_beats}), .full());
     /* verilator lint_on PINCONNECTEMPTY */
     always @(posedge clk)
         if (clear) n_came <= 0;
-        else if (beat_came && came_valid) n_came <= n_came == came_beats - 1 ? 32'd0 : n_came + 1'b1;
+        else if (beat_came && came_valid) n_came <= n_came == came_beats - 1 ? 16'd0 : n_came + 1'b1;
 
     // Bursts under way are counted through every reset but the system's: their beats come all the same.
     always @(posedge clk) n_bursts <= reset ? 5'd0 : n_bursts + {4'b0, taken} - {4'b0, burst_ended};

@@ -22,10 +22,10 @@ module e4_runner #(
     output wire [31:0]                status,
     output wire [31:0]                tag,
     output reg  [63:0]                error_addr,
-    output reg  [63:0]                n_cycles,
-    output reg  [63:0]                n_beats,
-    output reg  [63:0]                n_starved,
-    output reg  [63:0]                n_gaps,
+    output wire [63:0]                n_cycles,
+    output wire [63:0]                n_beats,
+    output wire [63:0]                n_starved,
+    output wire [63:0]                n_gaps,
     output reg                        irq_done,
     output reg                        irq_stopped,
     output reg                        stopped,
@@ -45,14 +45,14 @@ module e4_runner #(
     output reg  [PORTS-1:0]           block_granted,
     output wire [ADDR-1:0]            block_addr,
     output wire [ROW_BITS-1:0]        block_row,
-    output wire [31:0]                block_beats,
+    output wire [15:0]                block_beats,
     // reads of descriptors, by port 0, and of activations
     output wire                       fetch,
     output wire                       load,
     output wire [ADDR*PORTS-1:0]      load_addr,
-    output wire [22:0]                q_beats,
-    output wire [19:0]                record_beats,
-    output wire [23:0]                stride_beats,
+    output wire [$clog2(X_DEPTH)+1:0] q_beats,
+    output wire [$clog2(X_DEPTH)-1:0] record_beats,
+    output wire [$clog2(X_DEPTH)+2:0] stride_beats,
     output wire [3:0]                 vectors,
     input  wire [PORTS-1:0]           load_beat,
     input  wire [PORTS-1:0]           load_error,
@@ -98,17 +98,18 @@ module e4_runner #(
     wire [23:0] n_blocks = words[D_N_BLOCKS +: 24];
     wire [27:0] n_rows = {4'd0, n_blocks} << block_log2;
     wire [18:0] group_beats = {3'd0, n_superblocks} << group_log2;
-    assign q_beats = {group_beats, 4'd0};                          // of a vector: its INT8 part
-    assign record_beats = {group_beats, 1'b0};                     // and its groups' records
-    assign stride_beats = ({1'b0, q_beats} + {4'd0, record_beats} + 24'd15) & ~24'd15;
-    wire [31:0] row_beats = {10'd0, group_beats, 3'd0} + {16'd0, n_superblocks};
+    wire [22:0] q_beats_wide = {group_beats, 4'd0};
+    assign q_beats = q_beats_wide[XA+1:0];                         // of a vector: its INT8 part
+    assign record_beats = XA'({group_beats, 1'b0});                // and its groups' records
+    assign stride_beats = ((XA+3)'(q_beats) + (XA+3)'(record_beats) + (XA+3)'(15)) & ~(XA+3)'(15);
+    wire [15:0] row_beats = 16'({group_beats, 3'd0}) + n_superblocks;
     wire unaligned = |words[D_W_LO +: SIZE + 4] || |words[D_X_LO +: SIZE + 4] || |words[D_Y_LO +: 7];
     wire [3:0] cause =
         words[D_MAGIC +: 16] != DESCRIPTOR_MAGIC ? CAUSE_MAGIC :
         |(words & ~D_USED) ? CAUSE_RESERVED :
         vectors == 0 || vectors > N_VEC ? CAUSE_VECTORS :
         group_log2 == 2'd3 ? CAUSE_GROUP :
-        n_superblocks == 0 || q_beats > 2 * X_DEPTH ? CAUSE_LENGTH :
+        n_superblocks == 0 || q_beats_wide > 2 * X_DEPTH ? CAUSE_LENGTH :
         n_blocks == 0 || block_log2 < 3'd2 || block_log2 > 3'd4 || |n_rows[27:24] ? CAUSE_BLOCKS :
         unaligned || |words[D_W_LO + ADDR +: 64 - ADDR] || |words[D_X_LO + ADDR +: 64 - ADDR]
                   || |words[D_Y_LO + ADDR +: 64 - ADDR] ? CAUSE_ALIGNMENT : 4'd0;
@@ -142,13 +143,20 @@ module e4_runner #(
                 if (block_wanted[p]) block_granted = {{(PORTS-1){1'b0}}, 1'b1} << p;
     end
 
+    reg [47:0] cycles, beats, lane_starved, gaps;
+    assign n_cycles = {16'd0, cycles};
+    assign n_beats = {16'd0, beats};
+    assign n_starved = {16'd0, lane_starved};
+    assign n_gaps = {16'd0, gaps};
+
     reg [31:0] n_quiet;
     wire progress = |weight_beat || |load_beat || write_answered || four_written;
     wire timed_out = timeout != 0 && n_quiet >= timeout && busy && !stopping;
     wire failed = |weight_error || |load_error || write_error || timed_out;
     wire all_idle = &reads_idle && writer_idle;
 
-    integer q, n_now, n_hungry;
+    integer q;
+    reg [3:0] n_now, n_hungry;
     always @(posedge clk) begin
         irq_done <= 1'b0;
         irq_stopped <= 1'b0;
@@ -241,11 +249,11 @@ module e4_runner #(
             n_now = n_now + weight_beat[q];
             n_hungry = n_hungry + starved[q];
         end
-        if (busy) n_cycles <= n_cycles + 1'b1;
-        if (busy && weight_beat == 0) n_gaps <= n_gaps + 1'b1;
-        n_beats <= n_beats + n_now;
-        n_starved <= n_starved + n_hungry;
-        if (state == CLEAR && restart) {n_cycles, n_gaps, n_beats, n_starved} <= 256'd0;
+        if (busy) cycles <= cycles + 1'b1;
+        if (busy && weight_beat == 0) gaps <= gaps + 1'b1;
+        beats <= beats + n_now;
+        lane_starved <= lane_starved + n_hungry;
+        if (state == CLEAR && restart) {cycles, gaps, beats, lane_starved} <= 192'd0;
 
         if (reset) begin
             state <= IDLE;
@@ -255,7 +263,7 @@ module e4_runner #(
             head <= 16'd0;
             words <= 512'd0;
             n_quiet <= 32'd0;
-            {n_cycles, n_gaps, n_beats, n_starved} <= 256'd0;
+            {cycles, gaps, beats, lane_starved} <= 192'd0;
         end
     end
 endmodule

@@ -34,7 +34,8 @@ module e4_writer #(
 );
     localparam LANE = PORTS > 1 ? $clog2(PORTS) : 1;
     localparam WORDS = BEAT / 32;
-    localparam BEATS = 128 / (BEAT / 8);                   // four rows of eight floats
+    localparam MOST = 1 << $clog2(N_VEC);                  // places
+    localparam BEATS = 16 * MOST / (BEAT / 8);             // of four rows
     localparam LATENCY = 4;
 
     // A row's sums, one after the other, become floats.
