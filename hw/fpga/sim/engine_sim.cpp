@@ -44,6 +44,7 @@ struct Burst {
 struct Write {
     uint64_t addr;
     int n_left;
+    bool failed;
 };
 
 }  // namespace
@@ -154,14 +155,16 @@ void E4Sim::tick() {
         for (int i = 0; i < kBeatBytes && !error; i++)
             if ((top->m_wstrb >> i) & 1) memory[write.addr - base + i] = data[i];
         write.addr += kBeatBytes;
+        write.failed |= error;
         bool last = --write.n_left == 0;
         if (last != bool(top->m_wlast)) std::abort();
         if (last) {
+            bool failed = write.failed;
             writes.pop_front();
-            answers.push_back((now + settings[kLatency]) | (error ? 1ull << 63 : 0));
+            answers.push_back((now + settings[kLatency]) | (failed ? 1ull << 63 : 0));
         }
     }
-    if (top->m_awvalid && top->m_awready) writes.push_back({top->m_awaddr, int(top->m_awlen) + 1});
+    if (top->m_awvalid && top->m_awready) writes.push_back({top->m_awaddr, int(top->m_awlen) + 1, false});
     top->clk = 1;
     top->eval();
     now++;

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.fpga.model.numbers import GROUP, Activations, Weights
+from edge_rt.backends.fpga_numbers import GROUP, Activations, Weights
 
 LINE_BEATS = 16
 
