@@ -1,6 +1,6 @@
 // Write results: y[row][place] as FLOAT32, the vectors of a row side by side in 1, 2, 4 or 8 places.
 //
-// Rows leave a lane in order, and blocks begin at multiples of four. So four rows of a lane are gathered, a number a
+// Rows leave a lane in order, and blocks begin at multiples of four. So four rows of a lane are gathered, a number or two a
 // cycle, and leave as one burst of 2 to 16 beats (1 to 8 of 128 bits), which is aligned to its size: none crosses 4 KiB.
 module e4_writer #(
     parameter ADDR = 40,
@@ -37,6 +37,7 @@ module e4_writer #(
     localparam MOST = 1 << $clog2(N_VEC);                  // places
     localparam BEATS = 16 * MOST / (BEAT / 8);             // of four rows
     localparam LATENCY = 4;
+    localparam FLOATS = BEAT == 128 && N_VEC > 1 ? 2 : 1;  // a cycle
 
     // A row's sums, one after the other, become floats.
     reg [SUM_BITS*N_VEC-1:0] line;
@@ -46,6 +47,7 @@ module e4_writer #(
     reg [PORTS-1:0] gathering;                             // its fourth row is on its way into the buffer
     reg [PORTS-1:0] full;                                  // four rows wait to be written
     wire [3:0] n_places = 4'd1 << places_log2;
+    wire [3:0] n_turns = n_places < FLOATS ? 4'd1 : n_places / FLOATS;
     reg [LANE-1:0] turn, chosen;
     reg found;
     integer i;
@@ -67,14 +69,14 @@ module e4_writer #(
         if (result_pop != 0) begin
             line <= result_sums[SUM_BITS*N_VEC*chosen +: SUM_BITS*N_VEC];
             line_lane <= chosen;
-            n_left <= n_places;
+            n_left <= n_turns;
             place <= 5'(row[1:0]) << places_log2;
             fours[chosen] <= row[ROW_BITS-1:2];
             turn <= LANE'((chosen + 1) % PORTS);
         end else if (n_left != 0) begin
-            line <= line >> SUM_BITS;
+            line <= line >> (SUM_BITS * FLOATS);
             n_left <= n_left - 1'b1;
-            place <= place + 1'b1;
+            place <= place + FLOATS;
         end
         if (clear) begin
             n_left <= 4'd0;
@@ -82,14 +84,21 @@ module e4_writer #(
         end
     end
 
-    wire [31:0] float;
-    e4_float #(.BITS(SUM_BITS)) convert (.clk(clk), .whole(line[SUM_BITS-1:0]), .float(float));
+    wire [32*FLOATS-1:0] floats;
+    genvar f;
+    generate
+        for (f = 0; f < FLOATS; f = f + 1) begin : converters
+            e4_float #(.BITS(SUM_BITS)) convert (
+                .clk(clk), .whole(line[SUM_BITS*f +: SUM_BITS]), .float(floats[32*f +: 32]));
+        end
+    endgenerate
     localparam TAG = 1 + 1 + LANE + 5;
     reg [TAG-1:0] tags [1:LATENCY];
-    wire [4:0] last_place = (5'd4 << places_log2) - 5'd1;
+    wire [4:0] last_place = 5'((6'd4 << places_log2) - 6'd1);
+    wire [4:0] until_place = n_places < FLOATS ? place : place + FLOATS - 1;
     integer n;
     always @(posedge clk) begin
-        tags[1] <= {n_left != 0, place == last_place, line_lane, place};
+        tags[1] <= {n_left != 0, until_place == last_place, line_lane, place};
         for (n = 2; n <= LATENCY; n = n + 1) tags[n] <= tags[n-1];
         if (clear) for (n = 1; n <= LATENCY; n = n + 1) tags[n][TAG-1] <= 1'b0;
     end
@@ -109,7 +118,8 @@ module e4_writer #(
         for (w = 0; w < WORDS; w = w + 1) begin : words
             reg [31:0] bank [0:PORTS*BEATS-1];
             always @(posedge clk)
-                if (t_valid && t_place % WORDS == w) bank[t_lane * BEATS + t_place / WORDS] <= float;
+                if (t_valid && (t_place % WORDS) / FLOATS == w / FLOATS && (w % FLOATS == t_place % FLOATS || n_places >= FLOATS))
+                    bank[t_lane * BEATS + t_place / WORDS] <= floats[32*(n_places < FLOATS ? 0 : w % FLOATS) +: 32];
             assign wdata[32*w +: 32] = bank[lane * BEATS + beat];
         end
     endgenerate
