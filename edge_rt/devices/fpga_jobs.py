@@ -18,7 +18,7 @@ class Job:
     activations: int
     results: int
     n_blocks: int
-    n_superblocks: int
+    n_groups: int
     n_vectors: int
     group_log2: int
     block_log2: int
@@ -36,7 +36,7 @@ class Job:
             "GROUP_LOG2": self.group_log2,
             "BLOCK_LOG2": self.block_log2,
             "VECTORS": self.n_vectors,
-            "N_SUPERBLOCKS": self.n_superblocks,
+            "N_GROUPS": self.n_groups,
             "N_BLOCKS": self.n_blocks,
             "TAG": self.tag,
         }

@@ -45,7 +45,7 @@ def job_cycles(
     n_places = layout.result_places(n_vectors)
     n_blocks = layout.n_blocks(n_rows)
     weight_bytes = layout.weight_bytes(n_rows, k, group_log2)
-    vector_bytes = layout.vector_bytes(k, group_log2)
+    vector_bytes = layout.vector_bytes(k)
     result_bytes = n_blocks * block_rows * n_places * 4
 
     # A port takes a beat a cycle if enough bursts are under way to cover the latency.

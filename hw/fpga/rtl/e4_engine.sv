@@ -84,7 +84,7 @@ module e4_engine #(
         .irq_done(irq_done), .irq_stopped(irq_stopped), .stopped(stopped), .restarted(restarted));
 
     wire stop, clear, x_ready, asymmetric, four_written, writer_idle, fetch, load;
-    wire [15:0] n_superblocks;
+    wire [15:0] n_groups;
     wire [1:0] group_log2, places_log2;
     wire [2:0] block_log2;
     wire [ADDR-1:0] y_addr, block_addr;
@@ -163,7 +163,7 @@ module e4_engine #(
                 .burst_ended(weight_beat[p] && m_rlast[p]), .idle(readers_idle[p]));
             e4_lane #(.BEAT(BEAT), .N_VEC(N_VEC), .LOADERS(PORTS), .X_DEPTH(X_DEPTH), .FIFO_DEPTH(FIFO_DEPTH),
                       .SUM_BITS(SUM_BITS), .ROW_BITS(ROW_BITS)) lane (
-                .clk(clk), .clear(clear), .x_ready(x_ready), .n_superblocks(n_superblocks), .group_log2(group_log2),
+                .clk(clk), .clear(clear), .x_ready(x_ready), .n_groups(n_groups), .group_log2(group_log2),
                 .block_log2(block_log2), .asymmetric(asymmetric),
                 .block_push(row_push), .block_row(row), .block_full(row_full),
                 .beat_push(weight_beat[p]), .beat_data(m_rdata[BEAT*p +: BEAT]), .beat_pop(popped),
@@ -180,7 +180,7 @@ module e4_engine #(
         .timeout(timeout), .max_bursts(max_bursts), .head(head), .status(status), .tag(tag), .error_addr(error_addr),
         .n_cycles(n_cycles), .n_beats(n_beats), .n_starved(n_starved), .n_gaps(n_gaps),
         .irq_done(irq_done), .irq_stopped(irq_stopped), .stopped(stopped), .restarted(restarted),
-        .stop(stop), .clear(clear), .x_ready(x_ready), .n_superblocks(n_superblocks), .group_log2(group_log2),
+        .stop(stop), .clear(clear), .x_ready(x_ready), .n_groups(n_groups), .group_log2(group_log2),
         .block_log2(block_log2), .asymmetric(asymmetric), .y_addr(y_addr), .places_log2(places_log2),
         .block_wanted(block_wanted), .block_granted(block_granted), .block_addr(block_addr), .block_row(block_row),
         .block_beats(block_beats),

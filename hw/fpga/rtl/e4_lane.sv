@@ -1,8 +1,8 @@
 // One port's computing: takes the beats of row blocks from the reader, gives each row's sums for N_VEC vectors.
 //
-// A row is n_superblocks times: one beat of BEAT/16 scale fields, then 8 << group_log2 beats of BEAT/4 weights. Field i
-// of a superblock belongs to its i-th group of 32 << group_log2 weights. Rows follow each other without a gap; which
-// block they are of comes with a queue of its own, in the order in which the reader has asked for them.
+// A row is a sequence of superblocks: one beat of BEAT/16 scale fields, then the weights of as many groups of
+// 32 << group_log2, BEAT/4 a beat; the row's last superblock ends with its weights. Rows follow each other without a gap;
+// which block they are of comes with a queue of its own, in the order in which the reader has asked for them.
 module e4_lane #(
     parameter BEAT = 64,           // bits: 64 or 128
     parameter N_VEC = 8,
@@ -17,7 +17,7 @@ module e4_lane #(
     input  wire                      clear,       // forget everything; nothing must be on its way
     // what runs
     input  wire                      x_ready,
-    input  wire [15:0]               n_superblocks,
+    input  wire [15:0]               n_groups,    // of 32 weights, in a row
     input  wire [1:0]                group_log2,
     input  wire [2:0]                block_log2,
     input  wire                      asymmetric,
@@ -68,17 +68,17 @@ module e4_lane #(
         .clk(clk), .clear(clear), .push(block_push), .push_data(block_row),
         .pop(block_pop), .valid(block_valid), .data(first_row), .full(block_full));
 
-    // Where in the row: the beat of the superblock, the superblock, the row of the block.
+    // Where in the row: the beat of the superblock, the word of activations, the row of the block.
     reg [6:0] beat_n;                               // 0 is the scales; up to 64 with groups of 256
-    reg [15:0] superblock;
     reg [4:0] row_n;
     reg [XA-1:0] x_n;                               // word of activations
     reg [GA-1:0] group_n;                           // group of 32
     reg [16*FIELDS-1:0] fields;
     wire [6:0] last_beat = 7'd8 << group_log2;
-    wire row_ends = beat_n == last_beat && superblock == n_superblocks - 1'b1;
+    wire [XA:0] n_words = (XA+1)'(n_groups) << (BEATS_A_GROUP - 1);
+    wire row_ends = beat_n != 0 && {1'b0, x_n} == n_words - 1'b1;
     wire [4:0] last_row_n = (5'd1 << block_log2) - 1'b1;
-    wire row_starts = beat_n == 0 && superblock == 0;
+    wire row_starts = beat_n == 0 && x_n == 0;
     reg [3:0] n_results;                            // rows begun whose results were not taken
     wire room = !row_starts || n_results < RESULTS;
     wire ready = x_ready && block_valid && room;
@@ -97,17 +97,15 @@ module e4_lane #(
         if (beat_pop && beat_n == 0) fields <= beat;
         if (clear) begin
             beat_n <= 0;
-            superblock <= 0;
             row_n <= 0;
             x_n <= 0;
             group_n <= 0;
         end else if (beat_pop) begin
-            beat_n <= beat_n == last_beat ? 7'd0 : beat_n + 1'b1;
+            beat_n <= beat_n == last_beat || row_ends ? 7'd0 : beat_n + 1'b1;
             if (is_weights) begin
                 x_n <= row_ends ? {XA{1'b0}} : x_n + 1'b1;
                 if (group_ends) group_n <= row_ends ? {GA{1'b0}} : group_n + 1'b1;
             end
-            if (beat_n == last_beat) superblock <= row_ends ? 16'd0 : superblock + 1'b1;
             if (row_ends) row_n <= row_n == last_row_n ? 5'd0 : row_n + 1'b1;
         end
     end

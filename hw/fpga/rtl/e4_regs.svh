@@ -33,7 +33,7 @@ localparam D_ASYMMETRIC = 17, D_ASYMMETRIC_W = 1;
 localparam D_GROUP_LOG2 = 18, D_GROUP_LOG2_W = 2;
 localparam D_BLOCK_LOG2 = 20, D_BLOCK_LOG2_W = 3;
 localparam D_VECTORS = 24, D_VECTORS_W = 4;
-localparam D_N_SUPERBLOCKS = 32, D_N_SUPERBLOCKS_W = 16;
+localparam D_N_GROUPS = 32, D_N_GROUPS_W = 16;
 localparam D_N_BLOCKS = 64, D_N_BLOCKS_W = 24;
 localparam D_TAG = 96, D_TAG_W = 32;
 localparam D_W_LO = 128, D_W_LO_W = 32;

@@ -34,7 +34,7 @@ module e4_runner #(
     output wire                       stop,
     output wire                       clear,
     output wire                       x_ready,
-    output wire [15:0]                n_superblocks,
+    output wire [15:0]                n_groups,
     output wire [1:0]                 group_log2,
     output wire [2:0]                 block_log2,
     output wire                       asymmetric,
@@ -88,7 +88,7 @@ module e4_runner #(
 
     // The descriptor
     assign tag = words[D_TAG +: 32];
-    assign n_superblocks = words[D_N_SUPERBLOCKS +: 16];
+    assign n_groups = words[D_N_GROUPS +: 16];
     assign group_log2 = words[D_GROUP_LOG2 +: 2];
     assign block_log2 = words[D_BLOCK_LOG2 +: 3];
     assign asymmetric = words[D_ASYMMETRIC];
@@ -97,19 +97,21 @@ module e4_runner #(
     assign places_log2 = vectors == 1 ? 2'd0 : vectors == 2 ? 2'd1 : vectors <= 4 ? 2'd2 : 2'd3;
     wire [23:0] n_blocks = words[D_N_BLOCKS +: 24];
     wire [27:0] n_rows = {4'd0, n_blocks} << block_log2;
-    wire [18:0] group_beats = {3'd0, n_superblocks} << group_log2;
-    wire [22:0] q_beats_wide = {group_beats, 4'd0};
-    assign q_beats = q_beats_wide[XA+1:0];                         // of a vector: its INT8 part
-    assign record_beats = XA'({group_beats, 1'b0});                // and its groups' records
+    localparam FIELDS = BEAT / 16, RECORDS = BEAT / 32, GROUP_BEATS = 128 / BEAT;
+    localparam GA = XA + 1 - $clog2(GROUP_BEATS);                  // bits of a checked row's groups
+    wire [GA-1:0] groups = n_groups[GA-1:0];
+    assign q_beats = (XA+2)'(groups) * (2 * GROUP_BEATS);          // of a vector: its INT8 part
+    assign record_beats = XA'((groups + RECORDS - 1) / RECORDS);   // and its groups' records
     assign stride_beats = ((XA+3)'(q_beats) + (XA+3)'(record_beats) + (XA+3)'(15)) & ~(XA+3)'(15);
-    wire [15:0] row_beats = 16'({group_beats, 3'd0}) + n_superblocks;
+    wire [15:0] row_beats = 16'(groups) * GROUP_BEATS + (16'(groups >> group_log2) + FIELDS - 1) / FIELDS;
+    wire ragged = |(n_groups[1:0] & ((2'd1 << group_log2) - 2'd1));
     wire unaligned = |words[D_W_LO +: SIZE + 4] || |words[D_X_LO +: SIZE + 4] || |words[D_Y_LO +: 7];
     wire [3:0] cause =
         words[D_MAGIC +: 16] != DESCRIPTOR_MAGIC ? CAUSE_MAGIC :
         |(words & ~D_USED) ? CAUSE_RESERVED :
         vectors == 0 || vectors > N_VEC ? CAUSE_VECTORS :
         group_log2 == 2'd3 ? CAUSE_GROUP :
-        n_superblocks == 0 || q_beats_wide > 2 * X_DEPTH ? CAUSE_LENGTH :
+        n_groups == 0 || n_groups > X_DEPTH / GROUP_BEATS || ragged ? CAUSE_LENGTH :
         n_blocks == 0 || block_log2 < 3'd2 || block_log2 > 3'd4 || |n_rows[27:24] ? CAUSE_BLOCKS :
         unaligned || |words[D_W_LO + ADDR +: 64 - ADDR] || |words[D_X_LO + ADDR +: 64 - ADDR]
                   || |words[D_Y_LO + ADDR +: 64 - ADDR] ? CAUSE_ALIGNMENT : 4'd0;

@@ -70,14 +70,14 @@ class Rig:
         offset = _PAGE
         for n, k in shapes:
             weights, x = _numbers(random, n, k, n_vectors, group_log2, asymmetric, extreme)
-            weight_bytes, x_bytes = pack_weights(weights, layout), pack_activations(x, group_log2, layout)
+            weight_bytes, x_bytes = pack_weights(weights, layout), pack_activations(x, layout)
             n_places = layout.result_places(n_vectors)
             x_at = _page(offset + weight_bytes.nbytes)
             y_at = _page(x_at + x_bytes.nbytes)
             y_bytes = layout.n_blocks(n) * block_rows * n_places * 4
             pieces += [(offset, weight_bytes), (x_at, x_bytes)]
             products.append(Product(weights, x, y_at, y_bytes, n_places))
-            places.append((offset, x_at, y_at, layout.n_blocks(n), layout.n_superblocks(k, group_log2)))
+            places.append((offset, x_at, y_at, layout.n_blocks(n), k // GROUP))
             offset = _page(y_at + y_bytes)
         engine = RtlEngine.open(build(config), offset + _PAGE)
         for at, data in pieces:
@@ -88,7 +88,7 @@ class Rig:
                 engine.base + x_at,
                 engine.base + y_at,
                 n_blocks,
-                n_superblocks,
+                n_groups,
                 n_vectors,
                 group_log2,
                 block_rows.bit_length() - 1,
@@ -96,7 +96,7 @@ class Rig:
                 tag=i,
                 irq=i == len(places) - 1,
             )
-            for i, (at, x_at, y_at, n_blocks, n_superblocks) in enumerate(places)
+            for i, (at, x_at, y_at, n_blocks, n_groups) in enumerate(places)
         ]
         return cls(engine, products, jobs)
 

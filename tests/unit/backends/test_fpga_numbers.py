@@ -95,12 +95,12 @@ def test_activations_lose_at_most_half_a_step_of_their_group(seed):
 def test_records_carry_the_sums_and_scales_of_groups():
     x = encode_activations(np.linspace(-3, 5, 192)[None])
     layout = Layout(64)
-    data = pack_activations(x, 0, layout)
-    records = data[256 : 256 + 32].reshape(-1, 4)
-    assert np.array_equal(records[:6, :2].copy().view("<i2")[:, 0], x.q.reshape(6, 32).sum(axis=1))
-    assert np.array_equal(records[:6, 2], x.e[0])
-    assert np.array_equal(records[:6, 3], x.f[0])
-    assert not records[6:].any()
+    data = pack_activations(x, layout)
+    records = data[192 : 192 + 24].reshape(-1, 4)
+    assert np.array_equal(records[:, :2].copy().view("<i2")[:, 0], x.q.reshape(6, 32).sum(axis=1))
+    assert np.array_equal(records[:, 2], x.e[0])
+    assert np.array_equal(records[:, 3], x.f[0])
+    assert not data[192 + 24 :].any()
 
 
 def test_zeros_are_zeros():
