@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, a C++ compiler and, the first time, the network.
 .POSIX:
 .SUFFIXES:
-.PHONY: help venv demo test test-peer test-systemd lint bench sanitize fuzz emulate-x86 test-kernel clean
+.PHONY: help venv demo test test-peer test-systemd lint bench sanitize fuzz emulate-x86 test-kernel test-rtl clean
 
 BIN = .venv/bin
 export PYTHON
@@ -17,6 +17,7 @@ help:
 	@echo 'make fuzz      a minute of libFuzzer on the engine, with clang; FUZZ_S=SECONDS for longer'
 	@echo 'make emulate-x86  run its check on emulated CPUs: AVX-512, AVX-VNNI, none of them (compiles Bochs once)'
 	@echo 'make test-kernel  boot a Debian kernel on an emulated board, and run the power code on its real drivers'
+	@echo 'make test-rtl   run the FPGA engine in simulation, 2,000 random products of each configuration'
 	@echo 'make venv    install into .venv only (compiles llama.cpp once, some minutes)'
 	@echo 'make clean   remove .venv and caches; models and the compiled wheel stay'
 
@@ -37,6 +38,8 @@ test: lint
 		minilm-l6:fp32 pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
 	@command -v fusermount3 >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q --no-install-recommends fuse3; } \
 		|| echo 'the tests on a mounted board are skipped: they need fuse3'
+	@command -v verilator >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q --no-install-recommends verilator; } \
+		|| echo 'the tests of the FPGA engine are skipped: they need verilator'
 	-$(BIN)/python -m tools.llama_server
 	$(BIN)/python -m pytest --models-are-here
 
@@ -70,6 +73,10 @@ fuzz:
 
 emulate-x86:
 	@sh tools/python.sh -m tools.emulate_x86
+
+test-rtl: venv
+	@command -v verilator >/dev/null || apt-get install -y -q --no-install-recommends verilator
+	RTL_RUNS=2000 $(BIN)/python -m pytest tests/fpga
 
 test-kernel:
 	@sh tools/python.sh -m tests.kernel.run

@@ -1,9 +1,9 @@
 """Where weights and activations lie in memory, byte by byte, for an engine with ports of a given width.
 
 A row is a sequence of superblocks: one beat of scale fields, then the weights of as many groups, two to a byte with the
-first in the lower half; the last superblock of a row has the weights that are left. Rows follow each other without a gap;
-the last block of rows is filled up with zero rows.
-Vectors follow each other, each filled up to 16 beats: their INT8, then four bytes per group of 32 {sum of q: INT16, e, f}.
+first in the lower half; the last superblock of a row has the weights that are left. Rows follow each other without a
+gap; the last block of rows is filled up with zero rows. Vectors follow each other, each filled up to 16 beats: their
+INT8, then four bytes per group of 32 {sum of q: INT16, e, f}.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A weight is q * scale, or (q - z) * scale with a zero point, q an INT4 in [-8, 7]. A group of 32, 64 or 128 weights of a
 row shares a 16-bit field: a signed 16-bit scale in units of the row's largest, or where weights are asymmetric 10
-bits of scale and 6 of zero point in quarters of a step. An activation is q * (16 + f) * 2^e * unit: q an INT8, f in [0, 15]
-and e in [0, 7] per group of 32, unit one number per vector. All that the engine adds and multiplies is whole:
+bits of scale and 6 of zero point in quarters of a step. An activation is q * (16 + f) * 2^e * unit: q an INT8, f in
+[0, 15] and e in [0, 7] per group of 32, unit one number per vector. All that the engine adds and multiplies is whole:
 
     t[n, g] = dot(q_w, q_x)                     or    4 * dot(q_w, q_x) - z * sum(q_x)
     sum[n]  = sum over g of (t[n, g] * (16 + f[g]) * scale[n, g]) << e[g]
@@ -48,11 +48,11 @@ class Weights:
 
     @property
     def n_rows(self) -> int:
-        return self.q.shape[0]
+        return int(self.q.shape[0])
 
     @property
     def k(self) -> int:
-        return self.q.shape[1]
+        return int(self.q.shape[1])
 
     def to_float(self) -> NDArray[np.float64]:
         """Give the float64 [n, k] weights these numbers stand for."""
@@ -82,8 +82,8 @@ def encode_weights(
 ) -> Weights:
     """Bring weights (q - zero) * scale into the engine's numbers without changing any q.
 
-    q is [n, k] in [-8, 7]; scale and zero, in steps of q, are [n, k / group] with groups of 32 << group_log2. With a zero
-    no scale may be negative. Zeros outside [-8, 7.75] are cut to it. Raises ValueError for what does not fit.
+    q is [n, k] in [-8, 7]; scale and zero, in steps of q, are [n, k / group] with groups of 32 << group_log2. With a
+    zero no scale may be negative. Zeros outside [-8, 7.75] are cut to it. Raises ValueError for what does not fit.
     """
     n, k = q.shape
     group = GROUP << group_log2

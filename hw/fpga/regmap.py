@@ -38,7 +38,8 @@ def _check(regmap: Mapping[str, Any]) -> None:
 
 def _check_bits(owner: str, spans: list[list[int]]) -> None:
     used = [bit for low, high in spans for bit in range(low, high + 1)]
-    assert len(used) == len(set(used)) and all(0 <= bit < 32 for bit in used), f"{owner}: fields overlap"
+    assert len(used) == len(set(used)), f"{owner}: fields overlap"
+    assert all(0 <= bit < 32 for bit in used), f"{owner}: a field leaves the word"
 
 
 def _verilog(regmap: Mapping[str, Any]) -> Iterator[str]:

@@ -16,6 +16,6 @@ def test_generated_files_are_up_to_date():
 
 def test_the_simulators_settings_have_the_same_numbers_on_both_sides():
     source = (ROOT / "hw/fpga/sim/engine_sim.cpp").read_text()
-    listed = re.search(r"enum Setting \{(.*?)\};", source, re.S)
+    listed = re.search(r"enum Setting \{(.*?)\};", source, re.DOTALL)
     assert listed is not None
-    assert len(re.findall(r"^\s*k\w+", listed[1], re.M)) == len(Setting)
+    assert len(re.findall(r"^\s*k\w+", listed[1], re.MULTILINE)) == len(Setting)

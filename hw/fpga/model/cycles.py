@@ -1,4 +1,4 @@
-"""How many cycles a job takes, from first principles and four small constants; a test holds it to the RTL within 2 %."""
+"""How many cycles a job takes, from first principles and a few small constants; tests hold it to the RTL within 2 %."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """latency_cycles from address to first beat; bytes_per_cycle of all ports together, None where ports are the limit."""
+    """latency_cycles from address to first beat; bytes_per_cycle of all ports, None where the ports are the limit."""
 
     latency_cycles: int
     bytes_per_cycle: float | None = None

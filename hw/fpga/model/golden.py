@@ -21,4 +21,5 @@ def multiply(weights: Weights, x: Activations) -> NDArray[np.int64]:
         t = Z_STEPS * t - z[:, :, None] * q_x.sum(axis=1).astype(np.int64)[:, None, :]
     scale = np.repeat(weights.scale, repeat, axis=1).T.astype(np.int64)
     code = ((F_ONE + x.f.astype(np.int64)) << x.e).T
-    return np.einsum("gnm,gn,gm->nm", t, scale, code, optimize=True)
+    sums: NDArray[np.int64] = np.einsum("gnm,gn,gm->nm", t, scale, code, optimize=True)
+    return sums

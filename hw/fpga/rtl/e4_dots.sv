@@ -5,7 +5,8 @@
 // of 32 products leaves 17 bits (|8 * 128 * 32| = 2^15). The upper one is short by the borrow of the lower's sign.
 module e4_dots #(
     parameter N_W = 16,
-    parameter N_VEC = 8
+    parameter N_VEC = 8,
+    parameter LUT_PRODUCTS = 0  // how many of the N_W products are made of adders: a board's multipliers are few
 ) (
     input  wire                      clk,
     input  wire [4*N_W-1:0]          w,    // two's complement nibbles, the first in the lowest bits
@@ -37,7 +38,14 @@ module e4_dots #(
                     wire signed [7:0] x1 = x_q[8*(N_W*(2*s+1) + i) +: 8];
                     wire signed [24:0] both = (x1 <<< 17) + x0;
                     reg signed [PRODUCT_BITS-1:0] product;
-                    always @(posedge clk) product <= both * wi;
+                    if (i < LUT_PRODUCTS) begin : adders
+                        wire signed [28:0] wide = both;
+                        always @(posedge clk)
+                            product <= (wi[0] ? wide : 29'sd0) + (wi[1] ? wide <<< 1 : 29'sd0)
+                                     + (wi[2] ? wide <<< 2 : 29'sd0) - (wi[3] ? wide <<< 3 : 29'sd0);
+                    end else begin : multiplier
+                        always @(posedge clk) product <= both * wi;
+                    end
                     assign terms[i] = product;
                 end else begin : one
                     wire signed [7:0] x0 = x_q[8*i +: 8];

@@ -9,7 +9,7 @@ module e4_lane #(
     parameter LOADERS = 4,         // vector v comes from loader v % LOADERS
     parameter X_DEPTH = 512,       // words of BEAT/4 activations per vector
     parameter FIFO_DEPTH = 512,
-    parameter F_BITS = 4,
+    parameter LUT_PRODUCTS = 0,
     parameter SUM_BITS = 56,
     parameter ROW_BITS = 24
 ) (
@@ -62,15 +62,19 @@ module e4_lane #(
         .pop(beat_pop), .valid(beat_valid), .data(beat), .full());
     /* verilator lint_on PINCONNECTEMPTY */
 
-    wire block_valid, block_pop;
+    // Blocks wait here until their last result has left; computing needs to know only how many have not begun.
+    wire block_pop;
     wire [ROW_BITS-1:0] first_row;
+    reg [4:0] row_n, out_n;                         // of the block: computed, and leaving
+    reg [3:0] n_waiting;
+    /* verilator lint_off PINCONNECTEMPTY */
     e4_fifo #(.WIDTH(ROW_BITS), .DEPTH(8)) blocks (
         .clk(clk), .clear(clear), .push(block_push), .push_data(block_row),
-        .pop(block_pop), .valid(block_valid), .data(first_row), .full(block_full));
+        .pop(block_pop), .valid(), .data(first_row), .full(block_full));
+    /* verilator lint_on PINCONNECTEMPTY */
 
     // Where in the row: the beat of the superblock, the word of activations, the row of the block.
     reg [6:0] beat_n;                               // 0 is the scales; up to 64 with groups of 256
-    reg [4:0] row_n;
     reg [XA-1:0] x_n;                               // word of activations
     reg [GA-1:0] group_n;                           // group of 32
     reg [16*FIELDS-1:0] fields;
@@ -81,9 +85,19 @@ module e4_lane #(
     wire row_starts = beat_n == 0 && x_n == 0;
     reg [3:0] n_results;                            // rows begun whose results were not taken
     wire room = !row_starts || n_results < RESULTS;
-    wire ready = x_ready && block_valid && room;
+    wire ready = x_ready && n_waiting != 0 && room;
     assign beat_pop = ready && beat_valid;
-    assign block_pop = beat_pop && row_ends && row_n == last_row_n;
+    wire block_computed = beat_pop && row_ends && row_n == last_row_n;
+    assign block_pop = result_pop && out_n == last_row_n;
+    assign result_row = first_row + ROW_BITS'(out_n);
+    always @(posedge clk)
+        if (clear) begin
+            n_waiting <= 0;
+            out_n <= 0;
+        end else begin
+            n_waiting <= n_waiting + {3'b0, block_push} - {3'b0, block_computed};
+            if (result_pop) out_n <= out_n == last_row_n ? 5'd0 : out_n + 1'b1;
+        end
     assign starved = ready && !beat_valid;
 
     wire is_weights = beat_pop && beat_n != 0;
@@ -138,17 +152,17 @@ module e4_lane #(
     end
 
     wire [17*N_VEC-1:0] beat_dots;
-    e4_dots #(.N_W(N_W), .N_VEC(N_VEC)) products (.clk(clk), .w(w_2), .x(x_2), .dots(beat_dots));
+    e4_dots #(.N_W(N_W), .N_VEC(N_VEC), .LUT_PRODUCTS(LUT_PRODUCTS)) products (.clk(clk), .w(w_2), .x(x_2), .dots(beat_dots));
 
     // What belongs to a beat travels beside it, from the cycle of its pop to that of its dots.
     localparam TRAVEL = 2 + DOT_LATENCY;
-    localparam TAG = 5 + 16 + ROW_BITS + GA;
+    localparam TAG = 5 + 16 + GA;
     reg row_first;                                  // the row's first group of 32 is under way
     always @(posedge clk)
         if (clear) row_first <= 1'b1;
         else if (is_weights && group_ends) row_first <= row_ends;
     wire [TAG-1:0] tag = {is_weights, group_starts, group_ends, row_first, row_ends,
-                          fields[16*field_n[$clog2(FIELDS)-1:0] +: 16], first_row + ROW_BITS'(row_n), group_n};
+                          fields[16*field_n[$clog2(FIELDS)-1:0] +: 16], group_n};
     reg [TAG-1:0] tags [1:TRAVEL];
     integer n;
     always @(posedge clk) begin
@@ -183,9 +197,8 @@ module e4_lane #(
 
     wire t_valid, t_starts, t_ends, t_first, t_last;
     wire [15:0] t_field;
-    wire [ROW_BITS-1:0] t_row;
     wire [GA-1:0] t_group;
-    assign {t_valid, t_starts, t_ends, t_first, t_last, t_field, t_row, t_group} = tags[TRAVEL];
+    assign {t_valid, t_starts, t_ends, t_first, t_last, t_field, t_group} = tags[TRAVEL];
 
     // Beats to groups of 32.
     wire [17*N_VEC-1:0] group_dots;
@@ -202,17 +215,16 @@ module e4_lane #(
     endgenerate
 
     wire row_valid;
-    wire [ROW_BITS-1:0] row_done;
     wire [SUM_BITS*N_VEC-1:0] row_sums;
-    e4_scale #(.N_VEC(N_VEC), .SHARE(SHARE), .F_BITS(F_BITS), .SUM_BITS(SUM_BITS), .ROW_BITS(ROW_BITS)) scale (
-        .clk(clk), .clear(clear), .valid(t_valid && t_ends), .first(t_first), .last(t_last), .row(t_row),
+    e4_scale #(.N_VEC(N_VEC), .SHARE(SHARE), .SUM_BITS(SUM_BITS)) scale (
+        .clk(clk), .clear(clear), .valid(t_valid && t_ends), .first(t_first), .last(t_last),
         .asymmetric(asymmetric), .field(t_field), .dots(group_dots), .records(records),
-        .out_valid(row_valid), .out_row(row_done), .out_sums(row_sums));
+        .out_valid(row_valid), .out_sums(row_sums));
 
     /* verilator lint_off PINCONNECTEMPTY */
-    e4_fifo #(.WIDTH(ROW_BITS + SUM_BITS*N_VEC), .DEPTH(RESULTS)) results (
-        .clk(clk), .clear(clear), .push(row_valid), .push_data({row_done, row_sums}),
-        .pop(result_pop), .valid(result_valid), .data({result_row, result_sums}), .full());
+    e4_fifo #(.WIDTH(SUM_BITS*N_VEC), .DEPTH(RESULTS)) results (
+        .clk(clk), .clear(clear), .push(row_valid), .push_data(row_sums),
+        .pop(result_pop), .valid(result_valid), .data(result_sums), .full());
     /* verilator lint_on PINCONNECTEMPTY */
 
     always @(posedge clk)

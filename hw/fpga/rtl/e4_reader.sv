@@ -81,7 +81,7 @@ module e4_reader #(
     reg [15:0] n_came;
     assign beat_addr = came_base + (ADDR'(n_came) << SIZE);
     /* verilator lint_off PINCONNECTEMPTY */
-    e4_fifo #(.WIDTH(ADDR + 16), .DEPTH(16)) coming (
+    e4_fifo #(.WIDTH(ADDR + 16), .DEPTH(8)) coming (
         .clk(clk), .clear(clear), .push(block_granted), .push_data({block_addr, block_beats}),
         .pop(beat_came && n_came == came_beats - 1), .valid(came_valid), .data({came_base, came_beats}), .full());
     /* verilator lint_on PINCONNECTEMPTY */

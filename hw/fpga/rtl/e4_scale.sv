@@ -9,32 +9,28 @@
 module e4_scale #(
     parameter N_VEC = 8,
     parameter SHARE = 2,
-    parameter F_BITS = 4,
     parameter Z_FRACTION = 2,
-    parameter SUM_BITS = 56,
-    parameter ROW_BITS = 24
+    parameter SUM_BITS = 56
 ) (
     input  wire                       clk,
     input  wire                       clear,
     input  wire                       valid,
     input  wire                       first,      // of a row
     input  wire                       last,
-    input  wire [ROW_BITS-1:0]        row,
     input  wire                       asymmetric,
     input  wire [15:0]                field,      // signed m, or {m[9:0], signed z[5:0]}
     input  wire [17*N_VEC-1:0]        dots,
     input  wire [32*N_VEC-1:0]        records,    // of the activations: {f at 24, e at 16, sum(x) at 0}
     output reg                        out_valid,
-    output reg  [ROW_BITS-1:0]        out_row,
     output wire [SUM_BITS*N_VEC-1:0]  out_sums
 );
     localparam UNITS = N_VEC / SHARE;
+    localparam F_BITS = 4;
     localparam Z_BITS = 6;
     localparam STAGES = 5;
 
     // A group that has come is held for SHARE cycles; phase says whose turn it is.
     reg held_valid, held_first, held_last, held_asymmetric;
-    reg [ROW_BITS-1:0] held_row;
     reg [15:0] held_field;
     reg [17*N_VEC-1:0] held_dots;
     reg [32*N_VEC-1:0] held_records;
@@ -44,7 +40,6 @@ module e4_scale #(
         if (valid) begin
             held_first <= first;
             held_last <= last;
-            held_row <= row;
             held_asymmetric <= asymmetric;
             held_field <= field;
             held_dots <= dots;
@@ -62,17 +57,13 @@ module e4_scale #(
 
     // What belongs to all units travels beside them.
     reg [STAGES:1] p_valid, p_first, p_last, p_phase;
-    reg [ROW_BITS-1:0] p_row [1:STAGES];
     reg p1_asymmetric;
     reg signed [16:0] p_m [1:3];
-    integer n;
     always @(posedge clk) begin
         p_valid <= clear ? {STAGES{1'b0}} : {p_valid[STAGES-1:1], held_valid};
         p_first <= {p_first[STAGES-1:1], held_first};
         p_last <= {p_last[STAGES-1:1], held_last};
         p_phase <= {p_phase[STAGES-1:1], phase && SHARE != 1};
-        p_row[1] <= held_row;
-        for (n = 2; n <= STAGES; n = n + 1) p_row[n] <= p_row[n-1];
         p1_asymmetric <= held_asymmetric;
         p_m[1] <= held_asymmetric ? {7'b0, held_field[15:6]} : {held_field[15], held_field};
         p_m[2] <= p_m[1];
@@ -87,7 +78,7 @@ module e4_scale #(
             wire signed [16:0] dot = upper ? held_dots[17*OTHER +: 17] : held_dots[17*u +: 17];
             wire [31:0] rec = upper ? held_records[32*OTHER +: 32] : held_records[32*u +: 32];
             wire signed [12:0] sum_x = rec[12:0];
-            wire signed [Z_BITS-1:0] z = held_field[Z_BITS-1:0];
+            wire [Z_BITS-1:0] z = held_field[Z_BITS-1:0];
 
             reg signed [16:0] dot_1;
             reg signed [18:0] zx_1;
@@ -97,16 +88,29 @@ module e4_scale #(
             reg signed [24:0] scaled_3;
             reg signed [41:0] product_4;
             reg signed [SUM_BITS-1:0] shifted_5;
-            wire signed [F_BITS+1:0] x_scale = {2'b01, f_2};
+            // By four bits and six: adders, where many units would waste multipliers.
+            wire signed [18:0] sum_wide = sum_x;
+            wire signed [24:0] t_wide = t_2;
+            wire signed [18:0] zx, zx_added;
+            wire signed [24:0] scaled, scaled_added;
+            assign zx_added = (z[0] ? sum_wide : 19'sd0) + (z[1] ? sum_wide <<< 1 : 19'sd0)
+                            + (z[2] ? sum_wide <<< 2 : 19'sd0) + (z[3] ? sum_wide <<< 3 : 19'sd0)
+                            + (z[4] ? sum_wide <<< 4 : 19'sd0) - (z[5] ? sum_wide <<< 5 : 19'sd0);
+            assign scaled_added = (t_wide <<< 4) + (f_2[0] ? t_wide : 25'sd0) + (f_2[1] ? t_wide <<< 1 : 25'sd0)
+                                + (f_2[2] ? t_wide <<< 2 : 25'sd0) + (f_2[3] ? t_wide <<< 3 : 25'sd0);
+            wire signed [5:0] z_signed = z;
+            wire signed [5:0] x_scale = {2'b01, f_2};
+            assign zx = N_VEC == 1 ? z_signed * sum_x : zx_added;
+            assign scaled = N_VEC == 1 ? t_2 * x_scale : scaled_added;
             always @(posedge clk) begin
                 dot_1 <= dot;
-                zx_1 <= z * sum_x;
+                zx_1 <= zx;
                 f_1 <= rec[24 +: F_BITS];
                 e_1 <= rec[18:16];
                 t_2 <= p1_asymmetric ? (dot_1 <<< Z_FRACTION) - zx_1 : 20'(dot_1);
                 f_2 <= f_1;
                 e_2 <= e_1;
-                scaled_3 <= t_2 * x_scale;
+                scaled_3 <= scaled;
                 e_3 <= e_2;
                 product_4 <= scaled_3 * p_m[3];
                 e_4 <= e_3;
@@ -122,8 +126,5 @@ module e4_scale #(
         end
     endgenerate
 
-    always @(posedge clk) begin
-        out_valid <= !clear && p_valid[STAGES] && p_last[STAGES] && (SHARE == 1 || p_phase[STAGES]);
-        out_row <= p_row[STAGES];
-    end
+    always @(posedge clk) out_valid <= !clear && p_valid[STAGES] && p_last[STAGES] && (SHARE == 1 || p_phase[STAGES]);
 endmodule

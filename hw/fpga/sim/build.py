@@ -17,7 +17,10 @@ _RTL = _HERE.parent / "rtl"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What an engine is built as. beat_bits is a port's width, k_max the longest row, in weights."""
+    """What an engine is built as. beat_bits is a port's width, k_max the longest row, in weights.
+
+    n_lut_products of a beat's products per pair of vectors are made without the board's multipliers.
+    """
 
     name: str
     beat_bits: int
@@ -25,6 +28,7 @@ class Config:
     n_vectors: int
     addr_bits: int
     k_max: int = 8192
+    n_lut_products: int = 0
 
     @property
     def macs_per_cycle(self) -> int:
@@ -36,7 +40,7 @@ CONFIGS = {
     config.name: config
     for config in (
         Config("z2-gemv", 64, 4, 1, 32),
-        Config("z2-gemm", 64, 2, 8, 32),
+        Config("z2-gemm", 64, 2, 8, 32, n_lut_products=1),
         Config("kv260-gemv", 128, 4, 1, 40),
         Config("kv260-gemm", 128, 4, 8, 40),
     )
@@ -79,6 +83,7 @@ def _compile(verilator: str, config: Config, work: Path, library: Path) -> None:
         "PORTS": config.n_ports,
         "N_VEC": config.n_vectors,
         "X_DEPTH": config.k_max * 4 // config.beat_bits,
+        "LUT_PRODUCTS": config.n_lut_products,
         "BUILD": f"32'h{source_hash()[:8]}",
     }
     defines = f"-DE4_BEAT={config.beat_bits} -DE4_PORTS={config.n_ports} -DE4_ADDR={config.addr_bits}"

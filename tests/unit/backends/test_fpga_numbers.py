@@ -19,7 +19,12 @@ def random_weights(n, k, group_log2, asymmetric, seed):
 
 
 matrices = st.tuples(
-    st.integers(1, 9), st.integers(1, 4), st.integers(0, 2), st.booleans(), st.integers(0, 2**32), st.sampled_from([64, 128])
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.integers(0, 2),
+    st.booleans(),
+    st.integers(0, 2**32),
+    st.sampled_from([64, 128]),
 )
 
 
