@@ -59,7 +59,7 @@ module e4_engine #(
     input  wire [1:0]               m_bresp
 );
     localparam ROW_BITS = 24;
-    localparam SUM_BITS = 56;
+    localparam SUM_BITS = 52;
     localparam XA = $clog2(X_DEPTH);
     localparam K_MAX_LOG2 = XA + $clog2(BEAT / 4);
     localparam [31:0] CAPS = BEAT / 8 | PORTS << 8 | N_VEC << 12 | K_MAX_LOG2 << 16 | ADDR << 21;

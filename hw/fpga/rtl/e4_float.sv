@@ -1,6 +1,6 @@
 // A signed whole number to IEEE 754 binary32, rounded to nearest, ties to even. LATENCY = 4 cycles, fully pipelined.
 module e4_float #(
-    parameter BITS = 56
+    parameter BITS = 52
 ) (
     input  wire            clk,
     input  wire [BITS-1:0] whole,

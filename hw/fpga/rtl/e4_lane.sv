@@ -10,7 +10,7 @@ module e4_lane #(
     parameter X_DEPTH = 512,       // words of BEAT/4 activations per vector
     parameter FIFO_DEPTH = 512,
     parameter LUT_PRODUCTS = 0,
-    parameter SUM_BITS = 56,
+    parameter SUM_BITS = 52,
     parameter ROW_BITS = 24
 ) (
     input  wire                      clk,

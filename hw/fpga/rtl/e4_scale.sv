@@ -10,7 +10,7 @@ module e4_scale #(
     parameter N_VEC = 8,
     parameter SHARE = 2,
     parameter Z_FRACTION = 2,
-    parameter SUM_BITS = 56
+    parameter SUM_BITS = 52
 ) (
     input  wire                       clk,
     input  wire                       clear,

@@ -7,7 +7,7 @@ module e4_writer #(
     parameter BEAT = 64,
     parameter PORTS = 4,
     parameter N_VEC = 8,
-    parameter SUM_BITS = 56,
+    parameter SUM_BITS = 52,
     parameter ROW_BITS = 24
 ) (
     input  wire                            clk,
