@@ -89,7 +89,7 @@ module e4_lane #(
     assign beat_pop = ready && beat_valid;
     wire block_computed = beat_pop && row_ends && row_n == last_row_n;
     assign block_pop = result_pop && out_n == last_row_n;
-    assign result_row = first_row + ROW_BITS'(out_n);
+    assign result_row = first_row | ROW_BITS'(out_n);   // a block begins at a multiple of its rows
     always @(posedge clk)
         if (clear) begin
             n_waiting <= 0;
