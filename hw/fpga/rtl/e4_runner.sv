@@ -145,15 +145,15 @@ module e4_runner #(
                 if (block_wanted[p]) block_granted = {{(PORTS-1){1'b0}}, 1'b1} << p;
     end
 
-    reg [47:0] cycles, beats, lane_starved, gaps;
-    assign n_cycles = {16'd0, cycles};
-    assign n_beats = {16'd0, beats};
-    assign n_starved = {16'd0, lane_starved};
-    assign n_gaps = {16'd0, gaps};
+    reg [43:0] cycles, beats, lane_starved, gaps;
+    assign n_cycles = {20'd0, cycles};
+    assign n_beats = {20'd0, beats};
+    assign n_starved = {20'd0, lane_starved};
+    assign n_gaps = {20'd0, gaps};
 
-    reg [31:0] n_quiet;
+    reg [31:0] n_quiet;                                            // cycles that may still pass without progress
     wire progress = |weight_beat || |load_beat || write_answered || four_written;
-    wire timed_out = timeout != 0 && n_quiet >= timeout && busy && !stopping;
+    wire timed_out = timeout != 0 && n_quiet == 0 && busy && !stopping;
     wire failed = |weight_error || |load_error || write_error || timed_out;
     wire all_idle = &reads_idle && writer_idle;
 
@@ -164,7 +164,7 @@ module e4_runner #(
         irq_stopped <= 1'b0;
         stopped <= 1'b0;
         restarted <= 1'b0;
-        n_quiet <= busy && !progress ? n_quiet + 1'b1 : 32'd0;
+        n_quiet <= busy && !progress ? n_quiet - 1'b1 : timeout;
         if (|block_granted) begin
             next_addr <= next_addr + (ADDR'(block_beats) << SIZE);
             next_row <= next_row + (ROW_BITS'(1) << block_log2);
@@ -255,7 +255,7 @@ module e4_runner #(
         if (busy && weight_beat == 0) gaps <= gaps + 1'b1;
         beats <= beats + n_now;
         lane_starved <= lane_starved + n_hungry;
-        if (state == CLEAR && restart) {cycles, gaps, beats, lane_starved} <= 192'd0;
+        if (state == CLEAR && restart) {cycles, gaps, beats, lane_starved} <= 176'd0;
 
         if (reset) begin
             state <= IDLE;
@@ -264,8 +264,8 @@ module e4_runner #(
             error_addr <= 64'd0;
             head <= 16'd0;
             words <= 512'd0;
-            n_quiet <= 32'd0;
-            {cycles, gaps, beats, lane_starved} <= 192'd0;
+            n_quiet <= 32'hffffffff;
+            {cycles, gaps, beats, lane_starved} <= 176'd0;
         end
     end
 endmodule
