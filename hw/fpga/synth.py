@@ -2,8 +2,8 @@
 
 python -m hw.fpga.synth [--record] [CONFIG ...]
 
-Exits 1 where LUTs, DSPs or block RAM have grown by more than 5 %. LUTs are yosys' estimate of logic cells: neighbours that
-one LUT6_2 can hold are counted once, as a placer would. Nothing here is timing.
+Exits 1 where LUTs, DSPs or block RAM have grown by more than 5 %. LUTs are yosys' estimate of logic cells: neighbours
+that one LUT6_2 can hold are counted once, as a placer would. Nothing here is timing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def count(report: str) -> Mapping[str, float]:
     """Read yosys' statistics."""
 
     def cells(pattern: str) -> int:
-        return sum(int(n) for n in re.findall(rf"^\s+(?:{pattern})\s+(\d+)$", report, re.M))
+        return sum(int(n) for n in re.findall(rf"^\s+(?:{pattern})\s+(\d+)$", report, re.MULTILINE))
 
     estimate = re.search(r"Estimated number of LCs:\s+(\d+)", report)
     if estimate is None:
@@ -91,7 +91,8 @@ def main() -> int:
         chip = CHIPS[name.split("-")[0]]
         shares = ", ".join(f"{100 * found[key] / chip[key]:.0f} %" for key in chip)
         print(
-            f"{name:<14}{found['luts']:>9.0f}{found['dsps']:>7.0f}{found['bram36']:>9.1f}{found['registers']:>11.0f}   {shares}"
+            f"{name:<14}{found['luts']:>9.0f}{found['dsps']:>7.0f}{found['bram36']:>9.1f}"
+            f"{found['registers']:>11.0f}   {shares}"
         )
         for key in chip:
             if name in recorded and found[key] > GROWTH * recorded[name][key]:
