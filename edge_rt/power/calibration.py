@@ -17,7 +17,6 @@ Version 2 has "threads" beside that, what both phases take on fewer threads:
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -288,7 +287,7 @@ class _Reader:
         value = self._get(table, place, name, default)
         low, high = within
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not low <= value <= high:
+        if not is_number or not low <= value <= high:  # which no NaN is, and an integer may be beyond what is a float
             raise self.wrong(_join(place, name), f"must be a number from {low:g} to {high:g}")
         return float(value)
 

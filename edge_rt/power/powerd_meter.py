@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast, get_args
 
@@ -78,4 +77,4 @@ def _number(told: Mapping[str, Any], name: str, most: float) -> float | None:
     value = told.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    return float(value) if math.isfinite(value) and 0 <= value <= most else None
+    return float(value) if 0 <= value <= most else None

@@ -105,7 +105,10 @@ def _checked(name: str, value: Any, default: Any) -> tuple[str, Any]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "Expected `float`", value
     least, most = _RANGES[name]
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
         return "must be finite", value
     if number < least or number > most or (number == least and name in _MORE_THAN_LEAST):

@@ -7,6 +7,7 @@ the traffic is like: a threshold found on other traffic gives another share here
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -167,7 +168,7 @@ class Budget:
 
 
 def _is_amount(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
+    return isinstance(value, int | float) and 0 <= value <= sys.float_info.max
 
 
 class _Tenant:

@@ -118,6 +118,8 @@ def _changed(place: list[str | int], value: Any) -> bytes:
         (["idle_w"], True, "idle_w"),
         (["idle_w"], "2.7", "idle_w"),
         (["idle_w"], float("nan"), "idle_w"),
+        (["idle_w"], 10**400, "idle_w"),
+        (["version"], 10**400, "version"),
         (["idle_w"], 5.0, "domains[0].points[0]"),
         (["utilisation"], 0, "utilisation"),
         (["domains"], [], "domains"),
@@ -167,7 +169,7 @@ def test_what_cannot_be_is_not_written(tmp_path: Path) -> None:
 @settings(max_examples=50, deadline=None)
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.floats() | st.text(),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
         lambda kids: st.lists(kids) | st.dictionaries(st.text(), kids),
     )
 )

@@ -89,7 +89,7 @@ def test_without_powerd_or_its_meter_there_is_a_reason() -> None:
     assert "no RAPL" in PowerdMeter("p", ask=FakePowerd(meter=None, reason="no RAPL")).reason
 
 
-anything = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.none())
+anything = st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text() | st.lists(st.none())
 
 
 @given(st.dictionaries(st.sampled_from([*TOLD]), anything))

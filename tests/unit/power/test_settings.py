@@ -38,6 +38,7 @@ TABLES: list[dict[str, Any]] = [
     {"max_w": "15"},
     {"max_w": float("nan")},
     {"max_w": float("inf")},
+    {"max_w": 10**400},
     {"battery_w": -0.5},
     {"max_c": 30.0},
     {"max_c": 29.9},

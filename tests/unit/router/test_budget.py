@@ -148,7 +148,15 @@ def test_what_was_spent_survives_a_restart() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"day": "x", "spent": 1}, {"day": 1, "spent": -1}, {"day": 1, "spent": math.nan}, {"day": 1}]
+    "state",
+    [
+        {},
+        {"day": "x", "spent": 1},
+        {"day": 1, "spent": -1},
+        {"day": 1, "spent": math.nan},
+        {"day": 1, "spent": 10**400},
+        {"day": 1},
+    ],
 )
 def test_a_state_that_is_none_changes_nothing(state: dict[str, object]) -> None:
     budget = Budget(share=0.5, max_cost_per_day=1.0)
