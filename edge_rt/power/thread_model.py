@@ -13,13 +13,14 @@ whatever the number of threads, and as much again for each of them. Standard lib
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from edge_rt.power.calibration import Phase, ThreadPoint
 
 _SHARP = 4.0  # how sharply the memory's bandwidth ends
-_KNEE_STEP = 0.25  # of n_full, as it is tried
+_KNEE_STEP = 0.25  # of n_full, as it is tried …
+_KNEE_SHARE = 1 / 32  # … and relative to it where that is more
 _N_TERMS = 5
 _WORTH = 0.9  # a term more must leave less than this of the squared error
 _EXACT = 1e-6  # relative; what is smaller is rounding
@@ -103,8 +104,7 @@ def fit(points: Sequence[ThreadPoint], *, idle_w: float, top_hz: float) -> Threa
 def _fit_phase(phase: Phase, points: Sequence[ThreadPoint], top_hz: float) -> PhaseThreads | None:
     most = max(point.n_threads for point in points)
     best: tuple[float, float, list[float]] | None = None
-    for step in range(2, int(most / _KNEE_STEP) + 1):
-        n_full = step * _KNEE_STEP
+    for n_full in _knees(most):
         rows = [_terms(point, n_full, top_hz) for point in points]
         if phase == "prefill":  # its rows are tokens already
             rows = [[row[0], 0.0, *row[2:]] for row in rows]
@@ -134,6 +134,13 @@ def _fit_phase(phase: Phase, points: Sequence[ThreadPoint], top_hz: float) -> Ph
     return replace(fitted, error=worst)
 
 
+def _knees(most: int) -> Iterator[float]:
+    n_full = 2 * _KNEE_STEP
+    while n_full <= most:
+        yield n_full
+        n_full += max(_KNEE_STEP, n_full * _KNEE_SHARE)
+
+
 def _terms(point: ThreadPoint, n_full: float, top_hz: float) -> list[float]:
     n, r, x = point.n_threads, point.n_streams, min(point.max_hz / top_hz, 1.0)
     knee = _knee(n_full, n)
@@ -147,31 +154,36 @@ def _knee(n_full: float, n_threads: float) -> float:
 def _least_squares(rows: Sequence[Sequence[float]]) -> tuple[float, list[float]]:
     """Find coefficients of 0 and more whose sums come nearest to 1 in each row; fewer terms before more.
 
-    There are so few terms that all sets of them can be tried: no iteration, and nothing that does not converge.
+    There are so few terms that all sets of them can be tried: no iteration, and nothing that does not converge. The
+    rows, of which a file may hold hundreds, are gone through once.
     """
-    used = [i for i in range(_N_TERMS) if any(row[i] for row in rows)]
+    every = range(_N_TERMS)
+    products = [[sum(row[i] * row[j] for row in rows) for j in every] for i in every]
+    sums = [sum(row[i] for row in rows) for i in every]
+    used = [i for i in every if products[i][i] > 0]
     best_error, best = float(len(rows)), [0.0] * _N_TERMS
     for size in range(1, len(used) + 1):
         least: tuple[float, list[float]] | None = None
         for chosen in itertools.combinations(used, size):
-            solved = _solve([[row[i] for i in chosen] for row in rows])
+            solved = _solve([[*(products[i][j] for j in chosen), sums[i]] for i in chosen])
             if solved is None or min(solved) < 0:
                 continue
-            error = sum((sum(row[i] * c for i, c in zip(chosen, solved, strict=True)) - 1) ** 2 for row in rows)
+            error = float(len(rows))  # the sum of (row · solved - 1)²
+            for i, c in zip(chosen, solved, strict=True):
+                error += c * (sum(products[i][j] * d for j, d in zip(chosen, solved, strict=True)) - 2 * sums[i])
             if least is None or error < least[0]:
                 full = [0.0] * _N_TERMS
                 for i, c in zip(chosen, solved, strict=True):
                     full[i] = c
-                least = error, full
+                least = max(error, 0.0), full
         if least is not None and least[0] < best_error * _WORTH - _EXACT**2:
             best_error, best = least
     return best_error, best
 
 
-def _solve(rows: Sequence[Sequence[float]]) -> list[float] | None:
-    """Solve the normal equations for sums of 1; None where the terms cannot be told apart."""
-    n = len(rows[0])
-    table = [[sum(row[i] * row[j] for row in rows) for j in range(n)] + [sum(row[i] for row in rows)] for i in range(n)]
+def _solve(table: list[list[float]]) -> list[float] | None:
+    """Solve normal equations, the last column their right side; None where the terms cannot be told apart."""
+    n = len(table)
     scale = [table[i][i] for i in range(n)]
     for i in range(n):
         pivot = max(range(i, n), key=lambda k: abs(table[k][i]) / scale[k])

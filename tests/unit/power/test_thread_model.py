@@ -75,6 +75,24 @@ def test_it_finds_where_the_bandwidth_of_memory_is_full(n_full: float) -> None:
     assert _fit(_points(n_full=n_full)).decode.n_full == pytest.approx(n_full, abs=0.5)
 
 
+def test_a_file_as_large_as_may_be_is_fitted_while_powerd_starts() -> None:
+    points = []
+    for k in range(1, 65):
+        n = 16 * k
+        for i in range(8):
+            hz = TOP_HZ * (i + 8) / 15
+            decode_s, prefill_s = _decode_s(hz / TOP_HZ, n, 1, n_full=200.0), _prefill_s(hz / TOP_HZ, n)
+            points.append(
+                ThreadPoint(phase="decode", max_hz=hz, n_threads=n, n_streams=1, s_per_token=decode_s, power_w=None)
+            )
+            points.append(
+                ThreadPoint(phase="prefill", max_hz=hz, n_threads=n, n_streams=1, s_per_token=prefill_s, power_w=None)
+            )
+    model = _fit(points)
+    assert (len(points), model.n_most) == (1024, 1024)
+    assert max(model.decode.error, model.prefill.error) < 0.02
+
+
 def test_noise_of_two_percent_leaves_errors_of_as_much() -> None:
     model = _fit(_points(noise=0.02))
     for n in COUNTS:
