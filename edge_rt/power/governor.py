@@ -34,12 +34,19 @@ def safe(domains: Sequence[Domain]) -> Decision:
     return Decision(max_hz=chosen, reason="safe")
 
 
+def at_work(hints: Sequence[Hint], now_s: float) -> list[Hint]:
+    """Give the fresh hints of those that work or have somebody waiting. Pure."""
+    return [hint for hint in hints if now_s - hint.sent_s <= HINT_S and (hint.work != "idle" or hint.n_waiting)]
+
+
 def merge(hints: Sequence[Hint], now_s: float) -> Hint | None:
     """Join what several daemons said to one hint; None if none of it is fresh. Pure.
 
-    Several that work take no advice: how fast each is on how many threads depends on the others'.
+    Several that work take no advice: how fast each is on how many threads depends on the others'. Who has just
+    ended its work is none of them.
     """
     fresh = [hint for hint in hints if now_s - hint.sent_s <= HINT_S]
+    fresh = at_work(fresh, now_s) or fresh[-1:]
     if len(fresh) <= 1:
         return fresh[0] if fresh else None
     works: tuple[Work, ...] = ("prefill", "decode", "idle")
@@ -103,6 +110,7 @@ class Governor:
         self.decision = Decision(max_hz={}, reason="none yet")
         self.applied = Applied()
         self.n_steps = self.n_writes = 0
+        self.n_at_work = 0  # daemons
         self._say, self._sleep = say, sleep
         self._hint: Hint | None = None
         self._decided_by: tuple[Observation, Limits] | None = None
@@ -127,6 +135,7 @@ class Governor:
         """Look, decide and set once. Raises nothing but what is no error of the machine's."""
         self.n_steps += 1
         self._hint = merge(hints, now_s)
+        self.n_at_work = len(at_work(hints, now_s))
         self.applied = self.actuators.look(now_s)
         is_advised = not self.is_dry and self._hint is not None and self._hint.max_threads > 0
         advice = self.advice if is_advised else NO_ADVICE

@@ -39,6 +39,7 @@ def report(
         },
         "n_clocks": len(in_force),
         "advice": asdict(governor.advice),
+        "n_at_work": governor.n_at_work,
         "takes_advice": hint is not None and hint.max_threads > 0,
         "work": hint.work if hint is not None else None,
         "n_running": hint.n_running if hint is not None else None,

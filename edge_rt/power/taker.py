@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import weakref
 from collections.abc import Callable
 from typing import Final, ParamSpec, Protocol, TypeVar
@@ -38,8 +37,8 @@ class AdviceTaker:
         self.told = self.in_force = NO_ADVICE
         self.run_at_most: Callable[[int | None], None] = lambda _: None  # set by who has the queues
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
-        self._heard_s = -math.inf
-        self._working_since_s: float | None = None
+        self._unheard_s = 0.0  # of work since the last advice
+        self._worked_s: float | None = None  # until when that is counted; None: nothing is worked at
 
     def add(self, worker: Worker) -> None:
         """Advise a worker from now on, as long as it is there."""
@@ -49,7 +48,9 @@ class AdviceTaker:
 
     def take(self, advice: Advice, *, is_dry: bool, now_s: float) -> None:
         """Work by this from the next step on; in a dry run only remember it."""
-        self._heard_s = now_s
+        self._unheard_s = 0.0
+        if self._worked_s is not None:
+            self._worked_s = now_s
         most = self.limits
         self.told = Advice(
             n_prefill_threads=_within(advice.n_prefill_threads, most.max_threads),
@@ -59,13 +60,14 @@ class AdviceTaker:
         self._apply(NO_ADVICE if is_dry else self.told)
 
     def check(self, now_s: float, *, works: bool) -> None:
-        """End advice that has not been repeated for seconds of work. To be called every half second of it."""
-        if not works:
-            self._working_since_s = None
-            return
-        if self._working_since_s is None:
-            self._working_since_s = now_s
-        if self.told != NO_ADVICE and now_s - max(self._heard_s, self._working_since_s) > _SILENT_S:
+        """End advice that has not been repeated for seconds of work. To be called every half second of it, and after.
+
+        Rests count nothing, for nobody repeats it then, and forgive nothing: short answers are work too.
+        """
+        if self._worked_s is not None:
+            self._unheard_s += now_s - self._worked_s
+        self._worked_s = now_s if works else None
+        if self.told != NO_ADVICE and self._unheard_s > _SILENT_S:
             self.end("powerd is silent")
 
     def end(self, reason: str) -> None:

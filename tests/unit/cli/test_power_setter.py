@@ -58,21 +58,29 @@ def test_a_real_powerd_is_asked(socket_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "takes", "end"),
+    ("state", "takes", "n_at_work", "end"),
     [
-        ("acting", True, "together at most"),
-        ("acting", False, "together at most (nobody at work takes it)"),
-        ("dry-run", True, "together at most (shown only)"),
+        ("acting", True, 1, "together at most"),
+        ("acting", False, 1, "together at most (nobody at work takes it)"),
+        ("acting", False, 0, "together at most (nobody is at work)"),
+        ("dry-run", True, 1, "together at most (shown only)"),
     ],
 )
-def test_advice_is_shown_with_whether_it_is_taken(state: str, takes: bool, end: str) -> None:
+def test_advice_is_shown_with_whether_it_is_taken(state: str, takes: bool, n_at_work: int, end: str) -> None:
     advice = {"n_prefill_threads": 4, "n_decode_threads": 1, "max_batch": 6}
-    status = {"state": state, "reason": "decode", "advice": advice, "takes_advice": takes}
+    status = {"state": state, "reason": "decode", "advice": advice, "takes_advice": takes, "n_at_work": n_at_work}
     last = list(lines(Setter(status=status, reason="", rivals=())))[-1]
     assert last == f"advises prefill on 4 threads, decode on 1 thread, 6 answers {end}"
 
 
+NO_ADVICE = {"n_prefill_threads": None, "n_decode_threads": None, "max_batch": None}
+
+
+def test_that_several_at_work_get_no_advice_is_said() -> None:
+    status = {"state": "acting", "reason": "decode", "advice": NO_ADVICE, "takes_advice": False, "n_at_work": 2}
+    assert list(lines(Setter(status=status, reason="", rivals=())))[-1] == "advises nothing: 2 daemons are at work"
+
+
 def test_no_advice_is_no_line() -> None:
-    advice = {"n_prefill_threads": None, "n_decode_threads": None, "max_batch": None}
-    for told in ({}, {"advice": advice}, {"advice": None}):
+    for told in ({}, {"advice": NO_ADVICE, "n_at_work": 1}, {"advice": None}):
         assert len(list(lines(Setter(status={"state": "acting", "reason": "idle"} | told, reason="", rivals=())))) == 1

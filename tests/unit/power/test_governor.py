@@ -17,7 +17,7 @@ from edge_rt.devices.meters import Boundary, Quality, Sample
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.power.actuators import Actuators
 from edge_rt.power.assemble import Chooser
-from edge_rt.power.governor import DECIDE_S, Governor, cap_w, has_news, merge, safe
+from edge_rt.power.governor import DECIDE_S, Governor, at_work, cap_w, has_news, merge, safe
 from edge_rt.power.sensing import PowerReader, Sensing
 from edge_rt.power.snapshot import Snapshot
 from edge_rt.power.state import NO_ADVICE, Advice, Decision, Domain, Hint, Limits, Observation, Power
@@ -123,12 +123,21 @@ def test_who_stops_acting_or_fails_gives_no_advice(scene: Scene) -> None:
     assert scene.governor.advice == Advice()
 
 
-def test_several_daemons_at_work_take_no_advice() -> None:
+def test_several_daemons_workingtake_no_advice() -> None:
     one = Hint(work="decode", max_threads=4, max_batch=8, sent_s=9.0)
     assert merge([one], 9.1) == one
     joined = merge([one, one], 9.1)
     assert joined is not None
     assert (joined.max_threads, joined.max_batch) == (0, 0)
+
+
+def test_a_daemon_that_rests_takes_nobodys_advice_away() -> None:
+    working = Hint(work="decode", n_running=1, max_threads=4, max_batch=8, sent_s=9.0)
+    resting = Hint(work="idle", max_threads=4, max_batch=8, sent_s=9.05)
+    for hints in ([working, resting], [resting, working]):
+        assert merge(hints, 9.1) is working
+    assert merge([resting, resting], 9.1) is resting
+    assert at_work([working, resting], 9.1) == [working]
 
 
 DECODING = Hint(work="decode", n_running=1)

@@ -86,6 +86,21 @@ def test_advice_that_is_not_repeated_while_there_is_work_ends() -> None:
     assert bench.taker.in_force == ADVICE
 
 
+def test_short_answers_to_a_silent_powerd_add_up() -> None:
+    bench = Bench()
+    bench.taker.take(ADVICE, is_dry=False, now_s=0.0)
+    for i in range(4):
+        bench.taker.check(100.0 * i, works=True)
+        bench.taker.check(100.0 * i + 1.0, works=False)
+        assert bench.taker.in_force == ADVICE
+    bench.taker.check(400.0, works=True)
+    bench.taker.check(400.5, works=True)
+    assert bench.taker.in_force == Advice()
+    bench.taker.take(ADVICE, is_dry=False, now_s=400.6)  # it speaks again
+    bench.taker.check(404.0, works=True)
+    assert bench.taker.in_force == ADVICE
+
+
 # -- by a real socket ------------------------------------------------------------------------------------------------
 
 
