@@ -1,0 +1,1 @@
+"""What Vivado needs to build the overlay. Untested: no Vivado was at hand."""
