@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import harness
 from edge_rt import config
 from edge_rt.api.client import Client
 from edge_rt.devices import memory
+from edge_rt.same_package import command
 from edge_rt.types import Message
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +39,7 @@ def daemon(*arguments: str, **environ: str) -> Iterator[tuple[subprocess.Popen[b
         path = Path(folder) / "api.sock"
         begun_s = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-m", "edge_rt", "serve", "--socket", str(path), "--log-level", "error", *arguments],
+            command("edge_rt", "serve", "--socket", str(path), "--log-level", "error", *arguments),
             env={**os.environ, **environ, "NOTIFY_SOCKET": f"{folder}/notify"},
             stderr=subprocess.DEVNULL,
         )

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from argparse import ArgumentParser
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import harness
 
+from edge_rt import same_package
 from edge_rt.devices import memory
 from edge_rt.power.client import HintSender, ask
 from edge_rt.power.state import Hint
@@ -71,7 +71,7 @@ def powerd(n_clocks: int) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
         (root / "c.toml").write_text(f'[power]\nenabled = true\nsocket_path = "{root / "p"}"\n')
         told.bind(str(root / "n"))
         told.settimeout(60.0)
-        command = [sys.executable, "-m", "edge_rt.power.powerd", "--root", folder]
+        command = same_package.command("edge_rt.power.powerd", "--root", folder)
         process = subprocess.Popen(
             [*command, "--config", str(root / "c.toml"), "--snapshot", str(root / "snapshot")],
             env={**os.environ, "NOTIFY_SOCKET": str(root / "n")},
@@ -142,7 +142,7 @@ def restored_s(n_clocks: int) -> float:
         process.send_signal(signal.SIGKILL)
         begun_s = time.perf_counter()
         process.wait()
-        command = [sys.executable, "-m", "edge_rt.power.restore", "--root", str(root)]
+        command = same_package.command("edge_rt.power.restore", "--root", str(root))
         subprocess.run([*command, "--snapshot", str(root / "snapshot")], check=True, stderr=subprocess.DEVNULL)
         took_s = time.perf_counter() - begun_s
         if [limit.read_text() for limit in limits] != before:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edge_rt.same_package import command
+
 # Our feature name -> llama.cpp's, for those its kernels are compiled differently for.
 _LLAMA_NAMES = {
     "avx": "AVX",
@@ -68,7 +70,7 @@ def inspect(run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.ru
     """Load llama.cpp in a child and ask it."""
     try:
         done = run(
-            [sys.executable, "-m", "edge_rt.backends.llama_build"],
+            command("edge_rt.backends.llama_build"),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,

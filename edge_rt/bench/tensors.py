@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_rt import same_package
 from edge_rt.backends.base import DTYPES, TensorSession
 from edge_rt.bench.metering import Metering
 from edge_rt.bench.runner import Sensors
@@ -165,7 +166,7 @@ def run_job(job: Job, sensors: Sensors | None = None) -> tuple[Row, ...]:
 
 def measure_apart(job: Job, *, timeout_s: float = _TIMEOUT_S, command: Sequence[str] = ()) -> tuple[Row, ...]:
     """Measure a candidate in a process of its own. Raises the error that it tells, or BackendLoadError how it ended."""
-    command = command or (sys.executable, "-P", "-m", "edge_rt.bench.tensors")
+    command = command or same_package.command("edge_rt.bench.tensors")
     try:
         child = subprocess.run(
             command, input=msgspec.json.encode(job), capture_output=True, check=False, timeout=timeout_s

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import msgspec
 
 from edge_rt.errors import BackendLoadError, from_wire
+from edge_rt.same_package import command
 
 _TELLING = ("failed", "error", "ASSERT")
 
@@ -18,7 +18,7 @@ def run_child(module: str, *arguments: str, model: str, what: str) -> None:
     Raises the error that the child tells, or BackendLoadError naming what ended and its last words on stderr.
     """
     child = subprocess.run(
-        [sys.executable, "-P", "-m", module, *arguments],  # the working directory is no place to import from
+        command(module, *arguments),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,

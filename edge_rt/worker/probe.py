@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from edge_rt import same_package
 from edge_rt.errors import BackendUnavailableError
 from edge_rt.tensor_types import DeviceState
 
@@ -31,7 +32,7 @@ class ProbeChild:
 
     def __init__(self, backend: str, *, timeout_s: float = TIMEOUT_S, command: Sequence[str] = ()) -> None:
         self._backend, self._timeout_s = backend, timeout_s
-        self._command = command or (sys.executable, "-P", "-m", "edge_rt.worker.probe", backend)
+        self._command = command or same_package.command("edge_rt.worker.probe", backend)
         self._child: asyncio.subprocess.Process | None = None
 
     async def read(self) -> tuple[DeviceState, ...]:

@@ -8,8 +8,8 @@ import logging
 import os
 import signal
 import socket
-import sys
 
+from edge_rt.same_package import command
 from edge_rt.worker.process import Handle
 
 _log = logging.getLogger(__name__)
@@ -26,11 +26,7 @@ async def spawn() -> tuple[socket.socket, Handle]:
     try:
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # the daemon's working directory is no place to import from
-                "-m",
-                "edge_rt.worker.main",
-                str(theirs.fileno()),
+                *command("edge_rt.worker.main", str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
