@@ -193,8 +193,10 @@ class Panel:
             before = self._before.pop(meter.name, None)
             if reading.value is None:
                 continue
-            self._before[meter.name] = (now_s, reading.value)
-            power_w = mean_w(before[1], reading.value, now_s - before[0]) if before else reading.value.power_w
+            # A counter's value may be old: powerd's are of its last look, a second ago when nobody works.
+            at_s = now_s - reading.value.age_s
+            self._before[meter.name] = (at_s, reading.value)
+            power_w = mean_w(before[1], reading.value, at_s - before[0]) if before else reading.value.power_w
             if power_w is not None:
                 self.powers_w[meter.name] = power_w
         self.disagreements = disagreements(self.powers_w, self._meters)

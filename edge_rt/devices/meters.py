@@ -113,10 +113,14 @@ def watts(power_w: float, source: str) -> Reading[float]:
 def mean_w(before: Sample, after: Sample, span_s: float) -> float | None:
     """Give the mean power between two samples: by the counter where there is one; None where it is not known.
 
-    A counter that stands still says nothing: no machine that runs takes 0 W.
+    A counter that stands still says nothing: no machine that runs takes 0 W. Its meter may tell a power beside it.
+
+    span_s  from when the one was measured to when the other was, not from one reading to the next
     """
     if before.energy_j is not None and after.energy_j is not None:
-        return (after.energy_j - before.energy_j) / span_s if span_s > 0 and after.energy_j > before.energy_j else None
+        if span_s > 0 and after.energy_j > before.energy_j:
+            return (after.energy_j - before.energy_j) / span_s
+        return after.power_w
     if before.power_w is not None and after.power_w is not None:
         return (before.power_w + after.power_w) / 2
     return after.power_w

@@ -127,8 +127,8 @@ class LateMeter:
 
 
 def extra_meters(settings: Power, *, origin: str = "default", root: SysfsRoot | None = None) -> tuple[Meter, ...]:
-    """Open the meters that no search of the machine finds: the serial one that is configured, powerd's, and the board's
-    table.
+    """Open the meters that no search of the machine finds: the serial one that is configured, powerd's where this
+    process cannot read the same, and the board's table.
 
     Raises ConfigError as open_meter does.
     """
@@ -137,11 +137,21 @@ def extra_meters(settings: Power, *, origin: str = "default", root: SysfsRoot | 
         serial = open_meter(settings, origin=origin).meter
         opened += [] if serial is None else [serial]
     if settings.socket_path and not (told := PowerdMeter(settings.socket_path)).reason:
-        opened.append(told)
+        opened += [] if _reads_itself(told.name, root) else [told]
     table = calibration.read(Path(settings.model_file) if settings.model_file else calibration.DEFAULT_FILE)
     if table is not None:
         opened.append(ModelledMeter(table, root=root))
     return tuple(opened)
+
+
+def _reads_itself(name: str, root: SysfsRoot | None) -> bool:
+    """Tell whether powerd's meter of this name can be read here too: it is one meter then, and not two that differ."""
+    found = meter_choice.find(root)
+    try:
+        meters = [source.meter for source in found.sources if powerd_name(source.meter.name) == name]
+        return any(meter.read(time.monotonic()).value is not None for meter in meters)
+    finally:
+        found.close()
 
 
 def meter_name(settings: Power) -> str:

@@ -68,7 +68,8 @@ class PowerdMeter:
         if last is not None and (covered_s - last[1]) < (at_s - last[0]) - _SLACK_S:
             return unknown(self.name, str(told.get("reason") or "its meter was silent for a while")[:200])
         age_s = max(0.0, now_s - at_s)
-        return known(Sample(energy_j=energy_j, power_w=_number(told, "power_w", 1e5), age_s=age_s), self.name)
+        power_w = None if told.get("reason") else _number(told, "power_w", 1e5)  # with one its meter is silent now
+        return known(Sample(energy_j=energy_j, power_w=power_w, age_s=age_s), self.name)
 
     def close(self) -> None: ...
 

@@ -295,6 +295,22 @@ def test_a_panel_gives_a_counters_power_from_its_second_reading_on() -> None:
     assert panel.powers_w == {"rapl": pytest.approx(3.0)}
 
 
+def test_joules_that_are_old_when_they_are_read_make_no_wrong_watts() -> None:
+    """powerd's meter without work: it looks once a second, and is asked twice."""
+    samples = [
+        Sample(energy_j=10.0, power_w=2.5, age_s=0.8),
+        Sample(energy_j=12.5, power_w=2.5, age_s=0.3),
+        Sample(energy_j=12.5, power_w=2.5, age_s=0.8),
+        Sample(energy_j=16.5, power_w=4.0, age_s=0.3),
+    ]
+    panel = panel_of(FakeMeter("powerd's", *samples, boundary="soc"))
+    told = []
+    for i in range(4):
+        panel.read(0.5 * i)
+        told.append(panel.powers_w["powerd's"])
+    assert told == pytest.approx([2.5, 2.5, 2.5, 4.0])
+
+
 def test_a_counter_that_does_not_move_is_no_zero() -> None:
     panel = panel_of(FakeMeter("rapl", Sample(energy_j=10.0), boundary="soc"))
     for now_s in (0.0, 1.0):

@@ -115,6 +115,7 @@ def test_mean_power_is_the_counters_where_there_is_one() -> None:
     assert mean_w(Sample(energy_j=10.0), Sample(energy_j=25.0), 5.0) == pytest.approx(3.0)
     assert mean_w(Sample(power_w=2.0), Sample(power_w=4.0), 5.0) == pytest.approx(3.0)
     assert mean_w(Sample(energy_j=1.0), Sample(energy_j=1.0), 0.0) is None
+    assert mean_w(Sample(energy_j=1.0), Sample(energy_j=1.0, power_w=2.0), 0.0) == 2.0
     assert mean_w(Sample(energy_j=1.0), Sample(power_w=2.0), 1.0) == 2.0
     assert mean_w(Sample(power_w=2.0), Sample(energy_j=1.0), 1.0) is None
 

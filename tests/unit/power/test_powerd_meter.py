@@ -12,7 +12,7 @@ from edge_rt.config import Power
 from edge_rt.devices.meters import Sample
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import DaemonUnreachableError
-from edge_rt.power.meter import open_meter
+from edge_rt.power.meter import extra_meters, open_meter
 from edge_rt.power.powerd_meter import PowerdMeter
 from tests.patience import POWERD_S, until
 from tests.unit.power.test_powerd import started
@@ -82,6 +82,12 @@ def test_powerd_may_go_and_come_back() -> None:
     assert meter.read(52.0).value is not None
 
 
+def test_a_meter_that_is_silent_now_tells_no_power() -> None:
+    sample = PowerdMeter("p", ask=FakePowerd(reason="rapl: cannot be read")).read(50.0).value
+    assert sample is not None
+    assert (sample.energy_j, sample.power_w) == (100.0, None)
+
+
 def test_without_powerd_or_its_meter_there_is_a_reason() -> None:
     powerd = FakePowerd()
     powerd.is_gone = True
@@ -113,6 +119,8 @@ def test_a_real_powerd_is_a_meter_for_who_has_none(socket_dir: Path, tmp_path: P
         assert chosen.meter is not None
         assert chosen.meter.name.startswith("powerd's ")
         assert (chosen.meter.boundary, chosen.meter.quality) == ("board", "measured")
+        assert [one.name for one in extra_meters(settings, root=SysfsRoot(tmp_path))] == [chosen.meter.name]
+        assert extra_meters(settings, root=SysfsRoot(socket_dir)) == ()  # who reads the same needs no powerd for it
         meter = chosen.meter
 
         def sample(least_j: float) -> Sample | None:
