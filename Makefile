@@ -38,9 +38,10 @@ test: lint
 		minilm-l6:fp32 pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
 	@command -v fusermount3 >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q --no-install-recommends fuse3; } \
 		|| echo 'the tests on a mounted board are skipped: they need fuse3'
-	@{ command -v verilator && command -v yosys && command -v tclsh; } >/dev/null || { test "$$(id -u)" = 0 && \
-		apt-get install -y -q --no-install-recommends tcl verilator yosys; } \
-		|| echo 'the tests of the FPGA engine are skipped: they need verilator, yosys and tcl'
+	@{ command -v verilator && command -v iverilog && command -v yosys && command -v tclsh; } >/dev/null || { test "$$(id -u)" = 0 && \
+		apt-get install -y -q --no-install-recommends \
+		iverilog tcl verilator yosys; } \
+		|| echo 'the tests of the FPGA engine are skipped: they need verilator, iverilog, yosys and tcl'
 	-$(BIN)/python -m tools.llama_server
 	$(BIN)/python -m pytest --models-are-here
 
@@ -76,7 +77,8 @@ emulate-x86:
 	@sh tools/python.sh -m tools.emulate_x86
 
 test-rtl: venv
-	@{ command -v verilator && command -v yosys && command -v tclsh; } >/dev/null || apt-get install -y -q --no-install-recommends tcl verilator yosys
+	@{ command -v verilator && command -v iverilog && command -v yosys && command -v tclsh; } >/dev/null || apt-get install -y -q --no-install-recommends \
+		iverilog tcl verilator yosys
 	RTL_RUNS=2000 $(BIN)/python -m pytest tests/fpga
 
 test-kernel:
