@@ -29,15 +29,15 @@ from edge_rt.api.server import Server
 from edge_rt.api.short_way import ShortWay
 from edge_rt.assembly import Assembled, LocalModels, Parts, assemble, open_parts
 from edge_rt.catalog.store import Store
-from edge_rt.config import Config, Loaded
-from edge_rt.devices import cpu, memory
+from edge_rt.config import Loaded
+from edge_rt.devices import memory
 from edge_rt.errors import ConfigError
 from edge_rt.liveness import Reporter
 from edge_rt.ports import make_worker
 from edge_rt.power.client import HintSender
 from edge_rt.power.meter import Chosen, LateMeter, open_meter
 from edge_rt.power.monitor import EnergyMonitor
-from edge_rt.power.taker import AdviceTaker, advised
+from edge_rt.power.taker import AdviceTaker, advised, own_limits
 from edge_rt.power.workload import LoopWatch, Workload
 from edge_rt.reload import Reloader, Running
 from edge_rt.runtime import Runtime
@@ -96,7 +96,7 @@ def run(
             assembled.append(assemble(config, models, metrics, parts))
             return assembled[0].answering
 
-        taker = _taker(config)
+        taker = AdviceTaker(own_limits(config))
         metrics.watch_advice(lambda: (taker.told, taker.told == taker.in_force))
         sender = HintSender(power.socket_path, taker=taker, watch=LoopWatch()) if power.socket_path else None
         runtime = Runtime(
@@ -136,14 +136,6 @@ def run(
             sock.close()
         if listening.path is not None and listening.inode is not None:
             listen.remove(listening.path, listening.inode)
-
-
-def _taker(config: Config) -> AdviceTaker:
-    """Take powerd's advice within what is configured."""
-    own = [settings.n_parallel for settings in config.models.values()]
-    return AdviceTaker(
-        max_threads=config.engine.n_threads or len(cpu.usable_cores()), max_batch=max(config.engine.n_parallel, *own, 1)
-    )
 
 
 def _energy(loaded: Loaded, metrics: telemetry.Telemetry, started: ExitStack) -> EnergyMonitor | None:

@@ -11,6 +11,7 @@ import click
 from tabulate import tabulate
 
 from edge_rt import config
+from edge_rt.cli.power_setter import advice_words
 from edge_rt.devices.kernel_files import KernelFiles
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.power.assemble import groups, make_meter, make_policy, settable
@@ -18,6 +19,7 @@ from edge_rt.power.plan import Plan, plan
 from edge_rt.power.sensing import Sensing
 from edge_rt.power.settings import Settings
 from edge_rt.power.snapshot import DEFAULT_FILE, BadSnapshotError, Snapshot, boot_id
+from edge_rt.power.taker import own_limits
 
 
 @click.command("plan", short_help="Show what powerd would set, and why.")
@@ -25,7 +27,7 @@ from edge_rt.power.snapshot import DEFAULT_FILE, BadSnapshotError, Snapshot, boo
 @click.pass_obj
 def command(above: config.Loaded | None, as_json: bool) -> None:
     """Show what powerd would write now, file by file, if the machine were idle, computing a prompt, decoding, hot, or
-    above its cap; and what keeps it from writing at all.
+    above its cap; what it would advise the daemon then; and what keeps it from writing at all.
 
     Nothing is written. The values are the kernel's: kHz for CPUs, Hz for other devices, µW for the chip's own limit.
     """
@@ -54,6 +56,7 @@ def take(root: Path, loaded: config.Loaded, snapshot_file: str) -> Plan:
             lambda: make_policy(settings, _say),
             time.monotonic(),
             snapshot.values,
+            own_limits(loaded.config),
         )
     finally:
         sensing.close()
@@ -71,6 +74,8 @@ def text(found: Plan) -> str:
             head = ["", ""]
         if not one.changes:
             rows.append([*head, "nothing", one.nothing])
+        if words := advice_words(asdict(one.advice)):
+            rows.append(["", "", "advice to the daemon", words])
     table = tabulate(rows, ["WHEN", "WHY", "FILE", "WRITE"], tablefmt="plain", disable_numparse=True)
     return "\n".join([table, *(f"! {obstacle}" for obstacle in found.obstacles)])
 

@@ -68,6 +68,19 @@ def _advice(status: Mapping[str, Any]) -> Iterator[str]:
     advice = status.get("advice")
     if not isinstance(advice, dict):
         return
+    words = advice_words(advice)
+    n_at_work = status.get("n_at_work")
+    if words:
+        is_taken = status.get("takes_advice") and status.get("state") == "acting"
+        nobody = "nobody is at work" if n_at_work == 0 else "nobody at work takes it"
+        is_shown = "shown only" if status.get("state") == "dry-run" else nobody
+        yield f"advises {words}" + ("" if is_taken else f" ({is_shown})")
+    elif isinstance(n_at_work, int) and n_at_work > 1:
+        yield f"advises nothing: {n_at_work} daemons are at work"
+
+
+def advice_words(advice: Mapping[str, Any]) -> str:
+    """Write down advice; "" for none."""
     parts = [
         f"{phase} on {n} thread{'s' if n != 1 else ''}"
         for phase, n in (("prefill", advice.get("n_prefill_threads")), ("decode", advice.get("n_decode_threads")))
@@ -75,11 +88,4 @@ def _advice(status: Mapping[str, Any]) -> Iterator[str]:
     ]
     if (n := advice.get("max_batch")) is not None:
         parts.append(f"{n} answer{'s' if n != 1 else ''} together at most")
-    n_at_work = status.get("n_at_work")
-    if parts:
-        is_taken = status.get("takes_advice") and status.get("state") == "acting"
-        nobody = "nobody is at work" if n_at_work == 0 else "nobody at work takes it"
-        is_shown = "shown only" if status.get("state") == "dry-run" else nobody
-        yield f"advises {', '.join(parts)}" + ("" if is_taken else f" ({is_shown})")
-    elif isinstance(n_at_work, int) and n_at_work > 1:
-        yield f"advises nothing: {n_at_work} daemons are at work"
+    return ", ".join(parts)

@@ -15,6 +15,7 @@ from edge_rt.power.sensing import Sensing
 from edge_rt.power.settings import Settings
 from edge_rt.power.snapshot import Value, is_held_down
 from edge_rt.power.state import NO_ADVICE, Advice, Domain, Hint, Limits, Observation, Power
+from edge_rt.power.wire import TakesAdvice
 
 Situation = Literal["idle", "prefill", "decode", "hot", "cap"]
 SITUATIONS: Final[tuple[Situation, ...]] = get_args(Situation)
@@ -37,12 +38,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What would be written in a situation, and the decision's word for it; nothing: why."""
+    """What would be written in a situation, the decision's word for it, and what the daemon would be advised.
+
+    nothing  why nothing would be written
+    """
 
     situation: Situation
     reason: str
     changes: tuple[Change, ...]
     nothing: str = ""
+    advice: Advice = NO_ADVICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +79,12 @@ def plan(
     make_policy: Callable[[], Policy],
     now_s: float,
     own: Mapping[str, Value],
+    takes: TakesAdvice,
 ) -> Plan:
     """Ask the policy in every situation, some seconds long, from what is in force now.
 
-    own  the user's own limits, where powerd has changed them already
+    own    the user's own limits, where powerd has changed them already
+    takes  the daemon's limits, within which it is advised
     """
     limits = Limits(
         max_w=settings.max_w,
@@ -94,7 +101,7 @@ def plan(
         governor = Governor(told, actuators, make_policy(), is_dry=True, say=lambda *_: None)
         for i in range(_N_STEPS):
             at_s = now_s + i * _STEP_S
-            governor.step(at_s, _hints(situation, limits, at_s), limits)
+            governor.step(at_s, [_hint(situation, limits, takes, i, at_s)], limits)
         changes = tuple(
             Change(path=path, now=now, then=then) for path, (now, then) in dry.written.items() if now != then
         )
@@ -104,6 +111,7 @@ def plan(
                 reason=governor.decision.reason,
                 changes=changes,
                 nothing="" if changes else _nothing(situation, settings, domains, governor),
+                advice=governor.advice,
             )
         )
     return Plan(situations=tuple(found), obstacles=_obstacles(settings, files, domains))
@@ -124,13 +132,15 @@ def _changed(situation: Situation, limits: Limits, sensing: Sensing) -> Callable
     return change
 
 
-def _hints(situation: Situation, limits: Limits, now_s: float) -> list[Hint]:
+def _hint(situation: Situation, limits: Limits, takes: TakesAdvice, i: int, now_s: float) -> Hint:
+    """Give what a daemon would say. It tells no time per token: how fast it is here only the calibration knows."""
+    told = Hint(work="idle", max_threads=takes.max_threads, max_batch=takes.max_batch, sent_s=now_s)
     if situation == "idle":
-        return []
+        return told
     if situation == "decode":
-        return [Hint(work="decode", n_running=1, tpot_s=limits.tpot_slo_s / 2, sent_s=now_s)]
-    left_s = limits.ttft_slo_s
-    return [Hint(work="prefill", n_running=1, n_prompt_tokens=_N_PROMPT_TOKENS, ttft_left_s=left_s, sent_s=now_s)]
+        return replace(told, work="decode", n_running=1)
+    n_tokens = _N_PROMPT_TOKENS + i % 2  # another one each time: one that takes seconds would be late
+    return replace(told, work="prefill", n_running=1, n_prompt_tokens=n_tokens, ttft_left_s=limits.ttft_slo_s)
 
 
 def _nothing(situation: Situation, settings: Settings, domains: tuple[Domain, ...], governor: Governor) -> str:
@@ -148,10 +158,9 @@ def _nothing(situation: Situation, settings: Settings, domains: tuple[Domain, ..
 def _obstacles(settings: Settings, files: KernelFiles, domains: tuple[Domain, ...]) -> tuple[str, ...]:
     found = []
     if not domains:
-        found.append(
-            f"no clock can be set (power.actuators is {', '.join(settings.actuators) or 'empty'}): "
-            "this kernel, hypervisor or container shows none"
-        )
+        wanted = ", ".join(settings.actuators)
+        why = f"{wanted}): this kernel, hypervisor or container shows none" if wanted else "empty)"
+        found.append(f"no clock can be set (power.actuators is {why}")
     if not settings.enabled:
         found.append("power.enabled is false: powerd only says what it would do")
     found += [

@@ -7,12 +7,23 @@ import weakref
 from collections.abc import Callable
 from typing import Final, ParamSpec, Protocol, TypeVar
 
+from edge_rt.config import Config
+from edge_rt.devices import cpu
 from edge_rt.power.state import NO_ADVICE, Advice
 from edge_rt.power.wire import TakesAdvice
 
 _log = logging.getLogger(__name__)
 
 _SILENT_S: Final = 4.0  # powerd repeats its advice each second while there is work
+
+
+def own_limits(config: Config) -> TakesAdvice:
+    """Give what is configured, within which a daemon takes advice."""
+    parallel = [settings.n_parallel for settings in config.models.values()]
+    return TakesAdvice(
+        max_threads=config.engine.n_threads or len(cpu.usable_cores()),
+        max_batch=max(config.engine.n_parallel, *parallel, 1),
+    )
 
 
 class Worker(Protocol):
@@ -32,8 +43,8 @@ class AdviceTaker:
     told         the last advice, within them; in_force: the same, but the empty one in a dry run of powerd's
     """
 
-    def __init__(self, *, max_threads: int, max_batch: int) -> None:
-        self.limits = TakesAdvice(max_threads=max_threads, max_batch=max_batch)
+    def __init__(self, limits: TakesAdvice) -> None:
+        self.limits = limits
         self.told = self.in_force = NO_ADVICE
         self.run_at_most: Callable[[int | None], None] = lambda _: None  # set by who has the queues
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,15 @@ from edge_rt.cli import power_plan
 from edge_rt.devices.kernel_files import KernelFiles
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.power.assemble import groups, settable
+from edge_rt.power.calibration import write
 from edge_rt.power.plan import Change, Plan, plan
 from edge_rt.power.sensing import Sensing
 from edge_rt.power.settings import Settings
 from edge_rt.power.snapshot import Snapshot, Value
-from edge_rt.power.state import Decision, Domain, Limits, Observation
+from edge_rt.power.state import Advice, Decision, Domain, Limits, Observation
+from edge_rt.power.wire import TakesAdvice
 from tests.unit.power.fake_kernel import BOOT, CPUFREQ
+from tests.unit.power.test_calibration import FOUND, THREADS
 from tests.unit.power.tree import MAX, limits, machine
 
 
@@ -39,7 +43,7 @@ class Careful:
 def planned(root: Path, own: dict[str, Value] | None = None, **settings: object) -> Plan:
     sysfs, files, chosen = SysfsRoot(root), KernelFiles(str(root)), Settings(**settings)  # type: ignore[arg-type]
     sensing = Sensing(sysfs, files, None, groups(sysfs))
-    return plan(chosen, files, settable(sysfs, chosen.actuators), sensing, Careful, 0.0, own or {})
+    return plan(chosen, files, settable(sysfs, chosen.actuators), sensing, Careful, 0.0, own or {}, TakesAdvice(4, 8))
 
 
 def test_each_situation_has_its_writes_and_none_is_made(tmp_path: Path) -> None:
@@ -85,7 +89,8 @@ def test_a_machine_without_clocks_says_so(tmp_path: Path) -> None:
     assert {one.nothing for one in found.situations} == {"no clock can be set here"}
     assert "no clock can be set (power.actuators is cpufreq)" in found.obstacles[0]
     machine(tmp_path)
-    assert "power.actuators is empty" in planned(tmp_path, enabled=True, actuators=()).obstacles[0]
+    empty = planned(tmp_path, enabled=True, actuators=()).obstacles
+    assert empty == ("no clock can be set (power.actuators is empty)",)
 
 
 def test_the_users_own_limits_are_those_before_powerd(tmp_path: Path) -> None:
@@ -126,3 +131,19 @@ def test_the_command_reads_the_snapshot_and_leaves_it(example: Path) -> None:
     assert Path(snapshot.file).exists()
     Path(snapshot.file).chmod(0o666)
     assert "another user" in power_plan.take(example, loaded(enabled=True), snapshot.file).obstacles[-1]
+
+
+def test_what_the_daemon_would_be_advised_is_shown(tmp_path: Path) -> None:
+    threads = [
+        replace(THREADS[0], phase=phase, n_threads=n, n_streams=1, s_per_token=seconds, power_w=3.0 + n)
+        for phase, times_s in (("prefill", (0.02, 0.01)), ("decode", (0.02, 0.019)))
+        for n, seconds in enumerate(times_s, 1)
+    ]
+    write(tmp_path / "power.json", replace(FOUND, threads=tuple(threads)))
+    flags = {"power.model_file": str(tmp_path / "power.json"), "engine.n_threads": 2, "engine.n_parallel": 3}
+    found = power_plan.take(tmp_path, config.load(environ={}, flags=flags), str(tmp_path / "run/snapshot"))
+    advised = {one.situation: one.advice for one in found.situations}
+    assert advised["idle"] == Advice()
+    assert advised["decode"] == Advice(n_prefill_threads=2, n_decode_threads=1, max_batch=3)
+    rows = power_plan.text(found).splitlines()
+    assert sum("advice to the daemon" in row and "decode on 1 thread, 3 answers" in row for row in rows) == 4

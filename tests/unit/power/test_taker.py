@@ -12,6 +12,7 @@ import pytest
 from edge_rt.power.client import HintSender
 from edge_rt.power.state import Advice, Hint
 from edge_rt.power.taker import AdviceTaker, advised
+from edge_rt.power.wire import TakesAdvice
 from tests.fakes import FakeClock
 from tests.unit.power.test_server import Scene
 
@@ -29,7 +30,7 @@ class Worker:
 
 class Bench:
     def __init__(self, **limits: int) -> None:
-        self.taker = AdviceTaker(**({"max_threads": 4, "max_batch": 8} | limits))
+        self.taker = AdviceTaker(TakesAdvice(**({"max_threads": 4, "max_batch": 8} | limits)))
         self.batches: list[int | None] = []
         self.taker.run_at_most = self.batches.append
         self.worker = advised(Worker, self.taker)()
