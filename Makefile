@@ -33,15 +33,12 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+FPGA_TOOLS = iverilog=iverilog tclsh=tcl verilator=verilator yosys=yosys
+
 test: lint
 	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0 efficientnet-lite0 minilm-l6 \
 		minilm-l6:fp32 pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
-	@command -v fusermount3 >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q --no-install-recommends fuse3; } \
-		|| echo 'the tests on a mounted board are skipped: they need fuse3'
-	@{ command -v verilator && command -v iverilog && command -v yosys && command -v tclsh; } >/dev/null || { test "$$(id -u)" = 0 && \
-		apt-get install -y -q --no-install-recommends \
-		iverilog tcl verilator yosys; } \
-		|| echo 'the tests of the FPGA engine are skipped: they need verilator, iverilog, yosys and tcl'
+	@sh tools/system_packages.sh fusermount3=fuse3 $(FPGA_TOOLS)
 	-$(BIN)/python -m tools.llama_server
 	$(BIN)/python -m pytest --models-are-here
 
@@ -51,7 +48,7 @@ test-peer: venv
 	$(BIN)/python -m pytest --models-are-here tests/api/test_llama_server.py
 
 test-systemd: venv
-	@command -v systemd-nspawn >/dev/null || apt-get install -y systemd-container
+	@sh tools/system_packages.sh systemd-nspawn=systemd-container
 	$(BIN)/python -m pytest tests/system/test_systemd.py tests/system/test_systemd_powerd.py
 
 bench: venv
@@ -77,8 +74,7 @@ emulate-x86:
 	@sh tools/python.sh -m tools.emulate_x86
 
 test-rtl: venv
-	@{ command -v verilator && command -v iverilog && command -v yosys && command -v tclsh; } >/dev/null || apt-get install -y -q --no-install-recommends \
-		iverilog tcl verilator yosys
+	@sh tools/system_packages.sh $(FPGA_TOOLS)
 	RTL_RUNS=2000 $(BIN)/python -m pytest tests/fpga
 
 test-kernel:
