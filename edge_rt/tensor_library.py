@@ -24,9 +24,10 @@ from numpy.typing import ArrayLike, NDArray
 from edge_rt.backends.base import DTYPES
 from edge_rt.config import Config
 from edge_rt.engine.arrays import datatype_of
+from edge_rt.engine.calls import Call
 from edge_rt.engine.infer import Inferred
 from edge_rt.engine.pipeline import Pipeline
-from edge_rt.engine.tensors import Call, TensorEngine
+from edge_rt.engine.tensors import TensorEngine
 from edge_rt.engine.waiting import WaitingInfer, infer_once
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_media

@@ -10,53 +10,25 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edge_rt.backends.base import DTYPES, TensorSession
+from edge_rt.backends.base import TensorSession
 from edge_rt.backends.tensor_feeds import FeedCheck, check_feeds, check_outputs
 from edge_rt.catalog.pipelines import StateTensor
 from edge_rt.engine.batcher import Batch, Batcher
+from edge_rt.engine.calls import Arrays, Call, Job, Sink, check_rows, count_rows, has_rows, zeros
 from edge_rt.engine.streams import Streams
 from edge_rt.errors import BackendStepError, DeadlineError, EdgeRtError, InvalidRequestError, ShuttingDownError
-from edge_rt.tensor_types import TensorSpec, TensorTimings
+from edge_rt.tensor_types import TensorTimings
 from edge_rt.types import EngineStats
 
 _log = logging.getLogger(__name__)
 
-Arrays = Mapping[str, NDArray[Any]]
-
 # Of a request's deadline, what it may spend waiting for others to join.
 _PATIENCE = 0.25
-
-
-@dataclass(slots=True, kw_only=True)  # not frozen, which takes several times as long to make; nobody changes it
-class Call:
-    """One inference, as TensorRequest has it, in arrays."""
-
-    id: str
-    feeds: Arrays
-    outputs: tuple[str, ...] = ()
-    stream: str = ""
-    is_first: bool = False
-    is_last: bool = False
-    tenant: str = ""
-    deadline_s: float | None = None
-
-
-class Sink(Protocol):
-    """Takes one call's answer, once; called on a computing thread, so it must not block.
-
-    The arrays are the sink's. A call that is cancelled while it waits ends without either.
-    """
-
-    def answered(self, outputs: Arrays, timings: TensorTimings, *, n_stream_calls: int) -> None: ...
-
-    def failed(self, error: EdgeRtError) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +40,6 @@ class TensorSettings:
     state: tuple[StateTensor, ...] = ()
     max_streams: int = 256
     max_state_bytes: int = 64 * 2**20
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    call: Call
-    sink: Sink
-    submitted_s: float
-    n_rows: int
-
-    def is_past_deadline(self, now_s: float) -> bool:
-        return self.call.deadline_s is not None and now_s - self.submitted_s > self.call.deadline_s
 
 
 @dataclass(slots=True)
@@ -111,10 +72,10 @@ class TensorEngine:
         # A state's calls are computed one after the other, each alone: whose rows a state's are is not in the model.
         self._is_stateful = bool(settings.state)
         self._n_runs = 1 if self._is_stateful else max(1, session.info.max_runs)
-        can_join = not self._is_stateful and _has_rows(session.inputs) and _has_rows(session.outputs)
+        can_join = not self._is_stateful and has_rows(session.inputs) and has_rows(session.outputs)
         self._max_batch = settings.max_batch if can_join else 1
-        self._batcher: Batcher[_Job] = Batcher(max_batch=self._max_batch, max_delay_s=settings.max_delay_s)
-        self._running: list[_Job] = []
+        self._batcher: Batcher[Job] = Batcher(max_batch=self._max_batch, max_delay_s=settings.max_delay_s)
+        self._running: list[Job] = []
         self._n_computing = 0
         self._recent_s = math.inf  # what the last batch took
         self._has_deadlines = False
@@ -192,7 +153,7 @@ class TensorEngine:
             cancelled_total=totals.cancelled,
         )
 
-    def _checked(self, call: Call, sink: Sink) -> _Job:
+    def _checked(self, call: Call, sink: Sink) -> Job:
         if self._streams.inputs:
             self._check_stateful(call.feeds)
         else:
@@ -201,7 +162,7 @@ class TensorEngine:
             check_outputs(self._session.outputs, call.outputs)
         if call.stream and not self._is_stateful:
             raise InvalidRequestError(param="stream", problem="this model keeps no state, so it has no streams")
-        return _Job(call, sink, self._clock(), _n_rows(call.feeds))
+        return Job(call, sink, self._clock(), count_rows(call.feeds))
 
     def _check_stateful(self, feeds: Arrays) -> None:
         """Check the feeds of a model with a state, some of which may be kept here."""
@@ -210,13 +171,13 @@ class TensorEngine:
         else:
             check_feeds(self._session.inputs, feeds)
 
-    def _let_through(self, job: _Job) -> Batch[_Job] | None:
+    def _let_through(self, job: Job) -> Batch[Job] | None:
         """Give a call's batch if it need not wait for anybody. Holds the lock."""
         if not self._accepting:
             raise ShuttingDownError
         return self._batcher.let_through(job, key=self._key(job), n_rows=max(1, job.n_rows))
 
-    def _add(self, job: _Job) -> None:
+    def _add(self, job: Job) -> None:
         """Queue a call. Holds the lock."""
         if not self._accepting:
             raise ShuttingDownError
@@ -246,7 +207,7 @@ class TensorEngine:
         A model that does not take zeros, or a 1 where any size goes, is not warmed up.
         """
         try:
-            feeds = {spec.name: _zeros(spec) for spec in self._session.inputs} | self._streams.state("", "")
+            feeds = {spec.name: zeros(spec) for spec in self._session.inputs} | self._streams.state("", "")
             for _ in range(2):  # the first one allocates
                 self._session.run(feeds)
         except Exception as exc:  # noqa: BLE001 - a request that fails so will be told
@@ -284,11 +245,11 @@ class TensorEngine:
         self._run_batch(batch)
         return True
 
-    def _begin(self, batch: Batch[_Job]) -> None:
+    def _begin(self, batch: Batch[Job]) -> None:
         self._running += batch.items
         self._n_computing += 1
 
-    def _run_batch(self, batch: Batch[_Job]) -> None:
+    def _run_batch(self, batch: Batch[Job]) -> None:
         begun_s, is_computed = self._clock(), False
         try:
             is_computed = self._compute(batch.items, batch.n_rows)
@@ -303,7 +264,7 @@ class TensorEngine:
                 if len(self._batcher) or self._stop_at_s is not None:
                     self._changed.notify_all()  # with fewer inside, others may be due
 
-    def _next(self, *, wait: bool) -> Batch[_Job] | None:
+    def _next(self, *, wait: bool) -> Batch[Job] | None:
         """Give what to compute now; None if there is nothing, or nothing any more. Holds the lock."""
         while True:
             now_s, stop_at_s = self._clock(), self._stop_at_s
@@ -336,7 +297,7 @@ class TensorEngine:
                 job.sink.failed(DeadlineError(deadline_s=job.call.deadline_s or 0.0))
             self._has_deadlines = len(self._batcher) > 0
 
-    def _key(self, job: _Job) -> Hashable | None:
+    def _key(self, job: Job) -> Hashable | None:
         """Name what two calls must have in common to be joined; None: it is computed alone."""
         if self._max_batch == 1 or job.n_rows == 0:
             return None
@@ -345,7 +306,7 @@ class TensorEngine:
         feeds = job.call.feeds
         return job.call.outputs, tuple((name, feeds[name].dtype.str, feeds[name].shape[1:]) for name in sorted(feeds))
 
-    def _compute(self, jobs: Sequence[_Job], n_rows: int) -> bool:
+    def _compute(self, jobs: Sequence[Job], n_rows: int) -> bool:
         """Answer calls with one run of the model; if it fails, with one for each, so that only the culprit fails.
 
         False if it failed.
@@ -358,7 +319,7 @@ class TensorEngine:
             names = jobs[0].call.feeds
             feeds = {name: np.concatenate([job.call.feeds[name] for job in jobs]) for name in names}
             outputs = self._session.run(feeds, jobs[0].call.outputs)
-            _check_rows(outputs, n_rows)
+            check_rows(outputs, n_rows)
         except Exception as exc:  # noqa: BLE001 - whatever it is, its owner must hear of it and the others be computed
             error = exc if isinstance(exc, EdgeRtError) else _unforeseen(exc)
             if len(jobs) == 1:
@@ -393,17 +354,17 @@ class TensorEngine:
 
     def _in_parts(self, call: Call) -> Arrays:
         """Compute max_batch rows at a time: what more take at once is not in the memory that the load was granted."""
-        n_rows, n_at_once = _n_rows(call.feeds), self._max_batch
+        n_rows, n_at_once = count_rows(call.feeds), self._max_batch
         if n_at_once == 1 or n_rows <= n_at_once:
             return self._session.run(call.feeds, call.outputs)
         parts = []
         for start in range(0, n_rows, n_at_once):
             part = {name: array[start : start + n_at_once] for name, array in call.feeds.items()}
             parts.append(self._session.run(part, call.outputs))
-            _check_rows(parts[-1], min(n_at_once, n_rows - start))
+            check_rows(parts[-1], min(n_at_once, n_rows - start))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _answer(self, job: _Job, outputs: Arrays, begun_s: float, n_rows: int, n_runs: int) -> None:
+    def _answer(self, job: Job, outputs: Arrays, begun_s: float, n_rows: int, n_runs: int) -> None:
         """Keep the state of a call computed alone, and answer it."""
         call, n_calls = job.call, 0
         if call.stream:
@@ -428,13 +389,13 @@ class TensorEngine:
         """Divide a run's time by the runs that were under way beside it: n_runs at its start, and those now."""
         return 2 * compute_s / (max(1, n_runs) + max(1, self._n_computing))
 
-    def _fail(self, job: _Job, error: EdgeRtError) -> None:
+    def _fail(self, job: Job, error: EdgeRtError) -> None:
         """Fail a call. Its stream's state stays what it was before, unless that was to be its last call."""
         if job.call.is_last:
             self._streams.forget(job.call.tenant, job.call.stream)
         job.sink.failed(error)
 
-    def _deliver(self, job: _Job, outputs: Arrays, timings: TensorTimings, n_stream_calls: int) -> None:
+    def _deliver(self, job: Job, outputs: Arrays, timings: TensorTimings, n_stream_calls: int) -> None:
         try:
             job.sink.answered(outputs, timings, n_stream_calls=n_stream_calls)
         except Exception as exc:  # noqa: BLE001 - one answer that cannot be given must not cost the others theirs
@@ -446,34 +407,6 @@ class TensorEngine:
             totals.steps += 1
             totals.rows += n_rows
             totals.step_rows[min((n_rows - 1).bit_length(), len(totals.step_rows) - 1)] += 1
-
-
-def _has_rows(specs: Sequence[TensorSpec]) -> bool:
-    return all(spec.shape and spec.shape[0] < 0 for spec in specs)
-
-
-def _n_rows(feeds: Arrays) -> int:
-    """Give the rows that a call brings; 0 if its inputs have none in common."""
-    n_rows = -1
-    for array in feeds.values():
-        n = array.shape[0] if array.ndim else 0
-        if n_rows not in (-1, n):
-            return 0
-        n_rows = n
-    return max(n_rows, 0)
-
-
-def _check_rows(outputs: Arrays, n_rows: int) -> None:
-    for name, array in outputs.items():
-        if not array.ndim or array.shape[0] != n_rows:
-            raise BackendStepError(reason=f"output {name!r} has the shape {array.shape} for {n_rows} rows")
-
-
-def _zeros(spec: TensorSpec) -> NDArray[Any]:
-    shape = tuple(max(size, 1) if size < 0 else size for size in spec.shape)
-    if spec.datatype == "BYTES":
-        return np.full(shape, b"", object)
-    return np.zeros(shape, DTYPES[spec.datatype])
 
 
 def _unforeseen(exc: Exception) -> BackendStepError:

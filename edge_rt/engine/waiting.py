@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from edge_rt.engine.calls import Arrays, Call, Sink
 from edge_rt.engine.infer import Inferred
-from edge_rt.engine.tensors import Arrays, Call, Sink
 from edge_rt.errors import DeadlineError, EdgeRtError, OverloadedError
 from edge_rt.tensor_types import TensorTimings
 

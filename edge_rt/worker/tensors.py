@@ -20,8 +20,9 @@ from edge_rt.backends.base import TensorSession
 from edge_rt.devices import memory
 from edge_rt.engine import waiting
 from edge_rt.engine.arrays import to_array, to_tensor
+from edge_rt.engine.calls import Arrays, Call
 from edge_rt.engine.pipeline import Pipeline, make_pipeline
-from edge_rt.engine.tensors import Arrays, Call, TensorEngine, TensorSettings
+from edge_rt.engine.tensors import TensorEngine, TensorSettings
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
 from edge_rt.tensor_types import MediaRequest, Tensor, TensorTimings
 from edge_rt.worker import channel, service

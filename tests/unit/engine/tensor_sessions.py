@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import ModelFile, TensorOptions
 from edge_rt.backends.null_tensor import NullTensorSession
-from edge_rt.engine.tensors import Arrays, Call
+from edge_rt.engine.calls import Arrays, Call
 from edge_rt.errors import EdgeRtError
 from edge_rt.tensor_types import TensorTimings
 

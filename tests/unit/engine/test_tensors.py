@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_rt.catalog.pipelines import StateTensor
-from edge_rt.engine.tensors import Call, TensorEngine, TensorSettings
+from edge_rt.engine.calls import Call
+from edge_rt.engine.tensors import TensorEngine, TensorSettings
 from edge_rt.engine.waiting import Answer
 from edge_rt.errors import (
     BackendLoadError,
