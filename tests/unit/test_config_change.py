@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from edge_rt import config
 from edge_rt.config import CloudEndpoint, Config, ModelSettings, dotted, parse_key
 from edge_rt.config_change import _RULES, plan, when
+from edge_rt.errors import ConfigError
 
 
 def load(**flags: Any) -> Config:
@@ -65,7 +66,7 @@ def another(key: tuple[str, ...], value: Any) -> Any:
     for guess in guesses:
         try:
             found = config.load(environ={}, flags=BASE | {name: guess}, system_file=Path("/nonexistent/config.toml"))
-        except config.ConfigError:
+        except ConfigError:
             continue
         if dict(flat(found.config)).get(name) != value:
             return found.config
@@ -132,7 +133,7 @@ def test_what_is_planned_differs_from_the_old_in_what_may_change_only(chosen: di
     for key, value in chosen.items():
         try:
             config.load(environ={}, flags={dotted(key): value}, system_file=Path("/nonexistent/config.toml"))
-        except config.ConfigError:
+        except ConfigError:
             continue
         flags[dotted(key)] = value
     old, new = load(), config.load(environ={}, flags=flags, system_file=Path("/nonexistent/config.toml")).config
