@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, a C++ compiler and, the first time, the network.
 .POSIX:
 .SUFFIXES:
-.PHONY: help venv demo test test-peer test-systemd lint bench sanitize fuzz emulate-x86 test-kernel test-rtl clean
+.PHONY: help venv demo test test-peer test-systemd lint bench sanitize fuzz emulate-x86 test-kernel test-rtl test-pynq clean
 
 BIN = .venv/bin
 export PYTHON
@@ -18,6 +18,7 @@ help:
 	@echo 'make emulate-x86  run its check on emulated CPUs: AVX-512, AVX-VNNI, none of them (compiles Bochs once)'
 	@echo 'make test-kernel  boot a Debian kernel on an emulated board, and run the power code on its real drivers'
 	@echo 'make test-rtl   run the FPGA engine in simulation, 2,000 random products of each configuration'
+	@echo 'make test-pynq  run pynq 4.0.0 and 3.1.2 on the simulated FPGA engine (installs each once, some minutes)'
 	@echo 'make venv    install into .venv only (compiles llama.cpp once, some minutes)'
 	@echo 'make clean   remove .venv and caches; models and the compiled wheel stay'
 
@@ -79,6 +80,11 @@ test-rtl: venv
 
 test-kernel:
 	@sh tools/python.sh -m tests.kernel.run
+
+test-pynq: venv
+	@command -v verilator >/dev/null || apt-get install -y -q --no-install-recommends verilator
+	$(BIN)/python -m tools.pynq_venv
+	$(BIN)/python -m pytest tests/fpga/test_pynq.py
 
 clean:
 	rm -rf .venv build dist edge_rt.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -49,6 +49,7 @@ class RtlEngine:
         loaded.e4_set.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
         loaded.e4_write.argtypes = (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32)
         loaded.e4_read.argtypes = (ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32))
+        loaded.e4_step.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
         loaded.e4_run.restype = ctypes.c_uint64
         loaded.e4_run.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
         memory = np.zeros(memory_bytes, np.uint8)
@@ -58,6 +59,11 @@ class RtlEngine:
         if self._handle:
             self._library.e4_free(self._handle)
             self._handle = 0
+
+    def restart(self) -> None:
+        """Begin with a new engine and all settings as at first; what memory holds stays."""
+        self.close()
+        self._handle = self._library.e4_new(self.memory.ctypes.data, self.base, self.memory.nbytes)
 
     def set(self, setting: Setting, value: int) -> None:
         self._library.e4_set(self._handle, setting, value)
@@ -78,3 +84,7 @@ class RtlEngine:
     def run(self, max_cycles: int) -> int:
         """Run until the engine raises its interrupt, at most max_cycles; gives the cycles it took."""
         return int(self._library.e4_run(self._handle, max_cycles))
+
+    def step(self, n_cycles: int) -> None:
+        """Run for n_cycles, interrupt or not."""
+        self._library.e4_step(self._handle, n_cycles)

@@ -238,6 +238,11 @@ uint64_t e4_run(E4Sim* sim, uint64_t n) {
     return sim->now - start;
 }
 
+// Run for n cycles, interrupt or not: the time that passes between two accesses of a program.
+void e4_step(E4Sim* sim, uint64_t n) {
+    while (n--) sim->tick();
+}
+
 uint64_t e4_beats(const E4Sim* sim) { return sim->n_beats; }
 
 }  // extern "C"
