@@ -40,7 +40,8 @@ class EndpointHealth:
     n_failures: int
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        return (prompt_tokens * self.price_in + completion_tokens * self.price_out) / 1e6
+        """Give what an answer costs, in the currency of the prices."""
+        return _cost(self.price_in, self.price_out, prompt_tokens, completion_tokens)
 
 
 class Endpoint:
@@ -107,7 +108,7 @@ class Endpoint:
 
     def cost(self, usage: Usage) -> float:
         settings = self.upstream.settings
-        return (usage.prompt_tokens * settings.price_in + usage.completion_tokens * settings.price_out) / 1e6
+        return _cost(settings.price_in, settings.price_out, usage.prompt_tokens, usage.completion_tokens)
 
     def health(self, now_s: float) -> EndpointHealth:
         settings, first_byte = self.upstream.settings, self.speed.first_byte
@@ -124,6 +125,10 @@ class Endpoint:
             n_requests=self._n_requests,
             n_failures=self._n_failures,
         )
+
+
+def _cost(price_in: float, price_out: float, prompt_tokens: int, completion_tokens: int) -> float:
+    return (prompt_tokens * price_in + completion_tokens * price_out) / 1e6  # prices are of a million tokens
 
 
 def _is_its_fault(error: BaseException | None) -> bool:

@@ -21,7 +21,10 @@ class CloudUnreachableError(CloudError):
     reason: str
 
     def __str__(self) -> str:
-        return f"cloud endpoint {self.endpoint} cannot be reached: {self.reason}"
+        return (
+            f"cloud endpoint {self.endpoint} cannot be reached: {self.reason}; check the network and "
+            f"cloud.{self.endpoint}.base_url"
+        )
 
 
 @dataclass(eq=False)

@@ -108,7 +108,7 @@ class DeadlineError(CapacityError):
     deadline_s: float
 
     def __str__(self) -> str:
-        return f"not answered within its deadline of {self.deadline_s:g} s"
+        return f"not answered within its deadline of {self.deadline_s:g} s; ask for less, or allow more time"
 
 
 @dataclass(eq=False)
