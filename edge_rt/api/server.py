@@ -154,7 +154,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         super().data_received(data)  # type: ignore[arg-type]
         # The parser keeps what belongs to a head, or to the trailers behind a body, until that is whole.
         self._unparsed_bytes = 0 if self._has_moved else self._unparsed_bytes + len(data)
-        if self._unparsed_bytes > MAX_HEAD_BYTES:
+        if self._unparsed_bytes > MAX_HEAD_BYTES and self._is_in_message:  # else nobody keeps it
             self.transport.abort()
         elif not self.is_between_requests():
             self._stop_head_timer()

@@ -24,7 +24,7 @@ from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api
 from edge_rt.api.cycles import ShortCycle
 from edge_rt.api.listen import bind_unix
-from edge_rt.api.server import PeerProtocol, Server
+from edge_rt.api.server import MAX_HEAD_BYTES, PeerProtocol, Server
 from edge_rt.api.short_way import ShortRequest, ShortWay
 from edge_rt.config import Config
 from edge_rt.config import Server as Settings
@@ -281,6 +281,32 @@ def test_over_tcp_a_key_is_asked_for(socket_dir: Path) -> None:
         assert [inference.tenant[:4] for inference in served.runtime.inferences] == ["key:"]
 
     serving(socket_dir, scenario, sock=sock, keys=("secret",))
+
+
+def test_what_comes_behind_the_last_request_of_a_connection_costs_it_no_answer(socket_dir: Path) -> None:
+    runtime = FakeTensorRuntime(hold=asyncio.Event())
+    last = request(ONE, b"5678", headers={"Connection": "close"})
+
+    async def scenario(served: Served) -> None:
+        reader, writer = await asyncio.open_unix_connection(served.path)
+        writer.write(last)
+        while not runtime.inferences:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        (connection,) = served.server.server_state.connections
+        assert isinstance(connection, PeerProtocol)
+        behind = GOOD * (2 * MAX_HEAD_BYTES // len(GOOD))
+        writer.write(behind)
+        while connection._unparsed_bytes < len(behind):
+            assert not connection.transport.is_closing()
+            await asyncio.sleep(0)
+        assert runtime.hold is not None
+        runtime.hold.set()
+        assert (await answer(reader)).endswith(b"5678")
+        assert await reader.read() == b""
+        writer.close()
+        assert len(runtime.inferences) == 1
+
+    serving(socket_dir, scenario, runtime=runtime)
 
 
 def test_a_body_in_many_parts_and_requests_one_behind_the_other(socket_dir: Path) -> None:
