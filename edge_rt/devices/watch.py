@@ -31,6 +31,7 @@ class HeatWatch:
     ) -> None:
         self._root, self._files, self._clock = root, files, clock
         self._paths: tuple[str, ...] = ()
+        self._last: tuple[str, ...] = ()  # that were found the last time
         self._read_s: dict[str, float] = {}  # of each path, the last time
         self._found_s = -math.inf
 
@@ -38,7 +39,9 @@ class HeatWatch:
         """Give the highest temperature in °C that any sensor tells now."""
         if now_s - self._found_s >= REFIND_S:
             self._found_s = now_s
-            self._paths = tuple(found.source.lstrip("/") for found in thermal.temperatures(self._root))
+            found = tuple(one.source.lstrip("/") for one in thermal.temperatures(self._root))
+            # One that says nothing just now may speak again at once, and is left out only the next time.
+            self._paths, self._last = tuple(dict.fromkeys((*found, *self._last))), found
         hottest_c = -math.inf
         begun_s = self._clock() if self._clock is not None else 0.0
         for path in self._paths:
