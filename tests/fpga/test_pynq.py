@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hw.fpga.sim.build import CONFIGS, source_hash
+from tools.build_llama import one_at_a_time
 from tools.pynq_venv import find
 
 pytestmark = pytest.mark.skipif(shutil.which("verilator") is None, reason="needs verilator: apt-get install verilator")
@@ -100,12 +101,16 @@ def test_a_users_script_multiplies_on_the_overlay(tmp_path, version, config_name
 
 @contextmanager
 def served(python, config_name, folder):
-    """Serve a board on an address of its own: PYNQ.remote's port is fixed, and others may run this test too."""
+    """Serve a board on an address of its own: PYNQ.remote's port is fixed, and someone may use it."""
     address = f"127.1.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
     serve = [python, "-m", "hw.fpga.sim.remote", config_name, folder, address]
-    with subprocess.Popen(
-        serve, env=environment(PYTHONPATH=str(ROOT)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
+    # One run at a time: over the network pynq keeps what it read of a hand-off in its own package's folder.
+    with (
+        one_at_a_time(python.parents[1] / "remote.lock"),
+        subprocess.Popen(
+            serve, env=environment(PYTHONPATH=str(ROOT)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as server,
+    ):
         try:
             assert server.stdout.readline() == f"ready {address}\n"
             yield address
