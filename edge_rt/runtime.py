@@ -40,7 +40,7 @@ from edge_rt.model_table import Entry, ModelTable
 from edge_rt.ports import MakeWorker, ModelStore, RuntimeEvents, make_worker
 from edge_rt.power.metered_worker import metered
 from edge_rt.power.monitor import EnergyMonitor
-from edge_rt.power.taker import AdviceTaker
+from edge_rt.power.taker import AdviceTaker, own_limits
 from edge_rt.power.workload import Workload
 from edge_rt.router.decide import Decision
 from edge_rt.scheduler.direct import Held, OnEnd
@@ -109,6 +109,7 @@ class Runtime:
             queue_changed=self._queue_changed,
         )
         self._workload.n_threads = self._models.n_threads
+        self._taker = taker
         if taker is not None:
             taker.run_at_most = self._models.run_at_most
         self._state = "new"
@@ -131,6 +132,8 @@ class Runtime:
         self._probes.configure(settings.placement)
         self._dispatcher.configure(settings.placement)
         self._workload.ttft_slo_s = settings.power.ttft_slo_s
+        if self._taker is not None:
+            self._taker.limits = own_limits(settings)
         self._models.configure(settings)
 
     def _aborted(self, model: str, energy: Energy) -> None:

@@ -80,6 +80,7 @@ class HintSender:
         self._path, self._clock = path, clock
         self._sock: socket.socket | None = None
         self._said = ""  # by powerd, of why it may hang up
+        self._told: TakesAdvice | None = None  # over this connection
         self._connected_s = 0.0
         self._retry_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
@@ -93,6 +94,7 @@ class HintSender:
             self.n_dropped += 1
             return False
         assert self._sock is not None
+        self._ask_for_advice(self._sock)
         try:
             self._sock.send(encode_hint(hint), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -152,13 +154,18 @@ class HintSender:
             self._connected_s = now_s
             self._lost(f"{self._path}: {exc.strerror or exc}")
             return False
-        self._sock, self._connected_s, self._said = sock, now_s, ""
-        if self._taker is not None:
-            with contextlib.suppress(OSError):  # the hint that follows finds it out
-                sock.send(encode_takes_advice(self._taker.limits), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            if self._watch is not None:
-                self._watch.add(sock.fileno(), self.receive)
+        self._sock, self._connected_s, self._said, self._told = sock, now_s, "", None
+        if self._taker is not None and self._watch is not None:
+            self._watch.add(sock.fileno(), self.receive)
         return True
+
+    def _ask_for_advice(self, sock: socket.socket) -> None:
+        """Say within which limits it is taken, if that has not been said yet."""
+        if self._taker is None or self._taker.limits == self._told:
+            return
+        with contextlib.suppress(OSError):  # the hint that follows finds it out
+            sock.send(encode_takes_advice(self._taker.limits), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._told = self._taker.limits
 
     def _lost(self, problem: str) -> None:
         now_s = self._clock()

@@ -39,7 +39,7 @@ P = ParamSpec("P")
 class AdviceTaker:
     """Keeps what is advised and hands it on. Belongs to one event loop.
 
-    limits       the daemon's own, which no advice exceeds
+    limits       the daemon's own, which no advice exceeds; a reload may change them
     told         the last advice, within them; in_force: the same, but the empty one in a dry run of powerd's
     """
 

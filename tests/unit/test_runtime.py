@@ -33,6 +33,8 @@ from edge_rt.errors import (
 )
 from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.power.state import Hint
+from edge_rt.power.taker import AdviceTaker
+from edge_rt.power.wire import TakesAdvice
 from edge_rt.power.workload import Workload
 from edge_rt.runtime import Runtime
 from edge_rt.scheduler.slots import ModelWorker
@@ -167,6 +169,7 @@ def make(
     store: FakeStore | None = None,
     energy: EnergyMonitor | None = None,
     workload: Workload | None = None,
+    taker: AdviceTaker | None = None,
     **flags: Any,
 ) -> Runtime:
     return Runtime(
@@ -177,6 +180,7 @@ def make(
         features=lambda: features,
         energy=energy,
         workload=workload,
+        taker=taker,
     )
 
 
@@ -544,6 +548,16 @@ def test_other_settings_hold_from_the_next_request_and_the_next_load_on() -> Non
         world.service_s = 1.0
         await answer(runtime, "tiny")
         assert world.workers[1].load.n_ctx == 1024
+
+    virtual_time.run(main())
+
+
+def test_advice_is_taken_within_the_settings_that_hold_now() -> None:
+    async def main() -> None:
+        taker = AdviceTaker(TakesAdvice(max_threads=2, max_batch=4))
+        runtime = make(World(), taker=taker)
+        runtime.configure(loaded(engine__n_threads=3, engine__n_parallel=5).config, runtime.answering)
+        assert taker.limits == TakesAdvice(max_threads=3, max_batch=5)
 
     virtual_time.run(main())
 

@@ -162,6 +162,17 @@ def test_advice_is_asked_for_with_the_connection_and_taken_as_it_comes(scene: Sc
     assert daemon.loop.readers == {}
 
 
+def test_limits_that_a_reload_has_changed_are_told_with_the_next_hint(scene: Scene) -> None:
+    daemon = Daemon(scene)
+    daemon.work()
+    daemon.bench.taker.limits = TakesAdvice(2, 1)
+    daemon.powerd_advises(ADVICE)
+    assert daemon.in_force == Advice(n_prefill_threads=2, n_decode_threads=2, max_batch=1)
+    daemon.work()
+    assert [(hint.max_threads, hint.max_batch) for hint in scene.server.hints()] == [(2, 1)]
+    daemon.sender.close()
+
+
 def test_advice_ends_with_powerd_and_comes_back_with_it(scene: Scene) -> None:
     daemon = Daemon(scene)
     daemon.work()
