@@ -32,12 +32,12 @@ class Scene:
     path: str
     clock: FakeClock
     selector: selectors.BaseSelector
-    rights: Rights = field(default_factory=lambda: Rights(uids=frozenset({os.geteuid()})))
+    rights: Rights = field(default_factory=Rights)
     n_hints: int = 0
     caps: list[float] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     answer: dict[str, Any] = field(default_factory=lambda: {"state": "acting"})
-    uid: int | None = None  # that the kernel would tell of the next client, if not the real one
+    uid: int | None = 0  # that the kernel tells of the next client, whoever runs the tests; None: the real one
     server: Server = field(init=False)
 
     def start(self) -> None:
@@ -175,7 +175,7 @@ def test_who_sends_too_much_is_let_go(scene: Scene) -> None:
     with scene.connect() as sock:
         n_sent = scene.send_until_let_go(sock, encode_hint(HINT))
         assert scene.n_hints < 250 < n_sent + 50
-    assert scene.said == [f"process {os.getpid()} sends too much and is let go"]
+    assert scene.said == ["process 1 sends too much and is let go"]
     scene.clock.advance(1.0)
     with scene.connect() as sock:
         for _ in range(1000):
