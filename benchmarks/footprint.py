@@ -29,8 +29,12 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def daemon(*arguments: str, **environ: str) -> Iterator[tuple[subprocess.Popen[bytes], Path, float]]:
-    """Start a daemon; yields it, its socket, and the seconds until its READY=1 (sd_notify(3))."""
+    """Start a daemon; yields it, its socket, and the seconds until its READY=1 (sd_notify(3)).
+
+    Raises RuntimeError with its last words if it has ended by itself.
+    """
     with (
+        tempfile.TemporaryFile() as said,
         tempfile.TemporaryDirectory(prefix="ert-") as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify,
     ):
@@ -41,13 +45,16 @@ def daemon(*arguments: str, **environ: str) -> Iterator[tuple[subprocess.Popen[b
         process = subprocess.Popen(
             command("edge_rt", "serve", "--socket", str(path), "--log-level", "error", *arguments),
             env={**os.environ, **environ, "NOTIFY_SOCKET": f"{folder}/notify"},
-            stderr=subprocess.DEVNULL,
+            stderr=said,
         )
         try:
             while b"READY=1" not in notify.recv(4096):
                 pass
             yield process, path, time.perf_counter() - begun_s
         finally:
+            if (status := process.poll()) is not None:
+                said.seek(0)
+                raise RuntimeError(f"the daemon has ended by itself, status {status}: {said.read()[-4000:].decode()}")
             process.terminate()
             process.wait()
 
