@@ -34,9 +34,9 @@ _KL_BAR = 5.0  # thousandths of a nat
 _PERPLEXITY_BAR = 0.5  # per cent
 
 
-def load(backend: str, path: Path) -> TokenSession:
+def load(backend: str, path: Path, n_window: int = _N_WINDOW) -> TokenSession:
     file = ModelFile(model=path.stem, variant="", path=path, quant="")
-    options = LoadOptions(n_ctx=_N_WINDOW, n_seq_max=1, n_batch=_N_WINDOW, n_ubatch=_N_WINDOW)
+    options = LoadOptions(n_ctx=n_window, n_seq_max=1, n_batch=n_window, n_ubatch=n_window)
     return registry.get(backend).load(file, options)
 
 

@@ -113,6 +113,14 @@ def pack_activations(x: Activations, layout: Layout) -> NDArray[np.uint8]:
     return out.reshape(-1)
 
 
+def unpack_activations(data: NDArray[np.uint8], k: int, layout: Layout) -> Activations:
+    """Read packed vectors back, each in units of 1: the vectors' units are the host's and not among the bytes."""
+    rows = data.reshape(-1, layout.vector_bytes(k))
+    records = rows[:, k : k + k // GROUP * 4].reshape(len(rows), -1, 4)
+    q = np.ascontiguousarray(rows[:, :k]).view(np.int8)
+    return Activations(q, records[:, :, 3].copy(), records[:, :, 2].copy(), np.ones(len(rows)))
+
+
 def digest(data: NDArray[np.uint8]) -> str:
     """Hash packed bytes for a manifest: SHA-256, hex."""
     return hashlib.sha256(data.tobytes()).hexdigest()

@@ -131,6 +131,6 @@ def encode_activations(x: NDArray[np.floating]) -> Activations:
     )
 
 
-def to_products(sums: NDArray[np.float32], weights: Weights, x: Activations) -> NDArray[np.float32]:
+def to_products(sums: NDArray[np.float32], row_unit: NDArray[np.float64], x: Activations) -> NDArray[np.float32]:
     """Turn FLOAT32 [n, m] sums into float32 [m, n] products."""
-    return (sums.T * weights.row_unit * x.unit[:, None]).astype(np.float32)
+    return (sums.T * row_unit * x.unit[:, None]).astype(np.float32)

@@ -49,6 +49,28 @@ class Job:
             words[word] |= value << low
         return np.array(words, "<u4").view(np.uint8)
 
+    @classmethod
+    def of(cls, data: NDArray[np.uint8]) -> Job | None:
+        """Read 64 bytes back; None if they are no descriptor."""
+        words = data.view("<u4")
+        found = {name: int(words[word]) >> low & mask for name, (word, low, mask) in regs.DESCRIPTOR_FIELDS.items()}
+        if found["MAGIC"] != regs.DESCRIPTOR_MAGIC:
+            return None
+        weights, activations, results = (found[f"{name}_LO"] | found[f"{name}_HI"] << 32 for name in "WXY")
+        return cls(
+            weights,
+            activations,
+            results,
+            n_blocks=found["N_BLOCKS"],
+            n_groups=found["N_GROUPS"],
+            n_vectors=found["VECTORS"],
+            group_log2=found["GROUP_LOG2"],
+            block_log2=found["BLOCK_LOG2"],
+            asymmetric=bool(found["ASYMMETRIC"]),
+            tag=found["TAG"],
+            irq=bool(found["IRQ"]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Status:

@@ -80,7 +80,7 @@ def test_products_are_those_of_the_numbers_they_stand_for(seed, log2_size):
     weights, _, _ = random_weights(5, 256, 0, asymmetric=True, seed=seed)
     x = encode_activations(np.random.default_rng(seed).standard_normal((3, 256)) * 2**log2_size)
     wanted = x.to_float() @ weights.to_float().T
-    got = to_products(multiply(weights, x).astype(np.float32), weights, x)
+    got = to_products(multiply(weights, x).astype(np.float32), weights.row_unit, x)
     assert np.allclose(got, wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max())
 
 
@@ -112,7 +112,7 @@ def test_zeros_are_zeros():
     weights = encode_weights(np.zeros((2, 32), np.int8), np.zeros((2, 1)), None)
     x = encode_activations(np.zeros((1, 32)))
     assert not multiply(weights, x).any()
-    assert not to_products(multiply(weights, x).astype(np.float32), weights, x).any()
+    assert not to_products(multiply(weights, x).astype(np.float32), weights.row_unit, x).any()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""Engines in simulation as the driver sees them: the RTL, and its golden model behind the same registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_rt.backends.fpga_layout import Layout, unpack_activations, unpack_weights
+from edge_rt.backends.fpga_numbers import GROUP, Weights
+from edge_rt.devices import fpga_regs as regs
+from edge_rt.devices.fpga_jobs import Job
+from hw.fpga.model.golden import multiply
+from hw.fpga.sim.build import Config
+from hw.fpga.sim.engine import RtlEngine
+
+
+@dataclass(slots=True)
+class RtlPort:
+    """The RTL on its modelled memory, which has no caches; a deadline of max_cycles."""
+
+    engine: RtlEngine
+    max_cycles: int = 50_000_000
+
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        return self.engine.memory
+
+    @property
+    def base(self) -> int:
+        return self.engine.base
+
+    def read(self, offset: int) -> int:
+        return self.engine.read(offset)
+
+    def write(self, offset: int, value: int) -> None:
+        self.engine.write(offset, value)
+
+    def flush(self, at: int, n_bytes: int) -> None:
+        """Nothing to do: the CPU's memory is the engine's."""
+
+    def invalidate(self, at: int, n_bytes: int) -> None:
+        """Nothing to do: the CPU's memory is the engine's."""
+
+    def wait(self) -> bool:
+        self.engine.run(self.max_cycles)
+        return self.engine.read(regs.IRQ_STATUS) != 0
+
+
+@dataclass(slots=True)
+class GoldenPort:
+    """The golden model behind a ring of descriptors and a strict cache: only flush and invalidate move bytes.
+
+    What is written to an address that held weights before is not noticed.
+    """
+
+    config: Config
+    memory: NDArray[np.uint8]
+    base: int = 0x1000_0000
+    _ddr: NDArray[np.uint8] = field(init=False)
+    _registers: dict[int, int] = field(init=False)
+    _unpacked: dict[int, Weights] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self._ddr = np.zeros_like(self.memory)
+        caps = 0
+        for place, value in (
+            (regs.CAPS_BEAT_BYTES, config.beat_bits // 8),
+            (regs.CAPS_PORTS, config.n_ports),
+            (regs.CAPS_VECTORS, config.n_vectors),
+            (regs.CAPS_K_MAX_LOG2, config.k_max.bit_length() - 1),
+            (regs.CAPS_ADDR_BITS, config.addr_bits),
+            (regs.CAPS_VERSION, regs.MAP_VERSION),
+        ):
+            caps |= value << place[0]
+        self._registers = {regs.ID: regs.ENGINE_ID, regs.CAPS: caps}
+
+    def read(self, offset: int) -> int:
+        return self._registers.get(offset, 0)
+
+    def write(self, offset: int, value: int) -> None:
+        if offset == regs.IRQ_STATUS:
+            value = self.read(offset) & ~value
+        self._registers[offset] = value
+
+    def flush(self, at: int, n_bytes: int) -> None:
+        self._ddr[at : at + n_bytes] = self.memory[at : at + n_bytes]
+
+    def invalidate(self, at: int, n_bytes: int) -> None:
+        self.memory[at : at + n_bytes] = self._ddr[at : at + n_bytes]
+
+    def wait(self) -> bool:
+        ring = (self.read(regs.RING_LO) | self.read(regs.RING_HI) << 32) - self.base
+        while (head := self.read(regs.HEAD)) != self.read(regs.TAIL):
+            at = ring + regs.DESCRIPTOR_BYTES * (head % (1 << self.read(regs.RING_LOG2)))
+            job = Job.of(self._ddr[at : at + regs.DESCRIPTOR_BYTES])
+            if job is None:
+                self._registers[regs.STATUS] = 1 << regs.STATUS_ERR_CONFIG[0] | 1 << regs.STATUS_ERR_CAUSE[0]
+                self._registers[regs.IRQ_STATUS] = 2
+                return True
+            self._compute(job)
+            self._registers[regs.HEAD] = head + 1 & 0xFFFF
+            self._registers[regs.IRQ_STATUS] = self.read(regs.IRQ_STATUS) | int(job.irq)
+        return self.read(regs.IRQ_STATUS) != 0
+
+    def _compute(self, job: Job) -> None:
+        layout = Layout(self.config.beat_bits, 1 << job.block_log2)
+        sums = golden_sums(job, self._ddr, self.base, layout, self._unpacked)
+        n_rows, n_places = len(sums), layout.result_places(job.n_vectors)
+        at = job.results - self.base
+        results = self._ddr[at : at + n_rows * n_places * 4].view("<f4").reshape(n_rows, n_places)
+        results[:, : job.n_vectors] = sums.astype(np.float32)
+
+
+def golden_sums(
+    job: Job, memory: NDArray[np.uint8], base: int, layout: Layout, unpacked: dict[int, Weights]
+) -> NDArray[np.int64]:
+    """Compute what a job must give, from the very bytes it points at: INT64 [rows of its blocks, vectors].
+
+    unpacked keeps matrices by their address, for jobs whose weights do not change.
+    """
+    k, n_rows = job.n_groups * GROUP, job.n_blocks * layout.block_rows
+
+    def at(address: int, n_bytes: int) -> NDArray[np.uint8]:
+        return memory[address - base : address - base + n_bytes]
+
+    if (weights := unpacked.get(job.weights)) is None:
+        data = at(job.weights, layout.weight_bytes(n_rows, k, job.group_log2))
+        weights = unpack_weights(data, np.ones(n_rows), k, job.group_log2, job.asymmetric, layout)
+        unpacked[job.weights] = weights
+    x = unpack_activations(at(job.activations, job.n_vectors * layout.vector_bytes(k)), k, layout)
+    return multiply(weights, x)
