@@ -5,6 +5,7 @@ docs/onnx.md says what was measured of the settings here.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 from edge_rt.backends.base import ModelFile, TensorOptions
 from edge_rt.backends.onnx_facts import OnnxModel, checks_digest, from_bytes
-from edge_rt.catalog.graph_copy import is_hopeless, make_copy, open_copy, read_facts
+from edge_rt.catalog.graph_copy import give_up, is_hopeless, make_copy, open_copy, read_facts
 from edge_rt.catalog.place import Place
 from edge_rt.devices import cpu
 from edge_rt.devices.memory import give_back
@@ -60,11 +61,13 @@ def open_session(
     file: ModelFile,
     options: TensorOptions,
     n_threads: int,
+    *,
+    max_copy_bytes: int = MAX_COPY_BYTES,
 ) -> tuple[Any, OnnxModel]:
     """Give an InferenceSession and the model's facts. Raises whatever onnxruntime raises, and ModelFormatError."""
     copy = options.graph_cache
     model = known_model(runtime, file, options) or file.onnx
-    if copy is None or options.custom_op_libraries or model.file_bytes + model.external_bytes > MAX_COPY_BYTES:
+    if copy is None or options.custom_op_libraries:
         return _open_original(runtime, file.onnx, options, n_threads), file.onnx
     key = _key(runtime)
     if (session := _open_copied(runtime, model, options, n_threads, copy, key)) is not None:
@@ -77,11 +80,14 @@ def open_session(
         _open_original(runtime, model, options, n_threads, write_to=target)  # the session is dropped at once
 
     try:
-        if make_copy(model.path, copy, key, write, facts=model.to_bytes()):
+        can_copy = model.file_bytes + model.external_bytes <= max_copy_bytes
+        if can_copy and make_copy(model.path, copy, key, write, facts=model.to_bytes()):
             if (session := _open_copied(runtime, model, options, n_threads, copy, key)) is not None:
                 return session, model
-            # onnxruntime 1.32 gives nodes of an If's branches one name: an empty copy says not to try again.
-            make_copy(model.path, copy, key, lambda _: None)
+            can_copy = False
+        if not can_copy:
+            # Too large, or as an If is, of whose branches onnxruntime 1.32 gives nodes one name: never tried again.
+            give_up(model.path, copy, key)
     except Exception as exc:  # noqa: BLE001 - a model that cannot be loaded says so below, once more
         _log.warning("%s: its optimised graph is not kept on disk: %s", model.path.name, exc)
     return _open_original(runtime, model, options, n_threads), model
@@ -111,7 +117,8 @@ def _open_copied(
             return _open(runtime, f"/proc/self/fd/{file.fileno()}", settings)
         except Exception as exc:  # noqa: BLE001 - whatever ails the copy, the model is still there
             _log.warning("%s: the copy of its optimised graph cannot be used: %s", model.path.name, exc)
-            copy.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it may be another's
+                copy.unlink()
             return None
 
 

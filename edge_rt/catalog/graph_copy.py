@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from stat import S_ISREG
@@ -38,7 +39,7 @@ _MAX_GROWTH = 8  # folded constants make a graph larger; so many times the model
 class Foot(msgspec.Struct, frozen=True, kw_only=True):
     """What a copy is: key of runtime, CPU and options; sha256 and model_… of the model file.
 
-    n_bytes, digest               of the graph, which comes first; 0 bytes: the runtime cannot read what it wrote
+    n_bytes, digest               of the graph, which comes first; 0 bytes: is_hopeless
     n_facts_bytes, facts_digest   of the facts' entry, which comes next
     """
 
@@ -56,7 +57,7 @@ class Foot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_hopeless(model: Path, copy: Path, key: str) -> bool:
-    """Say whether an empty copy is there: what this runtime writes of the model it cannot read again."""
+    """Say whether an empty copy is there: the model is too large, or what its runtime writes it cannot read again."""
     if (wanted := _wanted(model, key)) is None or (file := open_plain(copy)) is None:
         return False
     with file:
@@ -128,6 +129,11 @@ def make_copy(
         os.close(fd)
     sync_dir(copy.parent)
     return True
+
+
+def give_up(model: Path, copy: Path, key: str) -> None:
+    """Write the empty copy that is_hopeless looks for. Raises OSError."""
+    make_copy(model, copy, key, lambda _: None, free_bytes=lambda _: sys.maxsize)  # it takes FOOT_BYTES
 
 
 def verify_copy(model: Path) -> None:

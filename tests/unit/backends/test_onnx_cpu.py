@@ -20,7 +20,7 @@ pytest.importorskip("onnx")
 from edge_rt.backends import onnx_facts  # noqa: E402
 from edge_rt.backends.base import LoadOptions, ModelFile, TensorOptions  # noqa: E402
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend, OnnxCpuSession  # noqa: E402
-from edge_rt.backends.onnx_open import known_model  # noqa: E402
+from edge_rt.backends.onnx_open import known_model, lacks_copy, open_session  # noqa: E402
 from edge_rt.backends.onnx_shapes import RecentShapes  # noqa: E402
 from edge_rt.catalog.manifest import SHIPPED_DIR  # noqa: E402
 from edge_rt.catalog.place import Place, Record  # noqa: E402
@@ -186,6 +186,17 @@ def test_what_the_checks_found_is_kept_with_the_copy(model: Any, tmp_path: Path)
     assert backend.load_tensor(again, options).info == first.info
     assert "onnx" not in vars(again)  # what the property keeps: the file has not been read again
     assert known_model(ort, again, options) == file.onnx
+
+
+def test_a_model_too_large_to_be_copied_is_prepared_only_once(tmp_path: Path) -> None:
+    file = stored(saved(rows(), tmp_path / "m.onnx"))
+    options = TensorOptions(n_threads=1, graph_cache=Place(file.path).graph)
+    assert lacks_copy(ort, file, options)
+    for _ in range(2):
+        _, model = open_session(ort, file, options, 1, max_copy_bytes=10)
+        assert model == file.onnx
+        assert not lacks_copy(ort, file, options)
+    assert known_model(ort, file, options) is None
 
 
 def test_facts_are_not_believed_of_other_checks_or_processors_or_once_changed(tmp_path: Path) -> None:
