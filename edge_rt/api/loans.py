@@ -52,7 +52,7 @@ class Loan:
         self._is_out = False
 
     def take_back(self) -> bool:
-        """Take the permit back, if it is out. False: a worker has it, and may have written a part of an answer."""
+        """Take the permit back, if it is out. False: a worker has it; is_written, or a part maybe is."""
         if not self._is_out:
             return True
         try:

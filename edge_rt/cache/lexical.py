@@ -63,7 +63,6 @@ _VERBS = _words(
     "doesn't didn't can't won't shouldn't wouldn't"
 )
 _LAST_SENTENCE = re.compile(r"(?:^|[.?!,]\s+)[^\w]*(\w+(?:['’]t)?)[^.?!,]*[^\w]*$")
-_MEASURED = _words("many much long old far often tall big high fast")
 _ARTICLES = _words("a an the")
 _GROUPS = {_stem(word): n for n, line in enumerate(lexicon.SYNONYMS.strip().splitlines()) for word in line.split()}
 _BE = _words("is are was were be been being am get gets got")

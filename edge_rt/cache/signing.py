@@ -13,7 +13,6 @@ from typing import Final
 _log = logging.getLogger("edge_rt.cache")
 
 _KEY_BYTES: Final = 32
-MAC_BYTES: Final = 32
 
 
 class Signer:

@@ -26,7 +26,6 @@ from edge_rt.power.wire import (
     parse,
 )
 
-DEFAULT_PATH: Final = "/run/edge_rt/power.sock"
 _FIRST_PAUSE_S: Final = 0.5  # after a connection failed or was lost, doubled by each further one …
 _LAST_PAUSE_S: Final = 30.0  # … up to this
 _AT_ONCE: Final = 16  # messages of powerd's

@@ -17,7 +17,7 @@ Say = Callable[[int, str, str], None]  # priority, what it is about, text
 
 
 class Policy(Protocol):
-    """Chooses clocks and remembers what it has learned; edge_rt.power.choose.Chooser is one."""
+    """Chooses clocks and remembers what it has learned; edge_rt.power.assemble.Chooser is one."""
 
     def domains_changed(self, domains: Sequence[Domain]) -> None: ...
 

@@ -32,7 +32,6 @@ from edge_rt.router.scorer import Sketch
 from edge_rt.router.weights import N_SURFACE, N_VECTOR, Weights, write_whole
 
 Source = Literal["feedback", "regenerate", "shadow"]
-REGENERATED = 0.2  # what an answer was worth to somebody who asks again at once
 
 _SOURCES: tuple[Source, ...] = ("feedback", "regenerate", "shadow")
 _MAGIC = b"ERTLABL1"

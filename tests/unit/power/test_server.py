@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edge_rt.errors import ConfigError, DaemonLostError, DaemonUnreachableError, InvalidRequestError
-from edge_rt.power import client, server
+from edge_rt.power import server
 from edge_rt.power.client import HintSender, ask
 from edge_rt.power.server import Peer, Rights, Server
 from edge_rt.power.state import Advice, Hint
@@ -479,12 +479,6 @@ def test_nobody_there(socket_dir: Path) -> None:
         listener.listen()
         with pytest.raises(DaemonLostError):
             ask(str(socket_dir / "p"), "status", timeout_s=0.01)
-
-
-def test_the_default_path_is_the_configurations() -> None:
-    from edge_rt.config import Power
-
-    assert Power().socket_path == client.DEFAULT_PATH
 
 
 # -- advice ----------------------------------------------------------------------------------------------------------

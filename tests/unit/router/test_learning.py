@@ -121,7 +121,7 @@ def test_old_labels_leave_and_nobody_owns_more_than_half() -> None:
     labels = Labels(max_rows=20)
     for i in range(15):
         labels.add(sketch(rng, 0), source="feedback", local=1.0, tenant="other")
-        labels.add(sketch(rng, 1), source="regenerate", local=learning.REGENERATED, tenant=str(i))
+        labels.add(sketch(rng, 1), source="regenerate", local=0.2, tenant=str(i))
     for _ in range(100):
         labels.add(sketch(rng, 0), source="feedback", local=0.0, tenant="flood")
     assert len(labels) <= 20
