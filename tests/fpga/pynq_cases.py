@@ -230,6 +230,19 @@ def case_a_register_that_is_not_there_is_an_error():
             raise AssertionError(f"0x{base + offset:08X} was answered")
 
 
+def case_a_wide_counter_is_read_at_once_here_and_by_halves_over_the_network():
+    bench = Bench()
+    assert bench.run()
+    halves = bench.engine.mmio.read(regs.BEATS_LO) | bench.engine.mmio.read(regs.BEATS_HI) << 32
+    assert halves == bench.data["weights"].nbytes // bench.registers.CAPS.BEAT_BYTES
+    try:
+        assert bench.engine.mmio.read(regs.BEATS_LO, 8) == halves
+        assert not REMOTE
+    except RuntimeError as exc:
+        assert REMOTE
+        assert "halves" in str(exc)  # noqa: PT017 - pytest is not here
+
+
 def case_a_load_begins_with_a_fresh_engine():
     bench = Bench()
     assert bench.run()

@@ -34,6 +34,7 @@ CASES = [
     "a_flipped_bit_is_noticed",
     "after_an_abort_the_next_run_is_clean",
     "a_register_that_is_not_there_is_an_error",
+    "a_wide_counter_is_read_at_once_here_and_by_halves_over_the_network",
     "a_load_begins_with_a_fresh_engine",
     "reading_every_register_changes_nothing",
     "files_that_do_not_belong_together_are_refused",

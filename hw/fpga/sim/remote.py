@@ -62,15 +62,16 @@ class Mmio(mmio_pb2_grpc.MmioServicer):
         return mmio_pb2.GetMmioResponse(status=True, mmio_id=name)
 
     def read(self, request: Any, _context: Any) -> Any:
+        if request.length not in (1, 2, 4):
+            said = f"{request.length} bytes at a time; PYNQ.remote's answers hold 4: read the halves one by one"
+            return mmio_pb2.ReadResponse(status=False, msg=said)
         try:
-            first = self._word(request, 0)
-            if request.length != 8:
-                return mmio_pb2.ReadResponse(status=True, data=first & (1 << 8 * request.length) - 1)
-            words = (first, self._word(request, 4))
+            address = self._address(request, 0)
+            with self._served.lock:
+                value = self._served.board.read(address)
         except (BusError, LookupError) as exc:
             return mmio_pb2.ReadResponse(status=False, msg=str(exc))
-        low, high = words if request.word_order != "big" else words[::-1]
-        return mmio_pb2.ReadResponse(status=True, data=low | high << 32)
+        return mmio_pb2.ReadResponse(status=True, data=value & (1 << 8 * request.length) - 1)
 
     def write(self, request: Any, _context: Any) -> Any:
         try:
@@ -81,11 +82,6 @@ class Mmio(mmio_pb2_grpc.MmioServicer):
         except (BusError, LookupError) as exc:
             return mmio_pb2.WriteResponse(status=False, msg=str(exc))
         return mmio_pb2.WriteResponse(status=True)
-
-    def _word(self, request: Any, further: int) -> int:
-        address = self._address(request, further)
-        with self._served.lock:
-            return self._served.board.read(address)
 
     def _address(self, request: Any, further: int) -> int:
         base, n_bytes = self._windows[request.mmio_id]
