@@ -41,6 +41,7 @@ _MAX_THREAD_POINTS: Final = 1024
 _MAX_COUNT: Final = 1024
 _MAX_CHARS: Final = 200
 _MAX_W: Final = 1e5
+_WORKING_W: Final = (1e-3, _MAX_W)  # nothing computes for 0 W: no meter was there
 # Below and above, it is another unit: kHz, MHz.
 _HZ: Final = (1e6, 1e11)
 _S_PER_TOKEN: Final = (1e-9, 1e4)
@@ -186,8 +187,8 @@ def _domain(reader: _Reader, entry: object, place: str) -> CalibratedDomain:
                 max_hz=reader.number(values, here, "max_hz", _HZ),
                 prefill_s_per_token=reader.number(values, here, "prefill_s_per_token", _S_PER_TOKEN),
                 decode_s_per_token=reader.number(values, here, "decode_s_per_token", _S_PER_TOKEN),
-                prefill_w=reader.number(values, here, "prefill_w", (0.0, _MAX_W)),
-                decode_w=reader.number(values, here, "decode_w", (0.0, _MAX_W)),
+                prefill_w=reader.number(values, here, "prefill_w", _WORKING_W),
+                decode_w=reader.number(values, here, "decode_w", _WORKING_W),
             )
         )
     if any(low.max_hz >= high.max_hz for low, high in pairwise(points)):
@@ -203,7 +204,7 @@ def _thread_point(reader: _Reader, entry: object, place: str) -> ThreadPoint:
         n_threads=reader.count(values, place, "n_threads"),
         n_streams=reader.count(values, place, "n_streams"),
         s_per_token=reader.number(values, place, "s_per_token", _S_PER_TOKEN),
-        power_w=None if values.get("power_w") is None else reader.number(values, place, "power_w", (0.0, _MAX_W)),
+        power_w=None if values.get("power_w") is None else reader.number(values, place, "power_w", _WORKING_W),
     )
 
 

@@ -129,6 +129,7 @@ def _changed(place: list[str | int], value: Any) -> bytes:
         (["domains", 0, "points", 1, "max_hz"], 1_500_000, "domains[0].points"),
         (["domains", 0, "points", 1, "max_hz"], 1500, "domains[0].points[1].max_hz"),
         (["domains", 0, "points", 2, "decode_w"], 1e9, "domains[0].points[2].decode_w"),
+        (["domains", 0, "points", 2, "decode_w"], 0.0, "domains[0].points[2].decode_w"),
         (["domains", 0, "points", 2, "decode_w"], ..., "domains[0].points[2].decode_w"),
         (["domains", 0, "points", 2, "volts"], 1.0, "domains[0].points[2].volts"),
         (["speed"], 1, "speed"),
