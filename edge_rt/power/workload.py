@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Final, Protocol
 
 from edge_rt.power.state import Hint, Work
@@ -196,7 +197,8 @@ class Workload:
             if self._due_s <= due_s:
                 return
             self._timer.cancel()
-        self._timer, self._due_s = loop.call_later(seconds, self._tell), due_s
+        # Not in the context of the request that happens to come: what is logged of powerd has no request's id.
+        self._timer, self._due_s = loop.call_later(seconds, self._tell, context=Context()), due_s
 
     def _tell(self) -> None:
         if self._timer is not None:

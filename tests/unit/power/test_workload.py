@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from edge_rt.power.state import Hint
 from edge_rt.power.workload import Workload, estimated_tokens
 from edge_rt.types import GenerateRequest, Message
 from tests import virtual_time
+
+REQUEST = ContextVar("REQUEST", default="none")
 
 
 @dataclass
@@ -64,6 +67,26 @@ def test_one_answer_from_its_arrival_to_its_end() -> None:
         assert 0.03 < decoding[-1].tpot_s < 0.06
         assert decoding[-1].n_prompt_tokens == 0
         assert decoding[-1].ttft_left_s is None
+
+    virtual_time.run(main())
+
+
+def test_hints_belong_to_no_request() -> None:
+    """What is logged beside them would have the id of whichever came last."""
+
+    async def main() -> None:
+        seen: list[str] = []
+
+        class Listener(Ear):
+            def send(self, hint: Hint) -> bool:
+                seen.append(REQUEST.get())
+                return super().send(hint)
+
+        workload = make(Listener())
+        REQUEST.set("r-7")
+        with workload.answer(asked("m", 40)):
+            await asyncio.sleep(2)
+        assert set(seen) == {"none"}
 
     virtual_time.run(main())
 
