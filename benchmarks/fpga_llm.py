@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -28,7 +27,7 @@ from edge_rt.backends import registry
 from edge_rt.backends.base import LoadOptions, ModelFile
 from edge_rt.backends.fpga_layout import Layout
 from edge_rt.backends.fpga_llama import FpgaLlama, read_llama
-from edge_rt.backends.fpga_numbers import GROUP, Weights
+from edge_rt.backends.fpga_numbers import GROUP
 from edge_rt.backends.fpga_products import FpgaProducts, Placement, place
 from edge_rt.backends.llama_math import KvCache, LlamaMath
 from edge_rt.devices import fpga_regs as regs
@@ -36,7 +35,7 @@ from edge_rt.devices.fpga_jobs import Job
 from hw.fpga.model.cycles import Engine, Memory, job_cycles
 from hw.fpga.sim.build import CONFIGS, build
 from hw.fpga.sim.engine import RtlEngine, Setting
-from hw.fpga.sim.port import GoldenPort, RtlPort, golden_sums
+from hw.fpga.sim.port import CheckedPort, GoldenPort
 
 _N_CTX = 256
 _LATENCY_CYCLES = 80
@@ -56,41 +55,6 @@ class Board:
 
 
 BOARDS = (Board("PYNQ-Z2", "z2-gemm", 150e6, 2.1e9), Board("KV260", "kv260-gemm", 300e6, 19.2e9))
-
-
-@dataclass(slots=True)
-class CheckedPort(RtlPort):
-    """Compares what the RTL wrote with the golden model, job by job, from the bytes in memory."""
-
-    layout: Layout = field(default_factory=lambda: Layout(128))
-    jobs: list[Job] = field(default_factory=list)
-    n_sums: int = 0
-    n_wrong: int = 0
-    rtl_s: float = 0.0
-    _unpacked: dict[int, Weights] = field(default_factory=dict)
-
-    def wait(self) -> bool:
-        head, tail = self.read(regs.HEAD), self.read(regs.TAIL)
-        started = time.perf_counter()
-        is_raised = RtlPort.wait(self)
-        self.rtl_s += time.perf_counter() - started
-        ring = (self.read(regs.RING_LO) | self.read(regs.RING_HI) << 32) - self.base
-        for i in range(tail - head & 0xFFFF):
-            at = ring + regs.DESCRIPTOR_BYTES * ((head + i) % (1 << self.read(regs.RING_LOG2)))
-            job = Job.of(self.memory[at : at + regs.DESCRIPTOR_BYTES])
-            if job is None:
-                raise RuntimeError("the ring holds no descriptor where the engine was told of one")
-            self.jobs.append(job)
-            self._compare(job)
-        return is_raised
-
-    def _compare(self, job: Job) -> None:
-        wanted = golden_sums(job, self.memory, self.base, self.layout, self._unpacked).astype(np.float32)
-        n_places = self.layout.result_places(job.n_vectors)
-        at = job.results - self.base
-        found = self.memory[at : at + len(wanted) * n_places * 4].view("<f4").reshape(-1, n_places)
-        self.n_sums += wanted.size
-        self.n_wrong += int((found[:, : job.n_vectors].view(np.uint32) != wanted.view(np.uint32)).sum())
 
 
 @dataclass(frozen=True, slots=True)

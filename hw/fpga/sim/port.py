@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,6 +47,45 @@ class RtlPort:
     def wait(self) -> bool:
         self.engine.run(self.max_cycles)
         return self.engine.read(regs.IRQ_STATUS) != 0
+
+
+@dataclass(slots=True)
+class CheckedPort(RtlPort):
+    """Compares what the RTL wrote with the golden model, job by job, from the bytes in memory.
+
+    jobs are those seen so far, n_wrong of n_sums sums were other bits than the golden model's, rtl_s is the time that
+    the simulation took.
+    """
+
+    layout: Layout = field(default_factory=lambda: Layout(128))
+    jobs: list[Job] = field(default_factory=list)
+    n_sums: int = 0
+    n_wrong: int = 0
+    rtl_s: float = 0.0
+    _unpacked: dict[int, Weights] = field(default_factory=dict)
+
+    def wait(self) -> bool:
+        head, tail = self.read(regs.HEAD), self.read(regs.TAIL)
+        started = time.perf_counter()
+        is_raised = RtlPort.wait(self)
+        self.rtl_s += time.perf_counter() - started
+        ring = (self.read(regs.RING_LO) | self.read(regs.RING_HI) << 32) - self.base
+        for i in range(tail - head & 0xFFFF):
+            at = ring + regs.DESCRIPTOR_BYTES * ((head + i) % (1 << self.read(regs.RING_LOG2)))
+            job = Job.of(self.memory[at : at + regs.DESCRIPTOR_BYTES])
+            if job is None:
+                raise RuntimeError("the ring holds no descriptor where the engine was told of one")
+            self.jobs.append(job)
+            self._compare(job)
+        return is_raised
+
+    def _compare(self, job: Job) -> None:
+        wanted = golden_sums(job, self.memory, self.base, self.layout, self._unpacked).astype(np.float32)
+        n_places = self.layout.result_places(job.n_vectors)
+        at = job.results - self.base
+        found = self.memory[at : at + len(wanted) * n_places * 4].view("<f4").reshape(-1, n_places)
+        self.n_sums += wanted.size
+        self.n_wrong += int((found[:, : job.n_vectors].view(np.uint32) != wanted.view(np.uint32)).sum())
 
 
 @dataclass(slots=True)

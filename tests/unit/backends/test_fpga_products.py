@@ -15,7 +15,7 @@ from edge_rt.errors import BackendStepError
 from hw.fpga.model.golden import multiply
 from hw.fpga.sim.build import CONFIGS, build
 from hw.fpga.sim.engine import RtlEngine, Setting
-from hw.fpga.sim.port import GoldenPort, RtlPort
+from hw.fpga.sim.port import CheckedPort, GoldenPort, RtlPort
 
 needs_verilator = pytest.mark.skipif(
     shutil.which("verilator") is None, reason="needs verilator: apt-get install verilator"
@@ -75,6 +75,24 @@ def test_products_on_the_rtl_are_the_golden_models(config_name):
     placement = place(matrices, Layout(config.beat_bits), config.n_vectors)
     engine = RtlEngine.open(build(config), placement.memory_bytes)
     check_all(RtlPort(engine), placement, matrices)
+    engine.close()
+
+
+@needs_verilator
+def test_a_port_that_checks_counts_each_wrong_sum():
+    matrices, config = {"plain": some_matrices()["plain"]}, CONFIGS["kv260-gemm"]
+    placement = place(matrices, Layout(config.beat_bits), config.n_vectors)
+    engine = RtlEngine.open(build(config), placement.memory_bytes)
+    port = CheckedPort(engine, layout=placement.layout)
+    products, x = FpgaProducts(port, placement, matrices), np.ones((3, 128), np.float32)
+    right = products.multiply("plain", x)
+    assert (port.n_sums, port.n_wrong, len(port.jobs)) == (32 * 3, 0, 1)
+    # The golden model has read the weights already; the RTL reads them again, one weight of row 2 another by then.
+    row_bytes = placement.layout.row_bytes(128, 0)
+    engine.memory[placement.matrices["plain"].spots[0].at + 2 * row_bytes + 20] ^= 4
+    wrong = products.multiply("plain", x)
+    assert (port.n_sums, port.n_wrong) == (2 * 32 * 3, 3)
+    assert np.flatnonzero((right != wrong).any(axis=0)).tolist() == [2]
     engine.close()
 
 
