@@ -87,7 +87,7 @@ class _Connection(Protocol):
 
     def tell_date(self) -> None: ...
 
-    def loan(self) -> Loan | None: ...
+    def loan(self, model: str) -> Loan | None: ...
 
     def on_response_complete(self) -> None: ...
 
@@ -169,8 +169,8 @@ class ShortCycle:
         if not self.response_complete and not self.disconnected:
             self.protocol.transport.close()
 
-    def loan(self) -> Loan | None:
-        self._loan = self.protocol.loan() if self.keep_alive else None
+    def loan(self, model: str) -> Loan | None:
+        self._loan = self.protocol.loan(model) if self.keep_alive else None
         return self._loan
 
     def reclaim(self) -> bool:

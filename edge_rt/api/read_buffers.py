@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Final
 
 READ_BYTES: Final = 256 * 1024  # a picture's tensor and its head
@@ -33,12 +34,13 @@ class Buffer:
 
 
 class LentBuffer(Buffer):
-    """READ_BYTES that workers may read, and only read. Raises OSError where there is no such memory."""
+    """READ_BYTES that one model's workers may read, and only read. Raises OSError where there is no such memory."""
 
-    __slots__ = ("_borrowers", "_fd")
+    __slots__ = ("_borrowers", "_fd", "model")
     n_alive: ClassVar[int] = 0
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
+        self.model = model
         self._borrowers: dict[object, Callable[[LentBuffer], None]] = {}
         self._fd = os.memfd_create("edge_rt-bodies", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         LentBuffer.n_alive += 1
@@ -66,11 +68,11 @@ class LentBuffer(Buffer):
             LentBuffer.n_alive -= 1
 
 
-def lent_buffer() -> Buffer:
+def lent_buffer(model: str = "") -> Buffer:
     """Make a buffer that can be lent, or one that cannot where there is no memory or no descriptor for it."""
     if LentBuffer.n_alive < MAX_LENT_BUFFERS:
         with contextlib.suppress(OSError):
-            return LentBuffer()
+            return LentBuffer(model)
     return Buffer()
 
 
@@ -97,3 +99,16 @@ class ReadBuffers:
             self._spare.append(buffer)
         else:
             buffer.drop()
+
+
+class LentBuffers:
+    """Buffers by model: a worker may look into what it was lent as long as it lives, whoever reads to it then."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, ReadBuffers] = {}
+
+    def of(self, model: str) -> ReadBuffers:
+        """Give the buffers of a model that has answered before, of which there are few."""
+        if model not in self._of:
+            self._of[model] = ReadBuffers(partial(lent_buffer, model))
+        return self._of[model]

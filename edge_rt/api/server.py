@@ -24,7 +24,7 @@ from edge_rt.api.callers import Peer
 from edge_rt.api.cycles import HeadHolder, ShortCycle, refuse
 from edge_rt.api.departures import Departures, WatchedFlow
 from edge_rt.api.loans import Loan, Loans
-from edge_rt.api.read_buffers import READ_BYTES, Buffer, ReadBuffers, lent_buffer
+from edge_rt.api.read_buffers import READ_BYTES, Buffer, LentBuffers, ReadBuffers
 from edge_rt.api.rest import Rest
 from edge_rt.api.short_way import ShortRequest, ShortWay
 from edge_rt.api.sse import HangUps
@@ -302,14 +302,14 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if body:
             self.data_received(body)
 
-    def loan(self) -> Loan | None:
+    def loan(self, model: str) -> Loan | None:
         """Give the connection to be lent; None: it cannot be, or what was written before is still here."""
         if self.transport.get_write_buffer_size():
             return None
         if self._loan is None:
             self._loan = self.server_state.loans.make(self.transport.get_extra_info("socket"))  # type: ignore[attr-defined]
         if self._loan is not None:
-            self._buffers = self.server_state.lent_buffers  # type: ignore[attr-defined]
+            self._buffers = self.server_state.lent_buffers.of(model)  # type: ignore[attr-defined]
         return self._loan
 
     def shutdown(self) -> None:
@@ -394,7 +394,7 @@ class Server(uvicorn.Server):
         self.server_state.max_connections = max_connections  # type: ignore[attr-defined]
         self.server_state.short_way = short_way  # type: ignore[attr-defined]
         self.server_state.buffers = ReadBuffers()  # type: ignore[attr-defined]
-        self.server_state.lent_buffers = ReadBuffers(lent_buffer)  # type: ignore[attr-defined]
+        self.server_state.lent_buffers = LentBuffers()  # type: ignore[attr-defined]
         self.server_state.loans = Loans()  # type: ignore[attr-defined]
         self.server_state.departures = Departures()  # type: ignore[attr-defined]
         self.server_state.rest = Rest()  # type: ignore[attr-defined]

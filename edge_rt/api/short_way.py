@@ -153,8 +153,8 @@ class Connection(Protocol):
 
     async def write(self, status: int, headers: Headers, parts: Sequence[Data]) -> None: ...
 
-    def loan(self) -> Loan | None:
-        """Give the connection to be lent to a worker that answers; None: it cannot be."""
+    def loan(self, model: str) -> Loan | None:
+        """Give the connection to be lent to the model's worker, which answers; None: it cannot be."""
         ...
 
     def head_of(self, status: int, headers: Headers) -> bytes: ...
@@ -290,7 +290,9 @@ class ShortRequest:
         if (inputs := plan.plain_inputs(binary)) is None:
             return False
         self._reply = self._expected_reply() if is_checked else None
-        memory = (self._buffer, self._start + n_json) if isinstance(self._buffer, LentBuffer) else None
+        memory = None
+        if isinstance(self._buffer, LentBuffer) and self._buffer.model == head.model:
+            memory = (self._buffer, self._start + n_json)
         request = plan.request(head.model, "", inputs, self._exchange.tenant, reply=self._reply, memory=memory)
         if (drop := self._way.api.runtime.infer_now(request, self._ended, is_checked=is_checked)) is None:
             return False
@@ -302,7 +304,7 @@ class ShortRequest:
 
     def _expected_reply(self) -> Reply | None:
         """Give what the worker may write if the answer is like the last one."""
-        if (expected := self._head.expected) is None or (loan := self._connection.loan()) is None:
+        if (expected := self._head.expected) is None or (loan := self._connection.loan(self._head.model)) is None:
             return None
         if expected.date_s != (now_s := int(time.time())):
             expected.date_s = now_s

@@ -181,6 +181,7 @@ class FakeRuntime:
     findings: dict[str, MediaAnswer | BaseException] = field(default_factory=dict)  # by model
     opinions: list[tuple[str, bool]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)  # "-" before those unloaded
+    direct: tuple[str, ...] = ("eyes",)  # asked without a task where is_direct
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         check_request(request, Limits())
@@ -229,7 +230,7 @@ class FakeRuntime:
     def infer_now(
         self, request: TensorRequest, on_end: OnEnd, *, is_checked: bool = False
     ) -> Callable[[], None] | None:
-        if not self.is_direct or request.model != "eyes" or request.stream:
+        if not self.is_direct or request.model not in self.direct or request.stream:
             return None
         check_tensors(request, Limits())
         if self.worker is not None:

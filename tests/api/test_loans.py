@@ -22,7 +22,7 @@ from edge_rt.api.short_way import ShortWay
 from edge_rt.errors import BackendStepError, WorkerLostError
 from edge_rt.tensor_types import Tensor
 from tests import patience
-from tests.api.asgi import FakeTensorRuntime, FakeWriter
+from tests.api.asgi import EYES, EYES_INFO, FakeStatus, FakeTensorRuntime, FakeWriter
 from tests.api.daemon import Daemon
 from tests.api.test_short_way import GOOD, LARGE, ONE, PLAIN, Served, answer, binary, request, serving
 
@@ -414,6 +414,7 @@ def test_a_client_that_hangs_up_while_its_answer_is_lent_is_no_error(socket_dir:
     assert hold is not None
 
     async def scenario(served: Served) -> None:
+        served.server.server_state.lent_buffers.of("eyes")  # which stay for the next connection
         n_before = n_descriptors()
         for _ in range(3):
             hold.set()
@@ -580,6 +581,37 @@ def test_a_body_lies_in_lent_memory_once_its_connection_asks_again(socket_dir: P
         writer.close()
 
     serving(socket_dir, scenario, runtime=runtime)
+
+
+class TwoModels(FakeTensorRuntime):
+    def models(self) -> list[FakeStatus]:
+        return [
+            *super().models(),
+            FakeStatus("ears", manifest=EYES, variant="int8", tensor=EYES_INFO, versions=("int8",)),
+        ]
+
+
+def test_no_model_is_lent_memory_that_another_has_been_lent(socket_dir: Path) -> None:
+    """Its worker keeps what it was lent, and would see what is read there later, of whatever client."""
+    runtime = TwoModels(is_direct=True, worker=FakeWriter(), direct=("eyes", "ears"))
+
+    async def scenario(served: Served) -> None:
+        connections = [await asyncio.open_unix_connection(served.path) for _ in range(2)]
+        plain = LARGE.replace(b"X-Request-Id: mine\r\n", b"")
+        for model in (b"eyes", b"ears", b"eyes", b"ears") * 3 + (b"ears", b"eyes", b"eyes", b"ears") * 3:
+            for reader, writer in connections:
+                writer.write(plain.replace(b"/models/eyes/", b"/models/" + model + b"/"))
+                assert (await answer(reader)).startswith(b"HTTP/1.1 200")
+        for _, writer in connections:
+            writer.close()
+
+    serving(socket_dir, scenario, runtime=runtime)
+    of = {
+        model: {asked.memory[0] for asked in runtime.inferences if asked.memory and asked.model == model}
+        for model in ("eyes", "ears")
+    }
+    assert all(of.values())
+    assert not of["eyes"] & of["ears"]
 
 
 def n_permits(pid: int) -> int:
