@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -29,6 +30,12 @@ settings.load_profile("edge_rt")
 # A Unix socket's path may have 107 bytes, of which a long TMPDIR would leave too few.
 if len(tempfile.gettempdir()) > 40:
     tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
+
+
+# Who was started in the background, or by nohup, ignores these signals, and so do all processes that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
