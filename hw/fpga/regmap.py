@@ -30,7 +30,7 @@ def render() -> Mapping[Path, str]:
 def _check(regmap: Mapping[str, Any]) -> None:
     offsets = [register["offset"] for register in regmap["register"]]
     assert offsets == list(range(0, 4 * len(offsets), 4)), "registers follow each other, four bytes apart"
-    for owner in (*regmap["register"], {"name": "a word", "fields": []}):
+    for owner in regmap["register"]:
         _check_bits(owner["name"], [field["bits"] for field in owner.get("fields", ())])
     for word in range(regmap["descriptor"]["bytes"] // 4):
         _check_bits(f"word {word}", [f["bits"] for f in regmap["descriptor"]["field"] if f["word"] == word])
