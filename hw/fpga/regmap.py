@@ -1,5 +1,7 @@
 """Write the engine's register map from regmap.toml: for its RTL, for the driver, for people.
 
+The driver's part holds the hash of the RTL too, so run it after any change of hw/fpga/rtl.
+
 python -m hw.fpga.regmap [--check]
 """
 
@@ -11,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hw.fpga.sim.build import source_hash
+
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parent.parent
 _NOTE = "made from hw/fpga/regmap.toml by `python -m hw.fpga.regmap`"
@@ -20,9 +24,11 @@ def render() -> Mapping[Path, str]:
     """Make the text of every generated file."""
     regmap = tomllib.loads((_HERE / "regmap.toml").read_text())
     _check(regmap)
+    rtl = {_HERE / "rtl" / "e4_regs.svh": "\n".join(_verilog(regmap)) + "\n"}
+    build = int(source_hash(rtl)[:8], 16)
     return {
-        _HERE / "rtl" / "e4_regs.svh": "\n".join(_verilog(regmap)) + "\n",
-        _ROOT / "edge_rt" / "devices" / "fpga_regs.py": "\n".join(_python(regmap)) + "\n",
+        **rtl,
+        _ROOT / "edge_rt" / "devices" / "fpga_regs.py": "\n".join(_python(regmap, build)) + "\n",
         _ROOT / "docs" / "fpga-registers.md": "\n".join(_page(regmap)) + "\n",
     }
 
@@ -61,13 +67,15 @@ def _verilog(regmap: Mapping[str, Any]) -> Iterator[str]:
         yield f"localparam [3:0] CAUSE_{cause['name']} = 4'd{cause['value']};"
 
 
-def _python(regmap: Mapping[str, Any]) -> Iterator[str]:
+def _python(regmap: Mapping[str, Any], build: int) -> Iterator[str]:
     yield f'"""The INT4 engine\'s registers and descriptors: {_NOTE}."""'
     yield ""
     yield "from typing import Final"
     yield ""
     yield f"ENGINE_ID: Final = 0x{regmap['id']:08X}"
     yield f"MAP_VERSION: Final = {regmap['version']}"
+    yield "# What BUILD reads in a bitstream of this tree's RTL: the first 32 bits of its sources' SHA-256"
+    yield f"BUILD_HASH: Final = 0x{build:08X}"
     yield ""
     yield "# Offsets, bytes"
     for register in regmap["register"]:
@@ -137,7 +145,7 @@ def main() -> int:
     stale = [path for path, text in render().items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:
         for path in stale:
-            print(f"{path.relative_to(_ROOT)} is not what regmap.toml says: run `python -m hw.fpga.regmap`")
+            print(f"{path.relative_to(_ROOT)} is not what regmap.toml and the RTL say: run `python -m hw.fpga.regmap`")
         return 1 if stale else 0
     for path in stale:
         path.write_text(render()[path])

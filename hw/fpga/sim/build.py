@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,11 +52,16 @@ class SimulatorBuildError(RuntimeError):
     """The RTL could not be compiled; the text is the tool's."""
 
 
-def source_hash() -> str:
-    """Hash what the hardware is made of: the first 8 hex digits are the engine's BUILD register."""
+def source_hash(rewritten: Mapping[Path, str] | None = None) -> str:
+    """Hash what the hardware is made of: the first 8 hex digits are the engine's BUILD register.
+
+    rewritten has the texts of files that are about to be written.
+    """
+    texts = {path: path.read_bytes() for pattern in ("*.sv", "*.svh") for path in _RTL.glob(pattern)}
+    texts |= {path: text.encode() for path, text in (rewritten or {}).items()}
     digest = hashlib.sha256()
-    for path in sorted([*_RTL.glob("*.sv"), *_RTL.glob("*.svh")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in sorted(texts):
+        digest.update(path.name.encode() + b"\0" + texts[path])
     return digest.hexdigest()
 
 

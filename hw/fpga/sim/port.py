@@ -115,7 +115,7 @@ class GoldenPort:
             (regs.CAPS_VERSION, regs.MAP_VERSION),
         ):
             caps |= value << place[0]
-        self._registers = {regs.ID: regs.ENGINE_ID, regs.CAPS: caps}
+        self._registers = {regs.ID: regs.ENGINE_ID, regs.CAPS: caps, regs.BUILD: regs.BUILD_HASH}
 
     def read(self, offset: int) -> int:
         return self._registers.get(offset, 0)
