@@ -5,7 +5,7 @@
 All linear layers of every token, the output's as two INT4 matrices among them, run through the RTL (Verilator) with one
 start of the ring per product; the rest runs in numpy. Three things must hold: every sum is bit for bit what the golden
 model makes of the bytes the descriptors point at; the tokens are those of the same model on the golden model alone;
-the engine's cycles per token are within 2 % of hw/fpga/model/cycles.py. Projected tokens per second are cycles at the
+the engine's cycles per token are within 2 % of edge_rt/backends/fpga_cycles.py. Projected tokens per second are at the
 board's clock: no board ran, and the CPU's part and the starts are not in them. Some minutes.
 """
 
@@ -25,6 +25,7 @@ from quality import stored
 
 from edge_rt.backends import registry
 from edge_rt.backends.base import LoadOptions, ModelFile
+from edge_rt.backends.fpga_cycles import Engine, Memory, job_cycles
 from edge_rt.backends.fpga_layout import Layout
 from edge_rt.backends.fpga_llama import FpgaLlama, read_llama
 from edge_rt.backends.fpga_numbers import GROUP
@@ -32,7 +33,6 @@ from edge_rt.backends.fpga_products import FpgaProducts, Placement, place
 from edge_rt.backends.llama_math import KvCache, LlamaMath
 from edge_rt.devices import fpga_regs as regs
 from edge_rt.devices.fpga_jobs import Job
-from hw.fpga.model.cycles import Engine, Memory, job_cycles
 from hw.fpga.sim.build import CONFIGS, build
 from hw.fpga.sim.engine import RtlEngine, Setting
 from hw.fpga.sim.port import CheckedPort, GoldenPort

@@ -70,6 +70,12 @@ class Activations:
     e: NDArray[np.uint8]
     unit: NDArray[np.float64]
 
+    def __len__(self) -> int:
+        return len(self.q)
+
+    def __getitem__(self, vectors: slice) -> Activations:
+        return Activations(self.q[vectors], self.f[vectors], self.e[vectors], self.unit[vectors])
+
     def to_float(self) -> NDArray[np.float64]:
         """Give the float64 [m, k] activations these numbers stand for."""
         code = (F_ONE + self.f.astype(np.int64)) << self.e

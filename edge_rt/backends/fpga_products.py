@@ -114,8 +114,11 @@ class FpgaProducts:
             for spot, piece in zip(placement.matrices[name].spots, matrix.pieces, strict=True):
                 self._write(spot.at, pack_weights(piece.weights, layout))
 
-    def multiply(self, name: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Multiply vectors [m, k] with a matrix: float32 [m, n_rows]; up to 64 jobs a start."""
+    def multiply(self, name: str, x: NDArray[np.float32] | Activations) -> NDArray[np.float32]:
+        """Multiply vectors [m, k], as floats or in the engine's numbers, with a matrix: float32 [m, n_rows].
+
+        Up to 64 jobs a start. Numbers of the engine are taken as they are, so whole ones lose nothing.
+        """
         matrix = self._placement.matrices[name]
         out = np.zeros((len(x), matrix.n_rows), np.float32)
         n_chunks = min((1 << RING_LOG2) // len(matrix.spots), MAX_VECTORS // self._placement.n_vectors)
@@ -123,7 +126,7 @@ class FpgaProducts:
             self._chain(matrix, x[first : first + n_chunks * self._placement.n_vectors], out[first:])
         return out
 
-    def _chain(self, matrix: Placed, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    def _chain(self, matrix: Placed, x: NDArray[np.float32] | Activations, out: NDArray[np.float32]) -> None:
         tasks = list(self._tasks(matrix, x))
         self._ring.run([self._job(task, matrix.k) for task in tasks])
         for task in tasks:
@@ -131,11 +134,12 @@ class FpgaProducts:
             products = to_products(self._sums(task), spot.row_unit, task.x)
             out[task.first : task.first + m, spot.first_row : spot.first_row + spot.n_rows] += products
 
-    def _tasks(self, matrix: Placed, x: NDArray[np.float32]) -> Iterator[_Task]:
+    def _tasks(self, matrix: Placed, x: NDArray[np.float32] | Activations) -> Iterator[_Task]:
         layout, n_vectors = self._placement.layout, self._placement.n_vectors
         x_at, y_at = self._placement.x_at, self._placement.y_at
         for first in range(0, len(x), n_vectors):
-            encoded = encode_activations(x[first : first + n_vectors])
+            part = x[first : first + n_vectors]
+            encoded = part if isinstance(part, Activations) else encode_activations(part)
             packed = pack_activations(encoded, layout)
             self._write(x_at, packed)
             for spot in matrix.spots:

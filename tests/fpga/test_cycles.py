@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
+from edge_rt.backends.fpga_cycles import Engine, Memory, job_cycles
 from edge_rt.devices import fpga_regs as regs
-from hw.fpga.model.cycles import Engine, Memory, job_cycles
 from hw.fpga.sim.build import CONFIGS
 from hw.fpga.sim.engine import Setting
 from hw.fpga.sim.rig import Rig

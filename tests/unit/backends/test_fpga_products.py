@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_rt.backends.fpga_layout import Layout
-from edge_rt.backends.fpga_numbers import encode_activations, encode_weights, to_products
+from edge_rt.backends.fpga_numbers import Activations, encode_activations, encode_weights, to_products
 from edge_rt.backends.fpga_pack import Matrix, fuse
 from edge_rt.backends.fpga_products import FpgaProducts, place
 from edge_rt.devices import fpga_regs as regs
@@ -66,6 +66,19 @@ def check_all(port, placement, matrices):
 def test_products_are_the_golden_models(config_name):
     matrices = some_matrices()
     check_all(*golden_port(config_name, matrices), matrices)
+
+
+def test_whole_numbers_lose_nothing():
+    """INT8 in units of 1, -128 among them, times INT4 with one scale: what a quantised convolution needs."""
+    random = np.random.default_rng(9)
+    q_w = random.integers(-8, 8, (5, 96)).astype(np.int8)
+    matrices = {"whole": Matrix.of(encode_weights(q_w, np.full((5, 3), 0.25), None))}
+    q_x = random.integers(-128, 128, (70, 96)).astype(np.int8)
+    q_x[0] = -128
+    x = Activations(q_x, np.zeros((70, 3), np.uint8), np.zeros((70, 3), np.uint8), np.full(70, 1 / 16))
+    port, placement = golden_port("kv260-gemm", matrices)
+    found = FpgaProducts(port, placement, matrices).multiply("whole", x)
+    np.testing.assert_allclose(found, 0.25 * (q_x.astype(int) @ q_w.T.astype(int)), rtol=2e-7)
 
 
 @needs_verilator
