@@ -189,7 +189,7 @@ class SerialMeter:
             except MeterProtocolError as exc:
                 problem = str(exc)
             except (OSError, ValueError) as exc:  # pyserial's SerialException is an OSError
-                problem = _reason(exc)
+                problem = port_problem(exc)
             with self._lock:
                 self._problem, self._power_w = problem, None
                 self._sum_w, self._n_watts = 0.0, 0
@@ -221,7 +221,7 @@ class SerialMeter:
             port.close()
 
 
-def _reason(exc: Exception) -> str:
+def port_problem(exc: Exception) -> str:
     """Say why a port is not there; pyserial's own texts repeat themselves."""
     number = getattr(exc, "errno", None)
     text = {

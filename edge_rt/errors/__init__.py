@@ -16,6 +16,8 @@ EdgeRtError(code, retryable)
 ├ CloudError
 │ ├ CloudUnreachableError · CloudTimeoutError · CloudRejectedError · CloudAnswerError · CloudDeclinedError ·
 │   CircuitOpenError · MustStayError
+├ DeviceError
+│ ├ DeviceLostError · DeviceSilentError · DeviceRefusedError
 ├ PowerUnknownError
 ├ ServiceError
 │ ├ NoSystemdError · NotRootError · InterpreterError · UnitError
@@ -47,6 +49,7 @@ from edge_rt.errors.cloud import (
     CloudUnreachableError,
     MustStayError,
 )
+from edge_rt.errors.devices import DeviceError, DeviceLostError, DeviceRefusedError, DeviceSilentError
 from edge_rt.errors.models import (
     DiskFullError,
     ModelChecksumError,
@@ -106,6 +109,10 @@ __all__ = [
     "DaemonLostError",
     "DaemonUnreachableError",
     "DeadlineError",
+    "DeviceError",
+    "DeviceLostError",
+    "DeviceRefusedError",
+    "DeviceSilentError",
     "DiskFullError",
     "EdgeRtError",
     "InterpreterError",
