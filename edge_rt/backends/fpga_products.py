@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +12,15 @@ from edge_rt.backends.fpga_layout import Layout, pack_activations, pack_weights
 from edge_rt.backends.fpga_numbers import GROUP, Activations, encode_activations, to_products
 from edge_rt.backends.fpga_pack import Matrix
 from edge_rt.devices.fpga_jobs import Job
-from edge_rt.devices.fpga_ring import RING_BYTES, RING_LOG2, EnginePort, Ring
-from edge_rt.errors import BackendStepError
+from edge_rt.devices.fpga_ring import OTHER_BITSTREAM, RING_BYTES, RING_LOG2, EnginePort, Ring, descriptors
+from edge_rt.errors import DeviceMismatchError
 
 _PAGE = 4096
+_RESULTS_ALIGNED = 256
 MAX_VECTORS = 64
+# The deadline of a chain. No board's memory is so slow; the first part is for a process that has to wait for a core.
+_LEAST_S = 0.05
+_SLOWEST_BYTES_S = 50e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,9 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A matrix of n_rows times k as its spots."""
+    """A matrix of n_rows times k as its spots; number is its place among all, and the tag of its jobs."""
 
+    number: int
     n_rows: int
     k: int
     spots: tuple[Spot, ...]
@@ -58,7 +63,8 @@ class Placement:
 
 def place(matrices: Mapping[str, Matrix], layout: Layout, n_vectors: int) -> Placement:
     """Lay matrices out for an engine of n_vectors; says before anything is loaded how much memory it takes."""
-    at, placed, x_bytes, y_bytes = RING_BYTES, {}, 0, 0
+    placed: dict[str, Placed] = {}
+    at, x_bytes, y_bytes = RING_BYTES, 0, 0
     for name, matrix in matrices.items():
         spots = []
         for piece in matrix.pieces:
@@ -66,108 +72,132 @@ def place(matrices: Mapping[str, Matrix], layout: Layout, n_vectors: int) -> Pla
             n_blocks, group_log2 = layout.n_blocks(weights.n_rows), weights.group_log2
             spots.append(Spot(at, piece.first_row, n_blocks, group_log2, weights.asymmetric, weights.row_unit))
             at = _page(at + layout.weight_bytes(weights.n_rows, weights.k, group_log2))
-        placed[name] = Placed(matrix.n_rows, matrix.k, tuple(spots))
+        placed[name] = Placed(len(placed), matrix.n_rows, matrix.k, tuple(spots))
         n_most = -(-MAX_VECTORS // n_vectors) * n_vectors
         x_bytes = max(x_bytes, n_most * layout.vector_bytes(matrix.k))
         n_chunks, n_places = n_most // n_vectors, layout.result_places(n_vectors)
-        y_bytes = max(y_bytes, n_chunks * sum(_page(_result_bytes(spot, layout, n_places)) for spot in spots))
+        y_bytes = max(y_bytes, n_chunks * sum(_result_bytes(spot, layout, n_places) for spot in spots))
     y_at = _page(at + x_bytes)
     return Placement(layout, n_vectors, placed, at, y_at, _page(y_at + y_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One job, and what its results are: sums of the spot's rows with these vectors of a call."""
+    """One job's results: sums of the spot's rows, a row n_places wide, with m vectors of a call from first on."""
 
     spot: Spot
     first: int
-    x: Activations
-    x_at: int
+    m: int
+    n_places: int
     y_at: int
+    y_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """What one start does for m vectors: jobs as descriptors, and where their results end."""
+
+    descriptors: NDArray[np.uint8]
+    tasks: tuple[_Task, ...]
+    y_end: int
+    limit_s: float
 
 
 class FpgaProducts:
     """The matrices of a placement on one engine. One thread calls it.
 
-    Raises BackendStepError where the engine is another than the placement is for.
+    Raises DeviceMismatchError where the engine is another than the placement is for, OSError where it cannot be
+    reached.
     """
 
-    def __init__(self, port: EnginePort, placement: Placement, matrices: Mapping[str, Matrix]) -> None:
+    def __init__(
+        self, port: EnginePort, placement: Placement, matrices: Mapping[str, Matrix], device: str = "the FPGA's engine"
+    ) -> None:
         self._port, self._placement = port, placement
-        self._ring = Ring(port, 0)
-        caps, layout = self._ring.caps, placement.layout
+        self._chains: dict[tuple[int, int], _Chain] = {}
+        self.ring = Ring(port, 0, device)
+        caps, layout = self.ring.caps, placement.layout
         longest = max(placed.k for placed in placement.matrices.values())
-        for what, has, needs, fits in (
-            ("ports of so many bits", caps.beat_bits, layout.beat_bits, caps.beat_bits == layout.beat_bits),
+        has_bytes, needs_bytes = port.memory.nbytes, placement.memory_bytes
+        for what, found, wanted, fits in (
+            ("bits of a port", caps.beat_bits, layout.beat_bits, caps.beat_bits == layout.beat_bits),
             ("vectors", caps.n_vectors, placement.n_vectors, caps.n_vectors >= placement.n_vectors),
             ("weights a row", caps.k_max, longest, caps.k_max >= longest),
-            (
-                "bytes of memory",
-                port.memory.nbytes,
-                placement.memory_bytes,
-                port.memory.nbytes >= placement.memory_bytes,
-            ),
+            ("bytes of memory", has_bytes, needs_bytes, has_bytes >= needs_bytes),
         ):
             if not fits:
-                raise BackendStepError(reason=f"the FPGA's engine has {has} {what}; the model needs {needs}")
+                raise DeviceMismatchError(
+                    device=device, what=what, found=str(found), wanted=str(wanted), remedy=OTHER_BITSTREAM
+                )
         for name, matrix in matrices.items():
-            for spot, piece in zip(placement.matrices[name].spots, matrix.pieces, strict=True):
-                self._write(spot.at, pack_weights(piece.weights, layout))
+            self.write(name, matrix)
+
+    def write(self, name: str, matrix: Matrix) -> None:
+        """Pack a matrix into its place in the engine's memory."""
+        for spot, piece in zip(self._placement.matrices[name].spots, matrix.pieces, strict=True):
+            self._write(spot.at, pack_weights(piece.weights, self._placement.layout))
 
     def multiply(self, name: str, x: NDArray[np.float32] | Activations) -> NDArray[np.float32]:
         """Multiply vectors [m, k], as floats or in the engine's numbers, with a matrix: float32 [m, n_rows].
 
-        Up to 64 jobs a start. Numbers of the engine are taken as they are, so whole ones lose nothing.
+        Up to 64 jobs a start. Numbers of the engine are taken as they are, so whole ones lose nothing. Raises
+        ValueError for vectors that are not finite, DeviceTimeoutError and DeviceFaultError as Ring.run does.
         """
         matrix = self._placement.matrices[name]
         out = np.zeros((len(x), matrix.n_rows), np.float32)
-        n_chunks = min((1 << RING_LOG2) // len(matrix.spots), MAX_VECTORS // self._placement.n_vectors)
-        for first in range(0, len(x), n_chunks * self._placement.n_vectors):
-            self._chain(matrix, x[first : first + n_chunks * self._placement.n_vectors], out[first:])
+        n_vectors = self._placement.n_vectors
+        step = n_vectors * min((1 << RING_LOG2) // len(matrix.spots), MAX_VECTORS // n_vectors)
+        for first in range(0, len(x), step):
+            self._run(matrix, x[first : first + step], out[first : first + step])
         return out
 
-    def _chain(self, matrix: Placed, x: NDArray[np.float32] | Activations, out: NDArray[np.float32]) -> None:
-        tasks = list(self._tasks(matrix, x))
-        self._ring.run([self._job(task, matrix.k) for task in tasks])
-        for task in tasks:
-            spot, m = task.spot, len(task.x.q)
-            products = to_products(self._sums(task), spot.row_unit, task.x)
-            out[task.first : task.first + m, spot.first_row : spot.first_row + spot.n_rows] += products
+    def _run(self, matrix: Placed, x: NDArray[np.float32] | Activations, out: NDArray[np.float32]) -> None:
+        chain = self._chain(matrix, len(x))
+        encoded = x if isinstance(x, Activations) else encode_activations(x)
+        self._write(self._placement.x_at, pack_activations(encoded, self._placement.layout))
+        self.ring.run(chain.descriptors, chain.limit_s)
+        y_at = self._placement.y_at
+        self._port.invalidate(y_at, chain.y_end - y_at)
+        for task in chain.tasks:
+            spot, vectors = task.spot, slice(task.first, task.first + task.m)
+            data = self._port.memory[task.y_at : task.y_at + task.y_bytes].view("<f4").reshape(-1, task.n_places)
+            products = to_products(data[: spot.n_rows, : task.m], spot.row_unit, encoded[vectors])
+            out[vectors, spot.first_row : spot.first_row + spot.n_rows] += products
 
-    def _tasks(self, matrix: Placed, x: NDArray[np.float32] | Activations) -> Iterator[_Task]:
-        layout, n_vectors = self._placement.layout, self._placement.n_vectors
-        x_at, y_at = self._placement.x_at, self._placement.y_at
-        for first in range(0, len(x), n_vectors):
-            part = x[first : first + n_vectors]
-            encoded = part if isinstance(part, Activations) else encode_activations(part)
-            packed = pack_activations(encoded, layout)
-            self._write(x_at, packed)
+    def _chain(self, matrix: Placed, m: int) -> _Chain:
+        if (found := self._chains.get((matrix.number, m))) is None:
+            found = self._chains[matrix.number, m] = self._new_chain(matrix, m)
+        return found
+
+    def _new_chain(self, matrix: Placed, m: int) -> _Chain:
+        placement, layout = self._placement, self._placement.layout
+        x_bytes, y_at = layout.vector_bytes(matrix.k), placement.y_at
+        tasks, jobs, n_bytes = [], [], m * x_bytes
+        for first in range(0, m, placement.n_vectors):
+            n = min(placement.n_vectors, m - first)
+            n_places = layout.result_places(n)
             for spot in matrix.spots:
-                yield _Task(spot, first, encoded, x_at, y_at)
-                y_at = _page(y_at + _result_bytes(spot, layout, layout.result_places(len(encoded.q))))
-            x_at += packed.nbytes
+                task = _Task(spot, first, n, n_places, y_at, spot.n_blocks * layout.block_rows * n_places * 4)
+                tasks.append(task)
+                jobs.append(self._job(matrix, task, placement.x_at + first * x_bytes))
+                y_at += _result_bytes(spot, layout, n_places)
+                n_bytes += task.y_bytes + layout.weight_bytes(spot.n_rows, matrix.k, spot.group_log2)
+        return _Chain(descriptors(jobs), tuple(tasks), y_at, _LEAST_S + n_bytes / _SLOWEST_BYTES_S)
 
-    def _job(self, task: _Task, k: int) -> Job:
+    def _job(self, matrix: Placed, task: _Task, x_at: int) -> Job:
         base, spot = self._port.base, task.spot
         return Job(
             weights=base + spot.at,
-            activations=base + task.x_at,
+            activations=base + x_at,
             results=base + task.y_at,
             n_blocks=spot.n_blocks,
-            n_groups=k // GROUP,
-            n_vectors=len(task.x.q),
+            n_groups=matrix.k // GROUP,
+            n_vectors=task.m,
             group_log2=spot.group_log2,
             block_log2=self._placement.layout.block_rows.bit_length() - 1,
             asymmetric=spot.asymmetric,
+            tag=matrix.number,
         )
-
-    def _sums(self, task: _Task) -> NDArray[np.float32]:
-        layout, m = self._placement.layout, len(task.x.q)
-        n_places = layout.result_places(m)
-        n_bytes = _result_bytes(task.spot, layout, n_places)
-        self._port.invalidate(task.y_at, n_bytes)
-        data = self._port.memory[task.y_at : task.y_at + n_bytes].view("<f4").reshape(-1, n_places)
-        return np.ascontiguousarray(data[: task.spot.n_rows, :m])
 
     def _write(self, at: int, data: NDArray[np.uint8]) -> None:
         self._port.memory[at : at + data.nbytes] = data
@@ -175,7 +205,8 @@ class FpgaProducts:
 
 
 def _result_bytes(spot: Spot, layout: Layout, n_places: int) -> int:
-    return spot.n_blocks * layout.block_rows * n_places * 4
+    n_bytes = spot.n_blocks * layout.block_rows * n_places * 4
+    return -(-n_bytes // _RESULTS_ALIGNED) * _RESULTS_ALIGNED
 
 
 def _page(offset: int) -> int:

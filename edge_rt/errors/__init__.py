@@ -17,7 +17,8 @@ EdgeRtError(code, retryable)
 │ ├ CloudUnreachableError · CloudTimeoutError · CloudRejectedError · CloudAnswerError · CloudDeclinedError ·
 │   CircuitOpenError · MustStayError
 ├ DeviceError
-│ ├ DeviceLostError · DeviceSilentError · DeviceRefusedError
+│ ├ DeviceLostError · DeviceSilentError · DeviceRefusedError · DeviceNotFoundError · DeviceMismatchError ·
+│   DeviceMemoryError · DeviceFaultError · DeviceTimeoutError
 ├ PowerUnknownError
 ├ ServiceError
 │ ├ NoSystemdError · NotRootError · InterpreterError · UnitError
@@ -49,7 +50,17 @@ from edge_rt.errors.cloud import (
     CloudUnreachableError,
     MustStayError,
 )
-from edge_rt.errors.devices import DeviceError, DeviceLostError, DeviceRefusedError, DeviceSilentError
+from edge_rt.errors.devices import (
+    DeviceError,
+    DeviceFaultError,
+    DeviceLostError,
+    DeviceMemoryError,
+    DeviceMismatchError,
+    DeviceNotFoundError,
+    DeviceRefusedError,
+    DeviceSilentError,
+    DeviceTimeoutError,
+)
 from edge_rt.errors.models import (
     DiskFullError,
     ModelChecksumError,
@@ -110,9 +121,14 @@ __all__ = [
     "DaemonUnreachableError",
     "DeadlineError",
     "DeviceError",
+    "DeviceFaultError",
     "DeviceLostError",
+    "DeviceMemoryError",
+    "DeviceMismatchError",
+    "DeviceNotFoundError",
     "DeviceRefusedError",
     "DeviceSilentError",
+    "DeviceTimeoutError",
     "DiskFullError",
     "EdgeRtError",
     "InterpreterError",

@@ -1,4 +1,4 @@
-"""Devices behind a port: boards that answer requests over a serial line."""
+"""Devices other than the CPU, and what they do wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edge_rt.errors.base import EdgeRtError
 
 
 class DeviceError(EdgeRtError):
-    """A device that edge_rt talks with failed."""
+    """A device that computes for edge_rt is absent, is another one than expected, or failed; device is its name."""
 
     code = "device_error"
 
@@ -50,3 +50,100 @@ class DeviceRefusedError(DeviceError):
 
     def __str__(self) -> str:
         return f"{self.device} refuses {self.request}: {self.reason}"
+
+
+@dataclass(eq=False)
+class DeviceNotFoundError(DeviceError):
+    code = "device_not_found"
+    device: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.device} cannot be used: {self.reason}; {self.remedy}"
+
+
+@dataclass(eq=False)
+class DeviceMismatchError(DeviceError):
+    """The device, or what was loaded into it, is not what this version of edge_rt or the model needs."""
+
+    code = "device_mismatch"
+    device: str
+    what: str
+    found: str
+    wanted: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.device}: {self.what} is {self.found}, needed is {self.wanted}; {self.remedy}"
+
+
+@dataclass(eq=False)
+class DeviceMemoryError(DeviceError):
+    """Memory that a device can reach does not suffice; kind names it as the system does."""
+
+    code = "device_memory"
+    device: str
+    kind: str
+    need_bytes: int
+    free_bytes: int
+    remedy: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.device} needs {self.need_bytes / 2**20:.1f} MiB of {self.kind}, {self.free_bytes / 2**20:.1f} MiB "
+            f"are free; {self.remedy}"
+        )
+
+
+@dataclass(eq=False)
+class DeviceFaultError(DeviceError):
+    """An engine stopped before its jobs were done, or what it computed cannot be right.
+
+    what     what went wrong
+    status   its STATUS register, and with it: cycles it was busy, cycles in which its lanes starved, address and port
+             of the memory access that failed, the tag of the job under way, jobs left
+    """
+
+    code = "device_fault"
+    device: str
+    what: str
+    status: int
+    cycles: int
+    starved_cycles: int
+    address: int
+    port: int
+    job: int
+    n_left: int
+
+    def __str__(self) -> str:
+        return f"{self.device} failed: {self.what}; {self._registers()}"
+
+    def _registers(self) -> str:
+        return (
+            f"STATUS 0x{self.status:08X}, {self.cycles} cycles, {self.starved_cycles} of them starved, address "
+            f"0x{self.address:X}, port {self.port}, job {self.job}, {self.n_left} jobs left"
+        )
+
+
+@dataclass(eq=False)
+class DeviceTimeoutError(DeviceError):
+    """An engine was not done at its deadline; the fields are those of DeviceFaultError and the seconds it had."""
+
+    code = "device_timeout"
+    device: str
+    limit_s: float
+    status: int
+    cycles: int
+    starved_cycles: int
+    address: int
+    port: int
+    job: int
+    n_left: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.device} was not done after {self.limit_s:g} s; STATUS 0x{self.status:08X}, {self.cycles} cycles, "
+            f"{self.starved_cycles} of them starved, address 0x{self.address:X}, port {self.port}, job {self.job}, "
+            f"{self.n_left} jobs left"
+        )

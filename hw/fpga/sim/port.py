@@ -19,10 +19,10 @@ from hw.fpga.sim.engine import RtlEngine
 
 @dataclass(slots=True)
 class RtlPort:
-    """The RTL on its modelled memory, which has no caches; a deadline of max_cycles."""
+    """The RTL on its modelled memory, which has no caches; a second is clock_hz of its cycles."""
 
     engine: RtlEngine
-    max_cycles: int = 50_000_000
+    clock_hz: float = 300e6
 
     @property
     def memory(self) -> NDArray[np.uint8]:
@@ -44,9 +44,12 @@ class RtlPort:
     def invalidate(self, at: int, n_bytes: int) -> None:
         """Nothing to do: the CPU's memory is the engine's."""
 
-    def wait(self) -> bool:
-        self.engine.run(self.max_cycles)
+    def wait(self, limit_s: float) -> bool:
+        self.engine.run(int(limit_s * self.clock_hz))
         return self.engine.read(regs.IRQ_STATUS) != 0
+
+    def pause(self, seconds: float) -> None:
+        self.engine.step(int(seconds * self.clock_hz))
 
 
 @dataclass(slots=True)
@@ -64,10 +67,10 @@ class CheckedPort(RtlPort):
     rtl_s: float = 0.0
     _unpacked: dict[int, Weights] = field(default_factory=dict)
 
-    def wait(self) -> bool:
+    def wait(self, limit_s: float) -> bool:
         head, tail = self.read(regs.HEAD), self.read(regs.TAIL)
         started = time.perf_counter()
-        is_raised = RtlPort.wait(self)
+        is_raised = RtlPort.wait(self, limit_s)
         self.rtl_s += time.perf_counter() - started
         ring = (self.read(regs.RING_LO) | self.read(regs.RING_HI) << 32) - self.base
         for i in range(tail - head & 0xFFFF):
@@ -123,6 +126,9 @@ class GoldenPort:
     def write(self, offset: int, value: int) -> None:
         if offset == regs.IRQ_STATUS:
             value = self.read(offset) & ~value
+        if offset == regs.CTRL and value & 1 << regs.CTRL_RESET[0]:
+            self._registers |= dict.fromkeys((regs.HEAD, regs.TAIL, regs.STATUS, regs.IRQ_STATUS), 0)
+            value = 0
         self._registers[offset] = value
 
     def flush(self, at: int, n_bytes: int) -> None:
@@ -131,7 +137,10 @@ class GoldenPort:
     def invalidate(self, at: int, n_bytes: int) -> None:
         self.memory[at : at + n_bytes] = self._ddr[at : at + n_bytes]
 
-    def wait(self) -> bool:
+    def pause(self, seconds: float) -> None:
+        """Nothing to do: it computes as soon as it is waited for."""
+
+    def wait(self, limit_s: float) -> bool:  # noqa: ARG002  it takes no time of its own
         ring = (self.read(regs.RING_LO) | self.read(regs.RING_HI) << 32) - self.base
         while (head := self.read(regs.HEAD)) != self.read(regs.TAIL):
             at = ring + regs.DESCRIPTOR_BYTES * (head % (1 << self.read(regs.RING_LOG2)))

@@ -11,7 +11,7 @@ from edge_rt.backends.fpga_pack import Matrix, fuse
 from edge_rt.backends.fpga_products import FpgaProducts, place
 from edge_rt.devices import fpga_regs as regs
 from edge_rt.devices.fpga_jobs import Job
-from edge_rt.errors import BackendStepError
+from edge_rt.errors import DeviceFaultError, DeviceMismatchError
 from hw.fpga.model.golden import multiply
 from hw.fpga.sim.build import CONFIGS, build
 from hw.fpga.sim.engine import RtlEngine, Setting
@@ -118,8 +118,10 @@ def test_an_engine_that_stops_says_why():
     bad = engine.base + placement.matrices["sum"].spots[1].at
     engine.set(Setting.READ_ERROR_FROM, bad)
     engine.set(Setting.READ_ERROR_TO, bad + 1)
-    with pytest.raises(BackendStepError, match=rf"memory refused a read; STATUS 0x.*address 0x{bad:X}.*1 jobs left"):
+    with pytest.raises(DeviceFaultError, match="memory refused a read; STATUS 0x") as caught:
         products.multiply("sum", np.ones((1, 192), np.float32))
+    assert (caught.value.address, caught.value.n_left, caught.value.job) == (bad, 1, 1)
+    assert caught.value.cycles > 0
     engine.close()
 
 
@@ -152,7 +154,7 @@ def test_a_missing_flush_or_invalidate_does_not_pass(drop, nth):
     x = np.ones((1, 128), np.float32)
     port.drop, port.nth = drop, nth
     if (drop, nth) == ("flush", 1):
-        with pytest.raises(BackendStepError, match="a descriptor was refused for the word 0"):
+        with pytest.raises(DeviceFaultError, match="a descriptor was refused for the word 0"):
             products.multiply("plain", x)
     else:
         assert not np.array_equal(products.multiply("plain", x), wanted(matrices["plain"], x, 1))
@@ -163,17 +165,20 @@ def test_an_engine_that_does_not_fit_is_refused():
     matrices = some_matrices()
     port, placement = golden_port("kv260-gemm", matrices)
     port.write(regs.CAPS, port.read(regs.CAPS) & ~(15 << regs.CAPS_VECTORS[0]) | 1 << regs.CAPS_VECTORS[0])
-    with pytest.raises(BackendStepError, match="has 1 vectors; the model needs 8"):
+    with pytest.raises(DeviceMismatchError, match="vectors is 1, needed is 8"):
         FpgaProducts(port, placement, matrices)
     port, placement = golden_port("kv260-gemm", matrices)
     port.memory = port.memory[:-4096]
-    with pytest.raises(BackendStepError, match="bytes of memory"):
+    with pytest.raises(DeviceMismatchError, match="bytes of memory"):
+        FpgaProducts(port, placement, matrices)
+    port.write(regs.BUILD, 0x1234)
+    with pytest.raises(DeviceMismatchError, match=f"build is 0x1234, needed is 0x{regs.BUILD_HASH:X}"):
         FpgaProducts(port, placement, matrices)
     port.write(regs.CAPS, 2 << regs.CAPS_VERSION[0])
-    with pytest.raises(BackendStepError, match="register map 2"):
+    with pytest.raises(DeviceMismatchError, match="register map is 0x2"):
         FpgaProducts(port, placement, matrices)
     port.write(regs.ID, 0)
-    with pytest.raises(BackendStepError, match="no INT4 engine"):
+    with pytest.raises(DeviceMismatchError, match="register ID is 0x0, needed is 0x45344731; build the bitstream"):
         FpgaProducts(port, placement, matrices)
 
 
