@@ -32,6 +32,7 @@ GRPC_STATUS: Final[dict[type[errors.EdgeRtError], str]] = {
     errors.ShuttingDownError: "UNAVAILABLE",
     errors.BackendError: "INTERNAL",
     errors.BackendUnavailableError: "INTERNAL",
+    errors.VendorSetupError: "INTERNAL",
     errors.BackendLoadError: "INTERNAL",
     errors.BackendStepError: "INTERNAL",
     errors.WorkerLostError: "UNAVAILABLE",

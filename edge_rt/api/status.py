@@ -58,6 +58,7 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.ShuttingDownError: Mapping(503, _BUSY, retry_after_s=2.0),
     errors.BackendError: Mapping(500, _SERVER),
     errors.BackendUnavailableError: Mapping(500, _SERVER),
+    errors.VendorSetupError: Mapping(500, _SERVER),
     errors.BackendLoadError: Mapping(500, _SERVER, param="=model"),
     errors.BackendStepError: Mapping(500, _SERVER),
     errors.WorkerLostError: Mapping(503, _BUSY, retry_after_s=2.0),

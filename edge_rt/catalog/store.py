@@ -289,8 +289,11 @@ def _present(dirs: tuple[Path, ...], imported: Path) -> tuple[Path, ...]:
 
 
 def _root(store_dir: str, environ: Mapping[str, str]) -> Path:
-    if store_dir:
-        return Path(store_dir).expanduser()
+    return Path(store_dir).expanduser() if store_dir else data_dir(environ)
+
+
+def data_dir(environ: Mapping[str, str]) -> Path:
+    """Give where what edge_rt keeps stands unless something else is configured. Pure but for who asks."""
     if state := environ.get("STATE_DIRECTORY"):
         return Path(state.split(":")[0])
     if os.geteuid() == 0:

@@ -10,7 +10,7 @@ EdgeRtError(code, retryable)
 ├ CapacityError (retryable)
 │ ├ QueueFullError · OverloadedError · DeadlineError · ShuttingDownError
 ├ BackendError
-│ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError
+│ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError · VendorSetupError
 ├ CacheError
 │ ├ NotCachedError · CacheEntryNotFoundError · CacheStoreError
 ├ CloudError
@@ -36,6 +36,7 @@ from edge_rt.errors.backends import (
     BackendLoadError,
     BackendStepError,
     BackendUnavailableError,
+    VendorSetupError,
     WorkerLostError,
 )
 from edge_rt.errors.base import ConfigError, EdgeRtError
@@ -155,6 +156,7 @@ __all__ = [
     "StoreError",
     "UnitError",
     "UnsupportedFeatureError",
+    "VendorSetupError",
     "WorkerLostError",
     "from_wire",
     "subclasses",

@@ -28,6 +28,19 @@ class BackendUnavailableError(BackendError):
 
 
 @dataclass(eq=False)
+class VendorSetupError(BackendError):
+    """The environment of a vendor's packages cannot be made, found or removed."""
+
+    code = "vendor_setup"
+    vendor: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"the packages for {self.vendor}: {self.problem}; {self.remedy}"
+
+
+@dataclass(eq=False)
 class BackendLoadError(BackendError):
     code = "backend_load"
     model: str
