@@ -1,0 +1,198 @@
+"""Frames of the serial NPU's link, to bytes and back. hw/npu/serial/PROTOCOL.md describes them; link.c is the same.
+
+    DATA, up to 192 bytes   A5  n                 offset u16  payload  check u24
+    DATA, 256 to 4224       C3  (n - 192) / 64    offset u16  header check u8  payload  check u24
+    ACK                     5A  flags and count   next u16    [start u16  end u16] × count  check u24
+    CONTROL                 3C  what  epoch u32   version u8  segment / 64 u8  window / 64 u16  check u24
+
+Numbers are little-endian. The check is the low 24 bits of CRC-32, begun with the epoch, so that a frame of another
+session is none; CONTROL's begins with 0. A byte that begins no sound frame is passed over, and the search goes on.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+VERSION: Final = 1
+SHORT: Final = 0xA5
+LONG: Final = 0xC3
+ACK: Final = 0x5A
+CONTROL: Final = 0x3C
+
+RESET: Final = 1  # begin a session with this epoch
+ACCEPT: Final = 2  # it has begun
+NO_SESSION: Final = 3  # said by a device that has started, or does not know what it hears
+CLOSE: Final = 4
+
+MAX_SHORT: Final = 192
+STEP: Final = 64  # a long payload is 192 and a multiple of this
+MAX_PAYLOAD: Final = MAX_SHORT + 63 * STEP
+SHORT_OVERHEAD: Final = 7
+LONG_OVERHEAD: Final = 8
+MAX_RANGES: Final = 8
+CONTROL_BYTES: Final = 13
+STALE_US: Final = 30_000  # a frame that was begun and does not go on for as long is none
+
+_BEGINS: Final = re.compile(b"[\xa5\xc3\x5a\x3c]")
+_CONTROL: Final = struct.Struct("<BBIBBH")
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    offset: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """What has come: everything before next, and the ranges, which leave nothing out between the first and the last.
+
+    is_tail  the ranges are the last ones, and nothing is said of what lies between next and the first of them
+    """
+
+    next: int
+    ranges: tuple[tuple[int, int], ...]
+    is_tail: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    what: int
+    epoch: int
+    version: int = VERSION
+    max_segment: int = 1024
+    window: int = 24_576
+
+
+Frame = Data | Ack | Control
+
+
+def allowed(size: int) -> int:
+    """Give the largest payload of at most size bytes that a frame can have."""
+    if size < MAX_SHORT + STEP:
+        return min(size, MAX_SHORT)
+    return min(size - (size - MAX_SHORT) % STEP, MAX_PAYLOAD)
+
+
+def wire_bytes(size: int) -> int:
+    """Give the bytes that a DATA frame with a payload of size bytes takes on the wire."""
+    return size + (SHORT_OVERHEAD if size <= MAX_SHORT else LONG_OVERHEAD)
+
+
+def _check(head: bytes, seed: int) -> bytes:
+    return (zlib.crc32(head, seed) & 0xFFFFFF).to_bytes(3, "little")
+
+
+def pack_data(offset: int, payload: bytes, epoch: int) -> bytes:
+    n = len(payload)
+    if n <= MAX_SHORT:
+        frame = struct.pack("<BBH", SHORT, n, offset & 0xFFFF) + payload
+    else:
+        head = struct.pack("<BBH", LONG, (n - MAX_SHORT) // STEP, offset & 0xFFFF)
+        frame = head + bytes([zlib.crc32(head) & 0xFF]) + payload
+    return frame + _check(frame, epoch)
+
+
+def pack_ack(ack: Ack, epoch: int) -> bytes:
+    frame = struct.pack("<BBH", ACK, len(ack.ranges) | (0x80 if ack.is_tail else 0), ack.next & 0xFFFF)
+    for start, end in ack.ranges:
+        frame += struct.pack("<HH", start & 0xFFFF, end & 0xFFFF)
+    return frame + _check(frame, epoch)
+
+
+def pack_control(control: Control) -> bytes:
+    frame = _CONTROL.pack(
+        CONTROL,
+        control.what,
+        control.epoch,
+        control.version,
+        control.max_segment // 64,
+        control.window // 64,
+    )
+    return frame + _check(frame, 0)
+
+
+class FrameReader:
+    """Finds frames among bytes. n_bad_bytes counts those that were part of none."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None  # None: only CONTROL is understood
+        self.n_bad_bytes = 0
+        self._buffer = bytearray()
+        self._fed_us = 0
+
+    def feed(self, data: bytes, now_us: int) -> list[Frame]:
+        """Take bytes as they come, b"" when time has passed; give the frames that are whole."""
+        if self._buffer and now_us - self._fed_us >= STALE_US:
+            self._skip(1)
+        if data:
+            self._buffer += data
+            self._fed_us = now_us
+        frames: list[Frame] = []
+        while True:
+            found = _BEGINS.search(self._buffer)
+            self._skip(found.start() if found else len(self._buffer))
+            if not found:
+                return frames
+            size = self._size()
+            if size < 0:
+                self._skip(1)
+            elif size == 0 or size > len(self._buffer):
+                return frames
+            elif (frame := self._parse(bytes(self._buffer[:size]))) is None:
+                self._skip(1)
+            else:
+                del self._buffer[:size]
+                frames.append(frame)
+
+    @property
+    def stale_at_us(self) -> int | None:
+        """When to feed b"" because a frame has not gone on; None while none is begun."""
+        return self._fed_us + STALE_US if self._buffer else None
+
+    def _skip(self, n_bytes: int) -> None:
+        self.n_bad_bytes += n_bytes
+        del self._buffer[:n_bytes]
+
+    def _size(self) -> int:
+        """Give the size of the frame that begins the buffer, 0 where too little has come, -1 where none does."""
+        buffer = self._buffer
+        kind = buffer[0]
+        if kind == CONTROL:
+            return CONTROL_BYTES
+        if self.epoch is None:
+            return -1
+        if len(buffer) < 2:
+            return 0
+        if kind == SHORT:
+            return buffer[1] + SHORT_OVERHEAD if 1 <= buffer[1] <= MAX_SHORT else -1
+        if kind == ACK:
+            n_ranges = buffer[1] & 0x7F
+            return 7 + 4 * n_ranges if n_ranges <= MAX_RANGES else -1
+        if not 1 <= buffer[1] <= 63:
+            return -1
+        if len(buffer) < 5:
+            return 0
+        if zlib.crc32(bytes(buffer[:4])) & 0xFF != buffer[4]:
+            return -1
+        return MAX_SHORT + STEP * buffer[1] + LONG_OVERHEAD
+
+    def _parse(self, frame: bytes) -> Frame | None:
+        kind = frame[0]
+        seed = 0 if kind == CONTROL else self.epoch or 0
+        if _check(frame[:-3], seed) != frame[-3:]:
+            return None
+        if kind == CONTROL:
+            _, what, epoch, version, segment, window = _CONTROL.unpack(frame[:-3])
+            return Control(what, epoch, version, 64 * segment, 64 * window)
+        offset = int.from_bytes(frame[2:4], "little")
+        if kind == SHORT:
+            return Data(offset, frame[4:-3])
+        if kind == LONG:
+            return Data(offset, frame[5:-3])
+        values = struct.unpack(f"<{(len(frame) - 7) // 2}H", frame[4:-3])
+        return Ack(offset, tuple(zip(values[::2], values[1::2], strict=True)), bool(frame[1] & 0x80))
