@@ -274,11 +274,15 @@ class MediaAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlacement:
-    """How many nodes of a model's graph a provider runs, and their kinds with the counts."""
+    """How many nodes of a model's graph a provider runs, and their kinds with the counts.
+
+    reason  why they are not on the device that was meant; "" for those that are
+    """
 
     provider: str
     n_nodes: int
     kinds: tuple[tuple[str, int], ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from edge_rt.tensor_types import NodePlacement, TensorModelInfo
 _NODE_ERRORS = frozenset({"InvalidArgument", "Fail", "RuntimeException"})
 _NODE_FAILED = "Non-zero status code returned while running"
 _NO_MEMORY = re.compile(r"allocat|bad_alloc|out of memory", re.IGNORECASE)
-_RUNTIME_BYTES = 40 * 2**20  # onnxruntime's and onnx's own
+RUNTIME_BYTES = 40 * 2**20  # onnxruntime's and onnx's own
 
 
 def load_runtime() -> Any:
@@ -89,7 +89,7 @@ class OnnxCpuBackend:
         return MemoryNeed(
             weights_bytes=model.file_bytes + model.external_bytes,
             kv_bytes=0,
-            scratch_bytes=_RUNTIME_BYTES + model.file_bytes + options.max_batch * model.activation_bytes,
+            scratch_bytes=RUNTIME_BYTES + model.file_bytes + options.max_batch * model.activation_bytes,
         )
 
     def is_unprepared(self, file: ModelFile, options: TensorOptions) -> bool:
@@ -123,7 +123,7 @@ class OnnxCpuSession:
         except EdgeRtError:
             raise
         except Exception as exc:
-            raise BackendLoadError(model=file.model, reason=_first_line(exc)) from exc
+            raise BackendLoadError(model=file.model, reason=first_line(exc)) from exc
         self.inputs, self.outputs = model.inputs, model.outputs
         self._check_feeds = FeedCheck(model.inputs)
         self._all_outputs = check_outputs(model.outputs, ())
@@ -165,7 +165,7 @@ class OnnxCpuSession:
         try:
             answers = self._session.run(wanted, given, self._shrink if shrink else None)
         except Exception as exc:
-            raise _run_error(exc) from exc
+            raise run_error(exc) from exc
         if not self._has_text:
             return dict(zip(wanted, answers, strict=True))
         return {
@@ -187,17 +187,17 @@ def _placement(session: Any) -> tuple[NodePlacement, ...]:
     )
 
 
-def _run_error(exc: Exception) -> EdgeRtError:
+def run_error(exc: Exception) -> EdgeRtError:
     """Tell whose fault a failed run is: the model loaded and the CPU does not fail, so it is the values or sizes given.
 
     An index past the end of a table, a sequence longer than the model knows, a picture smaller than its filters; only
     the lack of memory is ours.
     """
-    said = _first_line(exc)
+    said = first_line(exc)
     if type(exc).__name__ not in _NODE_ERRORS or _NODE_FAILED not in str(exc) or _NO_MEMORY.search(str(exc)):
         return BackendStepError(reason=said)
     return InvalidRequestError(param="inputs", problem=f"cannot be computed by this model: {said}")
 
 
-def _first_line(exc: Exception) -> str:
+def first_line(exc: Exception) -> str:
     return f"onnxruntime says: {(str(exc).splitlines() or [type(exc).__name__])[0][:500]}"

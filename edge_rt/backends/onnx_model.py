@@ -59,7 +59,13 @@ _SHAPE_INPUT = {"ConstantOfShape": 0, "Expand": 1, "Tile": 1, "Resize": 3}
 
 def read_model(path: Path) -> OnnxModel:
     """Read and check a file. Raises ModelFormatError naming the place."""
-    return _Reader(path).read()
+    return _Reader(path).check(*read_proto(path))
+
+
+def read_checked(path: Path) -> tuple[OnnxModel, onnx.ModelProto]:
+    """Read and check a file, and give what was checked with its facts. Raises as read_model does."""
+    model, file_bytes = read_proto(path)
+    return _Reader(path).check(model, file_bytes), model
 
 
 def read_proto(path: Path) -> tuple[onnx.ModelProto, int]:
@@ -109,8 +115,7 @@ class _Reader:
         self._domains: set[str] = set()
         self._n_slow = 0
 
-    def read(self) -> OnnxModel:
-        model, file_bytes = read_proto(self._path)
+    def check(self, model: onnx.ModelProto, file_bytes: int) -> OnnxModel:
         functions = {(function.domain, function.name) for function in model.functions}
         self._check_head(model)
         self._walk(model.graph, "graph", 0)

@@ -138,6 +138,15 @@ def _open_original(
     return _open(runtime, fast_graph(model, ACCURACY_LEVEL), settings)
 
 
+def open_part(runtime: Any, model: OnnxModel, graph: bytes, options: TensorOptions, n_threads: int) -> Any:
+    """Open a graph that is a part of a checked model, whose external data it may name."""
+    settings = _settings(runtime, model, options, n_threads)
+    settings.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    folder = str(model.path.resolve().parent)
+    settings.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    return _open(runtime, graph, settings)
+
+
 def _open(runtime: Any, graph: str | bytes, settings: Any) -> Any:
     session = runtime.InferenceSession(graph, sess_options=settings, providers=[_PROVIDER], enable_fallback=0)
     session.disable_fallback()  # a provider that fails shall be heard of, not be replaced behind our back
