@@ -15,6 +15,9 @@ Datatype = Literal[
 
 Data = bytes | memoryview
 
+# What a device's answers show: a real one's, or those of a stand-in, which says nothing of speed, power or drivers.
+Evidence = Literal["device", "simulator", "emulated", "stub"]
+
 # Bytes of one element; 0 where each has its own length.
 ITEM_BYTES: Mapping[str, int] = {
     "BOOL": 1,
@@ -295,6 +298,7 @@ class TensorModelInfo:
     task            of its pipeline; "" has none and takes tensors only
     placement       which provider runs how much of the graph, as the back end itself tells
     backend_reason  why a back end that comes before this one did not take the model
+    evidence        what computes it: a real device or a stand-in
     """
 
     model: str
@@ -312,6 +316,7 @@ class TensorModelInfo:
     task: str = ""
     placement: tuple[NodePlacement, ...] = ()
     backend_reason: str = ""
+    evidence: Evidence = "device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +324,7 @@ class DeviceState:
     """A back end's device as a probe found it; the front process, which imports no back end, knows devices by this.
 
     kind        cpu, npu, fpga, null
+    evidence    a real device or a stand-in
     reference   right but slow: not chosen unless the back end is named
     features    instruction sets of a CPU
     free_bytes  that a model may still take; temp_c; None where nobody says
@@ -330,7 +336,7 @@ class DeviceState:
     id: str
     kind: str
     detail: str = ""
-    simulated: bool = False
+    evidence: Evidence = "device"
     reference: bool = False
     features: frozenset[str] = frozenset()
     free_bytes: int | None = None
@@ -341,3 +347,7 @@ class DeviceState:
     @property
     def place(self) -> str:
         return f"{self.backend}:{self.id}"
+
+    @property
+    def simulated(self) -> bool:
+        return self.evidence != "device"

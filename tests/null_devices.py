@@ -140,7 +140,7 @@ class World:
                 backend="sim",
                 id=d.name,
                 kind=d.kind,
-                simulated=True,
+                evidence="stub",
                 temp_c=d.temperature_c(self.now_s()),
                 fault="scripted: gone" if inside(d.gone, self.now_s()) else "",
             )

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.tensor_types import Datatype, TensorModelInfo, TensorSpec
+from edge_rt.tensor_types import Datatype, Evidence, TensorModelInfo, TensorSpec
 from edge_rt.types import Capabilities, ModelInfo
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class Device:
     """Something a back end can run on.
 
     kind       cpu, fpga, npu, null
-    detail     one line for people; simulated devices say so in it
+    detail     one line for people; stand-ins say so in it
+    evidence   what answers show that come from here: a real device, or a stand-in
     reference  right but slow: not chosen unless the back end is named
     free_bytes that a model may still take, temp_c: None where the device does not say; fault: why it cannot be used
     """
@@ -52,11 +53,15 @@ class Device:
     id: str
     kind: str
     detail: str
-    simulated: bool = False
+    evidence: Evidence = "device"
     reference: bool = False
     free_bytes: int | None = None
     temp_c: float | None = None
     fault: str = ""
+
+    @property
+    def simulated(self) -> bool:
+        return self.evidence != "device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +278,28 @@ class Backend(Protocol):
         ...
 
 
+Require = Literal["npu", "prefer", "any"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NpuOptions:
+    """How a model runs on an NPU.
+
+    require    npu: all of it there, and what fails there fails; prefer: the CPU steps in, which is told as a warning;
+               any: it steps in without a word
+    artifacts  folder that its compiled forms may be kept in; None keeps none
+    max_artifact_bytes  of these
+    retry_s    until a chip that failed is tried again; doubles with each failure, up to 5 times
+    soc        the chip by back end, where it cannot be found out or is simulated; as its vendor names it
+    """
+
+    require: Require = "prefer"
+    artifacts: Path | None = None
+    max_artifact_bytes: int = 2 * 2**30
+    retry_s: float = 0.8
+    soc: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorOptions:
     """How to load a tensor model.
@@ -283,6 +310,7 @@ class TensorOptions:
     graph_cache   where the optimised graph may be kept; None keeps none
     custom_op_libraries  that the model may use
     is_alone      this process is there for the model, and its allocators may be set up for it
+    npu           where it runs on an NPU
     """
 
     n_threads: int = 0
@@ -292,6 +320,7 @@ class TensorOptions:
     graph_cache: Path | None = None
     custom_op_libraries: tuple[Path, ...] = ()
     is_alone: bool = False
+    npu: NpuOptions = field(default_factory=NpuOptions)
 
 
 class TensorSession(Protocol):

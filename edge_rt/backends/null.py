@@ -57,7 +57,7 @@ class NullBackend:
     name: ClassVar[str] = "null"
 
     def probe(self) -> tuple[Device, ...]:
-        return (Device(id="null", kind="null", detail="no weights, deterministic answers: for tests", simulated=True),)
+        return (Device(id="null", kind="null", detail="no weights, deterministic answers: for tests", evidence="stub"),)
 
     def supports(self, file: ModelFile, options: LoadOptions) -> str | None:  # noqa: ARG002 - the protocol's
         return None

@@ -18,7 +18,7 @@ class OnnxModel:
     """The facts of a checked file.
 
     inputs, outputs  an output without a shape in the file is written [-1]
-    file_bytes       of the file itself; external_bytes of the files beside it that it names
+    file_bytes       of the file itself; external_bytes of external, the files in its folder that it names
     activation_bytes of the values between its nodes as far as the file tells their shapes, any size counted as 1
     custom_domains   of operators that neither onnxruntime nor the file's own functions bring
     kinds            operators by number, those of subgraphs and functions too
@@ -30,6 +30,7 @@ class OnnxModel:
     outputs: tuple[TensorSpec, ...]
     file_bytes: int
     external_bytes: int
+    external: tuple[str, ...] = ()
     activation_bytes: int
     custom_domains: tuple[str, ...]
     kinds: tuple[tuple[str, int], ...]

@@ -135,6 +135,7 @@ class _Reader:
             outputs=outputs,
             file_bytes=file_bytes,
             external_bytes=self._folder.n_bytes,
+            external=self._folder.names,
             activation_bytes=sum(map(_static_bytes, model.graph.value_info)),
             custom_domains=tuple(sorted(self._domains - KNOWN_DOMAINS - own)),
             kinds=tuple(sorted(self._kinds.items())),

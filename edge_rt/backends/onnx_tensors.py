@@ -55,6 +55,10 @@ class Folder:
     def n_bytes(self) -> int:
         return sum(self._sizes.values())
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._sizes))
+
     def size(self, location: str) -> int | str:
         """Give the size of a file that a model names, or what is wrong with the name or the file."""
         if location not in self._sizes:

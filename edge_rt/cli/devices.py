@@ -121,8 +121,9 @@ def _memory(found: Survey) -> Iterator[str]:
 def _backends(probes: Sequence[BackendProbe]) -> Iterator[str]:
     for probe in probes:
         for device in probe.devices:
-            simulated = " (simulated)" if device.simulated else ""
-            yield f"{probe.name}: device {device.id}{simulated}, {device.detail}"
+            evidence = f" ({device.evidence})" if device.simulated else ""
+            fault = f"; it cannot be used: {device.fault}" if device.fault else ""
+            yield f"{probe.name}: device {device.id}{evidence}, {device.detail}{fault}"
         if probe.absent is not None:
             extra = f"; pip install 'edge_rt[{probe.absent.extra}]'" if probe.absent.extra else ""
             yield f"{probe.name}: absent, {probe.absent.reason}{extra}"

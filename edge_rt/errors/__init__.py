@@ -11,6 +11,7 @@ EdgeRtError(code, retryable)
 │ ├ QueueFullError · OverloadedError · DeadlineError · ShuttingDownError
 ├ BackendError
 │ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError · VendorSetupError
+│ ├ AcceleratorLostError · AcceleratorMemoryError · NotOnAcceleratorError · VersionSkewError
 ├ CacheError
 │ ├ NotCachedError · CacheEntryNotFoundError · CacheStoreError
 ├ CloudError
@@ -32,11 +33,15 @@ the worker channel as (code, fields) through to_wire and from_wire.
 from __future__ import annotations
 
 from edge_rt.errors.backends import (
+    AcceleratorLostError,
+    AcceleratorMemoryError,
     BackendError,
     BackendLoadError,
     BackendStepError,
     BackendUnavailableError,
+    NotOnAcceleratorError,
     VendorSetupError,
+    VersionSkewError,
     WorkerLostError,
 )
 from edge_rt.errors.base import ConfigError, EdgeRtError
@@ -100,6 +105,8 @@ from edge_rt.errors.service import (
 from edge_rt.errors.wire import from_wire, subclasses
 
 __all__ = [
+    "AcceleratorLostError",
+    "AcceleratorMemoryError",
     "AuthError",
     "BackendError",
     "BackendLoadError",
@@ -143,6 +150,7 @@ __all__ = [
     "MustStayError",
     "NoSystemdError",
     "NotCachedError",
+    "NotOnAcceleratorError",
     "NotRootError",
     "OfflineError",
     "OverloadedError",
@@ -157,6 +165,7 @@ __all__ = [
     "UnitError",
     "UnsupportedFeatureError",
     "VendorSetupError",
+    "VersionSkewError",
     "WorkerLostError",
     "from_wire",
     "subclasses",

@@ -13,11 +13,15 @@ from typing import Protocol
 from edge_rt import config
 from edge_rt.breaker import Breaker, Ticket
 from edge_rt.errors import (
+    AcceleratorLostError,
+    AcceleratorMemoryError,
     BackendLoadError,
     BackendUnavailableError,
     EdgeRtError,
     ModelFormatError,
     ModelTooLargeError,
+    NotOnAcceleratorError,
+    VersionSkewError,
     WorkerLostError,
 )
 from edge_rt.scheduler.placement import Candidate, PolicyName, Ranked, Ranking, Refused, reference
@@ -31,8 +35,16 @@ _log = logging.getLogger(__name__)
 
 REPLAN_S = 5.0  # how old a ranking may be: heat and memory change, models are pulled and profiled
 
-_LOAD_ERRORS = (BackendLoadError, BackendUnavailableError, ModelTooLargeError, ModelFormatError)
-_ELSEWHERE = (*_LOAD_ERRORS, WorkerLostError)  # where the same device may do with another form
+_LOAD_ERRORS = (
+    AcceleratorMemoryError,
+    BackendLoadError,
+    BackendUnavailableError,
+    ModelFormatError,
+    ModelTooLargeError,
+    NotOnAcceleratorError,
+    VersionSkewError,
+)
+_ELSEWHERE = (*_LOAD_ERRORS, AcceleratorLostError, WorkerLostError)  # where the same device may do with another form
 
 
 class Subject(Protocol):
@@ -293,7 +305,7 @@ class PlacedModel:
         """Charge the devices that failed; of a request that no device answers only those that died or did not load."""
         now_s = asyncio.get_running_loop().time()
         for failure in failures:
-            if is_answered or isinstance(failure.error, (*_LOAD_ERRORS, WorkerLostError)):
+            if is_answered or isinstance(failure.error, _ELSEWHERE):
                 failure.place.breaker.failed(failure.ticket, now_s, lost_s=failure.lost_s)
             else:
                 failure.place.breaker.abandoned(failure.ticket)

@@ -286,7 +286,7 @@ def _described(
                 is_profiled=known is not None and known.is_profiled,
                 has_energy=energy_j is not None,
                 tier=tier,
-                reason="; ".join(filter(None, (reason, "simulated" if device.simulated else "", state))),
+                reason="; ".join(filter(None, (reason, device.evidence if device.simulated else "", state))),
             )
         )
     return ranked, refused

@@ -145,7 +145,7 @@ def look(name: str) -> tuple[DeviceState, ...]:
             id=device.id,
             kind=device.kind,
             detail=device.detail,
-            simulated=device.simulated,
+            evidence=device.evidence,
             reference=device.reference,
             features=features if device.kind == "cpu" else frozenset(),
             free_bytes=device.free_bytes,

@@ -15,7 +15,7 @@ __all__ = ["container", "plant", "raspberry_pi_5", "rk3588", "x86_hybrid", "x86_
 
 PROBES = (
     BackendProbe(name="llama_cpu", devices=(Device(id="cpu", kind="cpu", detail="llama.cpp 1"),)),
-    BackendProbe(name="null", devices=(Device(id="null", kind="null", detail="for tests", simulated=True),)),
+    BackendProbe(name="null", devices=(Device(id="null", kind="null", detail="for tests", evidence="stub"),)),
     BackendProbe(name="npu", absent=Absent(reason="no driver", extra="npu-x")),
 )
 
@@ -69,7 +69,7 @@ def test_what_a_container_hides_has_reasons(container: SysfsRoot) -> None:
 def test_back_ends_and_why_one_is_absent(container: SysfsRoot) -> None:
     shown = _look(container)
     assert "back end  llama_cpu: device cpu, llama.cpp 1" in shown
-    assert "null: device null (simulated), for tests" in shown
+    assert "null: device null (stub), for tests" in shown
     assert "npu: absent, no driver; pip install 'edge_rt[npu-x]'" in shown
 
 

@@ -1,0 +1,243 @@
+"""The back end that any vendor's stack makes: `class QnnBackend(NpuBackend)` with a Vendor is all a vendor adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+from edge_rt.backends.base import (
+    Absent,
+    Device,
+    LoadOptions,
+    MemoryNeed,
+    ModelFile,
+    TensorOptions,
+    TensorSession,
+    TokenSession,
+)
+from edge_rt.backends.npu.artifacts import ArtifactCache
+from edge_rt.backends.npu.rows import differ, static_refusal
+from edge_rt.backends.npu.session import NpuSession
+from edge_rt.backends.npu.vendor import Artifact, Compiled, CompileRequest, Vendor, VendorSession
+from edge_rt.backends.onnx_cpu import OnnxCpuBackend
+from edge_rt.errors import (
+    AcceleratorLostError,
+    AcceleratorMemoryError,
+    BackendLoadError,
+    BackendUnavailableError,
+    EdgeRtError,
+    InvalidRequestError,
+    NotOnAcceleratorError,
+)
+from edge_rt.tensor_types import NodePlacement, TensorModelInfo
+
+_HOST_BYTES = 150 * 2**20  # of the process that has the vendor's libraries
+_ROWS = 1  # of a run, where a model takes any number: chips gain little from more, and pay for those that are missing
+
+
+class NpuBackend:
+    """Loads ONNX models on a vendor's NPU, with onnxruntime on the CPU behind it."""
+
+    name: ClassVar[str] = "npu"
+
+    def __init__(self, vendor: Vendor, cpu: Callable[[], OnnxCpuBackend] = OnnxCpuBackend) -> None:
+        self.vendor = vendor
+        self.session_parts: dict[str, Any] = {}  # clock, start and tell of its sessions, for tests
+        self._cpu = cpu
+        self._found: tuple[Device, ...] | Absent | None = None
+
+    def probe(self) -> tuple[Device, ...] | Absent:
+        self._found = self.vendor.probe()
+        return self._found
+
+    def supports(self, file: ModelFile, options: LoadOptions) -> str | None:  # noqa: ARG002 - the protocol's
+        return f"{self.name} runs tensor models, {file.model} is a language model"
+
+    def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed:
+        raise BackendLoadError(model=file.model, reason=self.supports(file, options) or "")
+
+    def load(self, file: ModelFile, options: LoadOptions) -> TokenSession:
+        raise BackendLoadError(model=file.model, reason=self.supports(file, options) or "")
+
+    def supports_tensor(self, file: ModelFile, options: TensorOptions) -> str | None:
+        model = file.onnx
+        if model.custom_domains:
+            return f"it uses operators of {', '.join(model.custom_domains)[:200]}, which no NPU has"
+        if (reason := static_refusal(model.inputs, model.outputs)) is not None:
+            return reason
+        return self.vendor.refusal(file, self._device(options), options)
+
+    def estimate_tensor(self, file: ModelFile, options: TensorOptions) -> MemoryNeed:  # noqa: ARG002 - the protocol's
+        """Estimate what the host process takes beside the chip's own memory: the weights, once more while it loads."""
+        model = file.onnx
+        weights_bytes = model.file_bytes + model.external_bytes
+        scratch_bytes = _HOST_BYTES + weights_bytes + model.activation_bytes
+        return MemoryNeed(weights_bytes=weights_bytes, kv_bytes=0, scratch_bytes=scratch_bytes)
+
+    def load_tensor(self, file: ModelFile, options: TensorOptions) -> NpuSession:
+        if (reason := self.supports_tensor(file, options)) is not None:
+            raise BackendLoadError(model=file.model, reason=reason)
+        device = self._device(options)
+        opener = Opener(self.vendor, file, device, options, lambda: self._cpu().load_tensor(file, options))
+        opened: VendorSession | None = None
+        lost: EdgeRtError | None = None
+        try:
+            opened = opener.open(may_rebuild=True)
+        except (AcceleratorLostError, AcceleratorMemoryError) as exc:
+            if options.npu.require == "npu":
+                opener.close()
+                raise
+            lost = exc
+        except BaseException:
+            opener.close()
+            raise
+        info = self._info(file, device, opened.placement if opened is not None else _on_cpu(file, lost))
+        return NpuSession(
+            info,
+            options.npu,
+            opener.open,
+            opener.open_cpu,
+            opened=opened,
+            lost=lost,
+            rows=_ROWS if opener.has_rows else 0,
+            placed=lambda session: self._info(file, opener.device, session.placement),
+            release=opener.close,
+            **self.session_parts,
+        )
+
+    def _device(self, options: TensorOptions) -> Device:
+        """Give the device that the options name, else the first. Raises BackendUnavailableError."""
+        found = self._found if self._found is not None else self.probe()
+        if isinstance(found, Absent):
+            raise BackendUnavailableError(backend=self.name, reason=found.reason, extra=found.extra)
+        return next((device for device in found if device.id == options.device), found[0])
+
+    def _info(self, file: ModelFile, device: Device, placement: tuple[NodePlacement, ...]) -> TensorModelInfo:
+        model = file.onnx
+        return TensorModelInfo(
+            model=file.model,
+            variant=file.variant,
+            backend=self.name,
+            device=device.id,
+            quant=file.quant,
+            size_bytes=model.file_bytes + model.external_bytes,
+            inputs=model.inputs,
+            outputs=model.outputs,
+            n_threads=1,
+            placement=placement,
+            evidence=device.evidence,
+        )
+
+
+class Opener:
+    """Opens one model on its NPU: compiles it unless that is kept, loads it, and says whether enough of it is there."""
+
+    def __init__(
+        self,
+        vendor: Vendor,
+        file: ModelFile,
+        device: Device,
+        options: TensorOptions,
+        open_cpu: Callable[[], TensorSession],
+    ) -> None:
+        self._vendor, self._file, self._options = vendor, file, options
+        self.device, self.open_cpu = device, open_cpu
+        self._fault, self._has_tried = device.fault, False
+        self.has_rows = any(-1 in spec.shape for spec in file.onnx.inputs)
+        self._stack = ExitStack()
+        self._artifact: Artifact | None = None
+        self._again: Callable[[], Artifact] | None = None
+
+    def open(self, *, may_rebuild: bool = False) -> VendorSession:
+        """Open it. Raises BackendLoadError, AcceleratorLostError, AcceleratorMemoryError or NotOnAcceleratorError."""
+        if self._fault:
+            self._probe()
+        artifact, again = self._compiled()
+        try:
+            session = self._vendor.load(self._file, self.device, artifact)
+        except (BackendLoadError, AcceleratorLostError) as exc:
+            if isinstance(exc, AcceleratorLostError) and not may_rebuild:
+                raise  # the chip is gone: to compile it anew would not bring it back
+            self._artifact = again()  # what was kept may be at fault, once
+            session = self._vendor.load(self._file, self.device, self._artifact)
+        try:
+            check_placement(session.placement, self._options.npu.require, self._vendor.name, self._file.model)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _probe(self) -> None:
+        """Look again for a device that could not be used when the back end looked."""
+        if not self._has_tried:
+            self._has_tried = True  # the back end has just looked
+            raise AcceleratorLostError(backend=self._vendor.name, reason=self._fault)
+        found = self._vendor.probe()
+        if isinstance(found, Absent):
+            raise AcceleratorLostError(backend=self._vendor.name, reason=found.reason)
+        self.device = next((device for device in found if device.id == self._options.device), found[0])
+        self._fault = self.device.fault
+        if self._fault:
+            raise AcceleratorLostError(backend=self._vendor.name, reason=self._fault)
+
+    def _compiled(self) -> tuple[Artifact, Callable[[], Artifact]]:
+        if self._artifact is None or self._again is None:
+            target = self._vendor.target(self._file, self.device, self._options)
+            npu, rows = self._options.npu, _ROWS if self.has_rows else 0
+            cache = ArtifactCache(npu.artifacts, max_bytes=npu.max_artifact_bytes)
+
+            def compile_to(folder: Path) -> Compiled:
+                if self.has_rows and self._options.max_batch == 1:
+                    self._check_rows()  # who joins requests has said that rows are independent
+                request = CompileRequest(file=self._file, device=self.device, target=target, folder=folder, rows=rows)
+                return self._vendor.compile(request)
+
+            external = tuple(self._file.path.parent / name for name in self._file.onnx.external)
+            context = cache.artifact(self._file, target, rows, compile_to, external=external)
+            self._artifact, self._again = self._stack.enter_context(context)
+        return self._artifact, self._again
+
+    def _check_rows(self) -> None:
+        """Raise BackendLoadError unless each row is computed by itself."""
+        cpu = self.open_cpu()
+        try:
+            name = differ(cpu.run, cpu.inputs)
+        except InvalidRequestError as exc:
+            raise BackendLoadError(
+                model=self._file.model, reason=f"whether its rows are independent cannot be tried: {exc.problem}"
+            ) from exc
+        finally:
+            cpu.close()
+        if name is not None:
+            reason = f"its output {name} shows that rows depend on one another; export it with a fixed number of them"
+            raise BackendLoadError(model=self._file.model, reason=reason)
+
+
+def check_placement(placement: tuple[NodePlacement, ...], require: str, backend: str, model: str) -> None:
+    """Raise NotOnAcceleratorError where too much of a model is elsewhere: for require npu anything, else all of it."""
+    elsewhere = [part for part in placement if part.reason]
+    n_nodes, n_elsewhere = sum(part.n_nodes for part in placement), sum(part.n_nodes for part in elsewhere)
+    if n_elsewhere == 0 or (require != "npu" and n_elsewhere < n_nodes):
+        return
+    kinds = tuple(dict.fromkeys(kind for part in elsewhere for kind, _ in part.kinds))
+    raise NotOnAcceleratorError(
+        backend=backend,
+        model=model,
+        n_nodes=n_nodes,
+        n_elsewhere=n_elsewhere,
+        kinds=kinds,
+        reason=elsewhere[0].reason,
+        require=require,
+    )
+
+
+def _on_cpu(file: ModelFile, lost: EdgeRtError | None) -> tuple[NodePlacement, ...]:
+    """Describe a model that is not on its NPU."""
+    kinds = file.onnx.kinds
+    reason = str(getattr(lost, "reason", lost))
+    return (NodePlacement(provider="CPU", n_nodes=sum(n for _, n in kinds), kinds=kinds, reason=reason),)

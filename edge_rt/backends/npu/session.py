@@ -1,0 +1,260 @@
+"""One tensor model on one NPU, with the CPU behind it.
+
+A request that the NPU fails is computed by onnxruntime from the same file, unless npu.require says that it must not be.
+The breaker then keeps requests off the NPU; once its pause is over, the next request lets a thread open the model
+anew beside it, try it, and hand it over. No request waits for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edge_rt.backends.base import NpuOptions, TensorSession
+from edge_rt.backends.npu.rows import random_feeds, run_in_parts
+from edge_rt.backends.npu.vendor import Telemetry, VendorSession
+from edge_rt.backends.tensor_feeds import FeedCheck, check_outputs
+from edge_rt.breaker import Breaker, Ticket
+from edge_rt.errors import (
+    AcceleratorLostError,
+    AcceleratorMemoryError,
+    BackendError,
+    BackendStepError,
+    EdgeRtError,
+    InvalidRequestError,
+)
+from edge_rt.tensor_types import TensorModelInfo
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NpuEvent:
+    """What happened to a model's NPU, once for each time: lost with the reason, or back after lost_s."""
+
+    kind: str
+    backend: str
+    model: str
+    reason: str = ""
+    answers: str = ""
+    lost_s: float = 0.0
+
+    def __str__(self) -> str:
+        if self.kind == "back":
+            return f"event=npu_back backend={self.backend} model={self.model} lost_s={self.lost_s:.1f}"
+        told = f"event=npu_{self.kind} backend={self.backend} model={self.model} answers={self.answers}"
+        return f"{told} reason={self.reason!r}"
+
+
+@dataclass(slots=True)
+class Counts:
+    """Requests by who computed them, and how often the NPU was lost."""
+
+    n_npu: int = 0
+    n_cpu: int = 0
+    n_lost: int = 0
+
+
+class NpuSession:
+    """A TensorSession on an NPU.
+
+    open_npu  opens the model there; open_cpu on the CPU, None where its file cannot run there
+    opened    what open_npu has given already; None, with lost: why it could not
+    info      with the placement there, or on the CPU where it is lost from the beginning
+    start     runs the opening beside the requests: a thread
+    """
+
+    def __init__(
+        self,
+        info: TensorModelInfo,
+        options: NpuOptions,
+        open_npu: Callable[[], VendorSession],
+        open_cpu: Callable[[], TensorSession] | None,
+        *,
+        opened: VendorSession | None,
+        lost: EdgeRtError | None = None,
+        rows: int = 0,
+        placed: Callable[[VendorSession], TensorModelInfo] | None = None,
+        release: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        start: Callable[[Callable[[], None]], None] | None = None,
+        tell: Callable[[NpuEvent], None] | None = None,
+    ) -> None:
+        self.info = info
+        self.inputs, self.outputs = info.inputs, info.outputs
+        self.counts = Counts()
+        self._require = options.require
+        self._open_npu, self._open_cpu, self._release = open_npu, open_cpu, release
+        self._placed = placed
+        self._rows = rows
+        self._clock, self._start, self._tell = clock, start or _in_thread, tell or self._log
+        self._check_feeds = FeedCheck(info.inputs)
+        self._all_outputs = check_outputs(info.outputs, ())
+        self._breaker = Breaker(max_failures=1, retry_s=options.retry_s)
+        self._lock = threading.Lock()  # of what the opening thread shares
+        self._npu: VendorSession | None = opened
+        self._ready: VendorSession | None = None  # opened beside, to be taken by the next run
+        self._cpu: TensorSession | None = None
+        self._is_closed = False
+        self._lost_at_s = 0.0
+        self._reason = ""
+        self._computed_on = ""
+        if opened is None:
+            self._lose(lost or AcceleratorLostError(backend=info.backend, reason="it was not opened"))
+
+    @property
+    def computed_on(self) -> str:
+        """The place that computed the last run."""
+        return self._computed_on
+
+    def state(self) -> str:
+        """Give the breaker's: closed, open or half_open."""
+        return self._breaker.state(self._clock())
+
+    def telemetry(self) -> Telemetry:
+        return self._npu.telemetry() if self._npu is not None else Telemetry()
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
+        if self._is_closed:
+            raise BackendStepError(reason="the session is closed")
+        self._check_feeds(feeds)
+        wanted = check_outputs(self.outputs, outputs) if outputs else self._all_outputs
+        self._take_ready()
+        if self._npu is None:
+            self._try_again()
+            self._take_ready()  # where it was opened at once
+        failure: BackendError | None = None
+        if self._npu is not None:
+            try:
+                answers = self._compute(self._npu, feeds, wanted)
+            except (AcceleratorLostError, AcceleratorMemoryError, BackendStepError) as exc:
+                failure = exc
+            else:
+                self.counts.n_npu += 1
+                self._computed_on = f"{self.info.backend}:{self.info.device}"
+                return answers
+        return self._without_npu(feeds, wanted, failure)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            sessions = (self._npu, self._ready, self._cpu)
+            self._npu = self._ready = self._cpu = None
+        for session in sessions:
+            if session is not None:
+                session.close()
+        self._release()
+
+    def _compute(
+        self, npu: VendorSession, feeds: Mapping[str, NDArray[Any]], wanted: Sequence[str]
+    ) -> dict[str, NDArray[Any]]:
+        if self._rows:
+            return run_in_parts(npu.run, feeds, self._rows, self.outputs, wanted)
+        return npu.run(feeds, wanted)
+
+    def _without_npu(
+        self, feeds: Mapping[str, NDArray[Any]], wanted: Sequence[str], failure: BackendError | None
+    ) -> dict[str, NDArray[Any]]:
+        """Let the CPU answer what the NPU failed, or say that it may not."""
+        if self._require == "npu" or self._open_cpu is None:
+            if failure is None:
+                raise AcceleratorLostError(backend=self.info.backend, reason=self._reason)
+            self._lose(failure)
+            raise failure
+        is_lost = failure is not None and not isinstance(failure, BackendStepError)
+        if is_lost:
+            assert failure is not None
+            self._lose(failure)
+        cpu = self._cpu = self._cpu or self._open_cpu()
+        try:
+            answers = cpu.run(feeds, wanted)
+        except InvalidRequestError:
+            raise  # it was the request's fault, and says nothing of the NPU
+        except BackendStepError:
+            if failure is not None and not is_lost:
+                self._lose(failure)
+            raise
+        if failure is not None and not is_lost:
+            self._lose(failure)
+        self.counts.n_cpu += 1
+        self._computed_on = f"{cpu.info.backend}:{cpu.info.device}"
+        return answers
+
+    def _lose(self, error: EdgeRtError) -> None:
+        """Put the NPU aside, and tell it once."""
+        now_s = self._clock()
+        npu, self._npu = self._npu, None
+        if npu is not None:
+            npu.close()
+        with self._lock:
+            self._breaker.trip(now_s)
+        self._lost_at_s, self._reason = now_s, str(getattr(error, "reason", error))
+        self.counts.n_lost += 1
+        answers = "none" if self._require == "npu" or self._open_cpu is None else "cpu"
+        self._tell(
+            NpuEvent(
+                kind="lost", backend=self.info.backend, model=self.info.model, reason=self._reason, answers=answers
+            )
+        )
+
+    def _try_again(self) -> None:
+        now_s = self._clock()
+        with self._lock:
+            if not self._breaker.allows(now_s):
+                return
+            ticket = self._breaker.begin(now_s)
+        self._start(lambda: self._reopen(ticket))
+
+    def _reopen(self, ticket: Ticket) -> None:
+        """Open the model on the NPU and try it; on a thread beside."""
+        session: VendorSession | None = None
+        try:
+            session = self._open_npu()
+            session.run(random_feeds(session.inputs, 1), [spec.name for spec in session.outputs])
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is tried again and nobody waits for it
+            if session is not None:
+                session.close()
+            with self._lock:
+                self._breaker.failed(ticket, self._clock())
+                self._reason = str(getattr(exc, "reason", exc))
+            return
+        with self._lock:
+            if not self._is_closed:
+                self._ready = session
+                self._breaker.succeeded(ticket)
+                return
+        session.close()
+
+    def _take_ready(self) -> None:
+        """Go on with what was opened beside; the CPU's copy of the model gives its memory back."""
+        with self._lock:
+            ready, self._ready = self._ready, None
+        if ready is None:
+            return
+        self._npu = ready
+        if self._placed is not None:
+            self.info = replace(
+                self._placed(ready),
+                max_batch=self.info.max_batch,
+                task=self.info.task,
+                is_stateful=self.info.is_stateful,
+            )
+        cpu, self._cpu = self._cpu, None
+        if cpu is not None:
+            cpu.close()
+        lost_s = self._clock() - self._lost_at_s
+        self._tell(NpuEvent(kind="back", backend=self.info.backend, model=self.info.model, lost_s=lost_s))
+
+    def _log(self, event: NpuEvent) -> None:
+        is_warning = event.kind != "back" and self._require != "any"
+        _log.log(logging.WARNING if is_warning else logging.INFO, "%s", event)
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="npu-reopen", daemon=True).start()

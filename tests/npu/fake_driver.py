@@ -1,0 +1,86 @@
+"""A driver that plays an NPU: y = 2 x for the model whose compiled form says so. What goes wrong a file tells.
+
+The environment's FAKE_NPU names a folder. A file there with the name of a call, or import, makes that call fail as the
+file's text says: die (by SIGSEGV), exit, hang, memory, fail, absent. Each call appends its name to `calls`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(os.environ["FAKE_NPU"])
+
+
+def _meet(call: str) -> None:
+    with (_FOLDER / "calls").open("a") as log:
+        log.write(f"{call}\n")
+    try:
+        fault = (_FOLDER / call).read_text()
+    except FileNotFoundError:
+        return
+    if fault == "die":
+        print("segmentation violation in libFake.so", flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if fault == "exit":
+        os._exit(3)
+    if fault == "hang":
+        time.sleep(60)
+    if fault == "memory":
+        raise MemoryError("FAKE_COMMON_ERROR_MEM_ALLOC")
+    if fault == "absent":
+        raise ImportError("libFake.so: cannot open shared object file")
+    raise RuntimeError(fault)
+
+
+_meet("import")
+
+
+class Driver:
+    def __init__(self) -> None:
+        self._specs: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+
+    def probe(self) -> dict[str, Any]:
+        _meet("probe")
+        version = (_FOLDER / "version").read_text() if (_FOLDER / "version").exists() else "1.0"
+        device = {"id": "fake0", "detail": "an NPU of the test", "soc": "fk1", "evidence": "stub"}
+        return {"devices": [device], "versions": {"compiler": version, "runtime": version, "driver": ""}}
+
+    def capabilities(self, device: str) -> dict[str, Any]:
+        _meet("capabilities")
+        return {"precisions": [{"weight_bits": 8, "activation_bits": 8}], "datatypes": ["FP32"], "is_confirmed": True}
+
+    def compile(self, model: str, folder: str, soc: str, **_: Any) -> dict[str, Any]:
+        _meet("compile")
+        n_cpu = int((_FOLDER / "n_cpu").read_text()) if (_FOLDER / "n_cpu").exists() else 0
+        Path(folder, "model.bin").write_text(f"{soc} {Path(model).name}")
+        placement = [{"provider": "FAKE", "n_nodes": 4 - n_cpu, "kinds": [["Mul", 4 - n_cpu]], "reason": ""}]
+        if n_cpu:
+            reason = "the chip has no Erf"
+            placement.append({"provider": "CPU", "n_nodes": n_cpu, "kinds": [["Erf", n_cpu]], "reason": reason})
+        return {"files": ["model.bin"], "placement": placement, "facts": {"placement": placement}}
+
+    def load(self, folder: str, facts: dict[str, Any], rows: int, **_: Any) -> dict[str, Any]:
+        _meet("load")
+        if not Path(folder, "model.bin").read_text().startswith("fk1"):
+            raise ValueError("no program of this chip")
+        shape = [rows or 2, 4]
+        spec = {"datatype": "FP32", "shape": shape}
+        return {
+            "inputs": [{"name": "x", **spec}],
+            "outputs": [{"name": "y", **spec}],
+            "placement": facts["placement"],
+        }
+
+    def run(self, feeds: dict[str, Any], outputs: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        _meet("run")
+        timings = json.loads('{"upload_s": 0.001, "compute_s": 0.002, "download_s": 0.001}')
+        return timings, dict.fromkeys(outputs, feeds["x"] * 2)
+
+    def telemetry(self) -> dict[str, Any]:
+        _meet("telemetry")
+        return {"power_w": 1.5, "power_source": "vendor"}
