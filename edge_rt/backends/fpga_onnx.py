@@ -126,7 +126,7 @@ class FpgaOnnxSession:
     ) -> None:
         self.inputs, self.outputs = model.inputs, model.outputs
         self.plan = found
-        self.products = tuple(step for step in steps if isinstance(step, ProductStep))
+        self.steps = tuple(steps)
         self._walker: Walker | None = walker
         self._engine = engine
         self._check_feeds = FeedCheck(model.inputs)

@@ -29,7 +29,7 @@ from edge_rt.backends.fpga_onnx_weights import (
 )
 
 K_MAX = 8192  # weights a row, of every configuration
-MIN_INTENSITY = 8.0
+MIN_INTENSITY = 16.0
 _RECORD_BYTES = 4  # that a group of activations takes beside its INT8
 
 

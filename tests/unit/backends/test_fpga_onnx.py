@@ -350,7 +350,7 @@ def test_a_model_without_products_is_refused_with_the_reasons(name: str, folder:
 
 
 def test_what_is_too_small_stays_by_the_rule_and_says_so(folder: Path) -> None:
-    assert "fewer than 8 multiplications per byte" in str(
+    assert "fewer than 16 multiplications per byte" in str(
         fpga_onnx.supports(saved(int8(), folder / "small.onnx"), TensorOptions())
     )
     random = np.random.default_rng(3)
