@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, ValueInfoProto
 
 from edge_rt.backends.base import MemoryNeed, ModelFile, TensorOptions
-from edge_rt.backends.fpga_engine import EngineOpener, MatrixEngine
+from edge_rt.backends.fpga_engine import EngineOpener, EngineReport, MatrixEngine
 from edge_rt.backends.fpga_layout import Layout
 from edge_rt.backends.fpga_onnx_graph import OnnxGraph
 from edge_rt.backends.fpga_onnx_patches import MAX_BLOCK_BYTES
@@ -28,7 +28,7 @@ from edge_rt.backends.onnx_open import open_part
 from edge_rt.backends.tensor_feeds import FeedCheck, check_outputs, raw, texts
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError
-from edge_rt.tensor_types import TensorModelInfo
+from edge_rt.tensor_types import Evidence, TensorModelInfo
 
 # Operators that are worth several threads; a session of any others has one, and so no pool of threads.
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "MatMulInteger", "MatMulNBits", "RNN"})
@@ -80,9 +80,13 @@ def load(
     options: TensorOptions,
     engine_opener: EngineOpener,
     rule: Rule = DEFAULT_RULE,
+    *,
+    evidence: Evidence = "device",
     usable: Callable[[], cpu.Usable] = cpu.usable,
 ) -> FpgaOnnxSession:
     """Load a model: its products' matrices into the engine that engine_opener gives for them, the parts on the CPU.
+
+    evidence says what that engine is. The session owns it.
 
     Raises ModelFormatError, BackendLoadError, BackendUnavailableError, and what engine_opener raises.
     """
@@ -107,7 +111,7 @@ def load(
         engine.close()
         raise BackendLoadError(model=file.model, reason=first_line(exc)) from exc
     kept = {name: graph.array(name) for name in graph.outputs if name in graph.constants}
-    return FpgaOnnxSession(file, options, model, found, Walker(found, steps, kept), steps, engine, n_threads)
+    return FpgaOnnxSession(file, options, model, found, Walker(found, steps, kept), steps, engine, n_threads, evidence)
 
 
 class FpgaOnnxSession:
@@ -123,6 +127,7 @@ class FpgaOnnxSession:
         steps: Sequence[PartStep | ProductStep],
         engine: MatrixEngine,
         n_threads: int,
+        evidence: Evidence,
     ) -> None:
         self.inputs, self.outputs = model.inputs, model.outputs
         self.plan = found
@@ -145,6 +150,7 @@ class FpgaOnnxSession:
             n_threads=n_threads,
             max_batch=options.max_batch,
             placement=found.placement(),
+            evidence=evidence,
         )
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
@@ -164,6 +170,10 @@ class FpgaOnnxSession:
         if self._has_text:
             return {name: raw(answer) if self._is_text[name] else answer for name, answer in answers.items()}
         return answers
+
+    def report(self) -> EngineReport:
+        """Say what the engine has done, and what the CPU did in its place."""
+        return self._engine.report()
 
     def close(self) -> None:
         if self._walker is not None:
