@@ -15,6 +15,7 @@ from tabulate import tabulate
 
 from edge_rt.backends.npu import environments, installing
 from edge_rt.backends.npu.stacks import STACKS, Stack, stack
+from edge_rt.cli import npu_sscma, npu_vela
 
 _ASK_ABOVE_BYTES: Final = 10**9
 
@@ -26,6 +27,10 @@ def command() -> None:
     Some of it holds versions of numpy, onnx and others that edge_rt cannot live with. So each vendor's packages get an
     environment of their own, and edge_rt runs them there, as other processes. docs/npu.md tells more.
     """
+
+
+command.add_command(npu_sscma.command)
+command.add_command(npu_vela.command)
 
 
 @command.command("setup", short_help="Install a vendor's packages.")

@@ -1,0 +1,252 @@
+"""Layers with weights, and pools: convolutions, depthwise ones, products with a matrix, averages and maxima."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import tflite
+from numpy.typing import NDArray
+from onnx import NodeProto
+
+from edge_rt.convert.qdq_graph import QdqGraph, attribute
+from edge_rt.convert.tflite_file import Quant, TfliteWriter
+from edge_rt.convert.tflite_values import CHANNELS_LAST, Sink, Value, Values
+
+_PADDINGS: Final = {"SAME": tflite.Padding.SAME, "VALID": tflite.Padding.VALID}
+_NO_PADS: Final = (0, 0, 0, 0)
+
+
+class Layers:
+    """Writes layers into a file."""
+
+    def __init__(self, graph: QdqGraph, writer: TfliteWriter, values: Values) -> None:
+        self._graph, self._writer, self._values = graph, writer, values
+
+    def conv(self, node: NodeProto) -> None:
+        shape = self._graph.shape(node.output[0])
+        if len(shape) != 4:
+            self._graph.refuse(node.name, f"a Conv of {len(shape) - 2} dimensions")
+        value, is_integer = self._input(node)
+        value = self._values.moved(value, CHANNELS_LAST)
+        groups, n_channels = attribute(node, "group", 1), value.shape[1]
+        is_depthwise = groups > 1 and groups == n_channels
+        if groups > 1 and not is_depthwise:
+            self._graph.refuse(node.name, f"{groups} groups of {n_channels} channels")
+        weights, scales = self._weights(node.input[1], is_integer)
+        size = weights.shape[2:]
+        strides, dilations = attribute(node, "strides", [1, 1]), attribute(node, "dilations", [1, 1])
+        padding, value = self._padded(node, value, size, strides, dilations)
+        if is_depthwise:
+            laid = weights.transpose(1, 2, 3, 0)
+            more = {"DepthMultiplier": weights.shape[0] // n_channels}
+            code, options, axis = "DEPTHWISE_CONV_2D", "DepthwiseConv2DOptions", 3
+        else:
+            laid, more = weights.transpose(0, 2, 3, 1), {}
+            code, options, axis = "CONV_2D", "Conv2DOptions", 0
+        self._layer(
+            node,
+            value,
+            code,
+            self._constants(node, value, laid, scales, axis),
+            shape,
+            CHANNELS_LAST,
+            options_kind=options,
+            Padding=_PADDINGS[padding],
+            StrideH=strides[0],
+            StrideW=strides[1],
+            DilationHFactor=dilations[0],
+            DilationWFactor=dilations[1],
+            **more,
+        )
+
+    def dense(self, node: NodeProto) -> None:
+        """Gemm, and MatMul with a constant."""
+        if node.op_type == "Gemm" and (
+            attribute(node, "alpha", 1.0) != 1 or attribute(node, "beta", 1.0) != 1 or attribute(node, "transA", 0)
+        ):
+            self._graph.refuse(node.name, "a Gemm with alpha, beta or transA")
+        value, is_integer = self._input(node)
+        value = self._values.moved(value, range(len(value.shape)))
+        weights, scales = self._weights(node.input[1], is_integer)
+        if weights.ndim != 2:
+            self._graph.refuse(node.name, f"a product with {weights.ndim} dimensions of weights")
+        if not (node.op_type == "Gemm" and attribute(node, "transB", 0)):
+            weights = weights.T
+        shape = self._graph.shape(node.output[0])
+        self._layer(
+            node,
+            value,
+            "FULLY_CONNECTED",
+            self._constants(node, value, weights, scales, 0),
+            shape,
+            range(len(shape)),
+            options_kind="FullyConnectedOptions",
+            KeepNumDims=len(shape) != 2,
+        )
+
+    def _input(self, node: NodeProto) -> tuple[Value, bool]:
+        """Give what a layer reads, as integers where all of it is computed in them."""
+        whole = self._values.integer(node.input[0]) if self._values.will_quantize(node) else None
+        if whole is not None and self._values.stored(node.input[1]) is not None:
+            return whole, True
+        return self._values.real(node.input[0]), False
+
+    def _weights(self, name: str, is_integer: bool) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+        if is_integer:
+            stored = self._values.stored(name)
+            assert stored is not None
+            return stored.array, stored.scales
+        array = self._values.constant(name)
+        if array is None:
+            self._graph.refuse(name, "weights that are computed")
+        return array.astype(np.float32), None
+
+    def _constants(
+        self, node: NodeProto, value: Value, weights: NDArray[Any], scales: NDArray[np.float32] | None, axis: int
+    ) -> list[int]:
+        """Write weights and bias; the bias' step is that of the products."""
+        name = node.input[1]
+        bias = self._values.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        if len(node.input) > 2 and node.input[2] and bias is None:
+            self._graph.refuse(node.name, "a bias that is computed")
+        if scales is None:
+            n_outputs = weights.shape[axis]
+            floats = np.zeros(n_outputs, np.float32) if bias is None else bias.reshape(-1).astype(np.float32)
+            return [self._writer.constant(name, weights), self._writer.constant(f"{node.output[0]}/bias", floats)]
+        assert value.quant is not None
+        n_outputs = weights.shape[axis]
+        steps = np.float32(value.quant.scales[0]) * scales
+        stored = self._values.stored(node.input[2]) if bias is not None else None
+        if stored is not None and stored.array.dtype == np.int32:
+            whole = stored.array.reshape(-1)
+            if not np.allclose(stored.scales, steps, rtol=1e-3):
+                self._graph.refuse(node.name, "the bias' scale is not the input's times the weights'")
+        elif bias is not None:
+            whole = np.clip(np.rint(bias.reshape(-1).astype(np.float64) / steps), -(2**31), 2**31 - 1).astype(np.int32)
+        else:
+            whole = np.zeros(n_outputs, np.int32)
+        zeros = (0,) * len(scales)
+        return [
+            self._writer.constant(name, weights, Quant(tuple(map(float, scales)), zeros, axis)),
+            self._writer.constant(f"{node.output[0]}/bias", whole, Quant(tuple(map(float, steps)), zeros, 0)),
+        ]
+
+    def _layer(
+        self,
+        node: NodeProto,
+        value: Value,
+        code: str,
+        constants: list[int],
+        shape: Sequence[int],
+        order: Sequence[int],
+        *,
+        options_kind: str,
+        **options: int,
+    ) -> None:
+        sink = self._values.sink(node, may_quantize=value.quant is not None)
+        made = self._values.result(sink.value, shape, order, sink.quant)
+        self._writer.operator(
+            code,
+            [value.index, *constants],
+            [made.index],
+            version=3 if code != "FULLY_CONNECTED" else 4,
+            options_kind=options_kind,
+            FusedActivationFunction=self._activation(node, sink),
+            **options,
+        )
+
+    def _activation(self, node: NodeProto, sink: Sink) -> int:
+        name = sink.activation()
+        if name is None:
+            self._graph.refuse(node.name, f"bounds from {sink.low:g} to {sink.high:g} behind it")
+        number: int = getattr(tflite.ActivationFunctionType, name)
+        return number
+
+    def pool(self, node: NodeProto) -> None:
+        size = tuple(attribute(node, "kernel_shape", []))
+        if len(size) != 2 or attribute(node, "ceil_mode", 0) or attribute(node, "dilations", [1, 1]) != [1, 1]:
+            self._graph.refuse(node.name, "a pool that is not two-dimensional, rounds up or is dilated")
+        is_average = node.op_type == "AveragePool"
+        whole = self._values.integer(node.input[0])
+        is_integer = whole is not None and (not is_average or self._values.will_quantize(node))
+        value = whole if whole is not None and is_integer else self._values.real(node.input[0])
+        value = self._values.moved(value, CHANNELS_LAST)
+        strides = attribute(node, "strides", [1, 1])
+        padding, pads = self._padding(node, value, size, strides, [1, 1])
+        if pads != _NO_PADS or (padding == "SAME" and is_average and attribute(node, "count_include_pad", 0)):
+            self._graph.refuse(node.name, "a pool with edges that TensorFlow Lite does not have")
+        shape = self._graph.shape(node.output[0])
+        made = self._values.result(
+            f"{node.output[0]}" if not is_average else f"{node.output[0]}/mean", shape, CHANNELS_LAST, value.quant
+        )
+        self._writer.operator(
+            "AVERAGE_POOL_2D" if is_average else "MAX_POOL_2D",
+            [value.index],
+            [made.index],
+            version=2,
+            options_kind="Pool2DOptions",
+            Padding=_PADDINGS[padding],
+            StrideH=strides[0],
+            StrideW=strides[1],
+            FilterHeight=size[0],
+            FilterWidth=size[1],
+        )
+        if is_average:
+            self._finish(node, made)
+
+    def _finish(self, node: NodeProto, made: Value) -> None:
+        """Give a result that has its input's scale the one that the model wants."""
+        sink = self._values.sink(node, may_quantize=made.quant is not None)
+        self._activation(node, sink)
+        self._values.rename(sink.value, made if sink.quant is None else self._values.fitting(made, sink.quant))
+
+    def mean(self, node: NodeProto) -> None:
+        whole = self._values.integer(node.input[0]) if self._values.will_quantize(node) else None
+        value = self._values.moved(whole or self._values.real(node.input[0]), CHANNELS_LAST)
+        sink = self._values.sink(node, may_quantize=whole is not None)
+        made = self._values.result(sink.value, self._graph.shape(node.output[0]), CHANNELS_LAST, sink.quant)
+        axes = self._writer.constant(f"{node.output[0]}/axes", np.array([1, 2], np.int32))
+        self._writer.operator(
+            "MEAN", [value.index, axes], [made.index], version=2, options_kind="ReducerOptions", KeepDims=True
+        )
+
+    def _padded(
+        self, node: NodeProto, value: Value, size: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    ) -> tuple[str, Value]:
+        """Choose a padding; edges that are neither of TensorFlow Lite's two are put around the input."""
+        padding, pads = self._padding(node, value, size, strides, dilations)
+        if pads == _NO_PADS:
+            return padding, value
+        top, left, bottom, right = pads
+        edges = np.array([[0, 0], [top, bottom], [left, right], [0, 0]], np.int32)
+        wanted = self._writer.constant(f"{node.output[0]}/edges", edges)
+        rows, columns = value.shape[2] + top + bottom, value.shape[3] + left + right
+        made = self._values.result(
+            f"{node.output[0]}/padded", (*value.shape[:2], rows, columns), CHANNELS_LAST, value.quant
+        )
+        self._writer.operator("PAD", [value.index, wanted], [made.index], version=2, options_kind="PadOptions")
+        return padding, made
+
+    def _padding(
+        self, node: NodeProto, value: Value, size: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    ) -> tuple[str, tuple[int, int, int, int]]:
+        """Give SAME or VALID, and the edges that are to be put around the input before: top, left, bottom, right."""
+        auto = attribute(node, "auto_pad", b"NOTSET").decode()
+        if auto in ("SAME_UPPER", "VALID"):
+            return auto.partition("_")[0], _NO_PADS
+        if auto != "NOTSET":
+            self._graph.refuse(node.name, f"auto_pad {auto}")
+        top, left, bottom, right = attribute(node, "pads", list(_NO_PADS))
+        if (top, left, bottom, right) == _NO_PADS:
+            return "VALID", _NO_PADS
+        same = []
+        for n, length in enumerate(value.shape[2:]):
+            reach = (size[n] - 1) * dilations[n] + 1
+            total = max((math.ceil(length / strides[n]) - 1) * strides[n] + reach - length, 0)
+            same += [total // 2, total - total // 2]
+        if same == [top, bottom, left, right]:
+            return "SAME", _NO_PADS
+        return "VALID", (top, left, bottom, right)

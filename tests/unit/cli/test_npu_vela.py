@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from edge_rt.cli import main
+from edge_rt.convert.tflite_file import read_operators
+
+PCB = "models/pcb-defect.int8.onnx"
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(main, ["npu", "vela", *args])
+
+
+def test_a_model_is_compiled_and_its_placement_shown(tmp_path: Path) -> None:
+    compiled, given = tmp_path / "out.tflite", tmp_path / "in.tflite"
+    done = run(PCB, "-a", "ethos-u55-128", "-o", str(compiled), "--tflite", str(given))
+    assert done.exit_code == 0, done.output
+    assert "ethos-u55-128  16 of 21" in done.stdout
+    assert "compiled only: all but the placement is its estimate" in done.stdout
+    assert "on the CPU: CONV_2D heat: " in done.stdout
+    assert len(read_operators(given.read_bytes())) == 21
+    assert "ethos-u" in {each.kind for each in read_operators(compiled.read_bytes())}
+    (report,) = json.loads(run(str(given), "-a", "ethos-u55-128", "--json").stdout)
+    assert (report["n_npu"], report["evidence"]) == (16, "compiled only")
+
+
+def test_one_file_holds_one_accelerators_program(tmp_path: Path) -> None:
+    done = run(PCB, "-a", "ethos-u55-128", "-a", "ethos-u85-256", "-o", str(tmp_path / "x.tflite"))
+    assert done.exit_code == 2
+    assert "name one --accelerator" in done.stderr
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.onnx"
+    path.write_bytes(b"nothing")
+    assert run(str(path)).exit_code == 1
