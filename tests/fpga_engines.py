@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_rt.backends import fpga_onnx
+from edge_rt.backends.base import Absent, Device, MemoryNeed, ModelFile, TensorOptions
 from edge_rt.backends.fpga_engine import EngineReport, FpgaEngine
 from edge_rt.backends.fpga_layout import Layout
 from edge_rt.backends.fpga_numbers import Activations
+from edge_rt.backends.fpga_onnx_plan import Rule
 from edge_rt.backends.fpga_pack import Matrix
 from edge_rt.backends.fpga_products import place
 from hw.fpga.sim.build import CONFIGS
@@ -78,3 +81,25 @@ def golden_opener(config_name: str = "kv260-gemm") -> Opened:
 
 def float_opener() -> Opened:
     return Opened(FloatEngine)
+
+
+class SimulatedFpga:
+    """A tensor back end on the golden model, which takes every product however small; engines are those it opened."""
+
+    name: ClassVar[str] = "fpga"
+    rule = Rule(min_intensity=0)
+
+    def __init__(self, opener: Opened | None = None) -> None:
+        self.engines = opener or golden_opener()
+
+    def probe(self) -> tuple[Device, ...] | Absent:
+        return (Device(id="fpga-golden", kind="fpga", detail="the golden model", evidence="simulator", reference=True),)
+
+    def supports_tensor(self, file: ModelFile, options: TensorOptions) -> str | None:
+        return fpga_onnx.supports(file, options, self.rule)
+
+    def estimate_tensor(self, file: ModelFile, options: TensorOptions) -> MemoryNeed:
+        return fpga_onnx.estimate(file, options, self.rule)
+
+    def load_tensor(self, file: ModelFile, options: TensorOptions) -> fpga_onnx.FpgaOnnxSession:
+        return fpga_onnx.load(file, options, self.engines, self.rule, evidence="simulator")

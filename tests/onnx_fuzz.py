@@ -1,4 +1,6 @@
-"""Load damaged ONNX files and run what loads: `python -m tests.onnx_fuzz SEED N`, a process of its own.
+"""Load damaged ONNX files and run what loads: `python -m tests.onnx_fuzz SEED N [fpga]`, a process of its own.
+
+fpga cuts them for the FPGA's engine, whose golden model computes their products.
 
 Prints what it is about to load, then how it ended: if onnxruntime ends the process, the last line says at what.
 """
@@ -15,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from edge_rt.backends.base import DTYPES, ModelFile, TensorOptions
+from edge_rt.backends.base import DTYPES, ModelFile, TensorBackend, TensorOptions
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
 from edge_rt.errors import BackendLoadError, BackendStepError, InvalidRequestError, ModelFormatError
 from tests import tensor_models
@@ -28,6 +30,15 @@ MODELS: tuple[Callable[[], ModelProto], ...] = (
     lambda: tensor_models.int4(4),
     lambda: tensor_models.int4(None),
     lambda: tensor_models.nested(3),
+)
+WITH_PRODUCTS: tuple[Callable[[], ModelProto], ...] = (
+    tensor_models.int8,
+    lambda: tensor_models.int4(None),
+    tensor_models.rows_with_product,
+    lambda: tensor_models.identity_beside_product(1),
+    lambda: tensor_models.quantised_conv(
+        np.random.default_rng(0), np.full((4, 8, 3, 3), 9, np.int8), shape=(1, 8, 6, 6), pads=[1, 1, 1, 1]
+    ),
 )
 _NUMBERS = (-1, 0, 1, 2, 3, 7, 127, 255, 2**15, 2**31 - 1, 2**31, 2**40, 2**63 - 1)
 
@@ -88,10 +99,9 @@ def edit(data: bytes, rng: random.Random) -> bytes:
     return model.SerializeToString()
 
 
-def outcome(path: Path) -> str:
+def outcome(path: Path, backend: TensorBackend) -> str:
     """Load, run once with ones, and name how it ended; what is not ours leaves the process."""
     file = ModelFile(model="m", variant="", path=path, quant="")
-    backend = OnnxCpuBackend()
     try:
         backend.estimate_tensor(file, TensorOptions())
         session = backend.load_tensor(file, TensorOptions(n_threads=1))
@@ -115,14 +125,20 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     rng = random.Random(seed)
+    backend: TensorBackend = OnnxCpuBackend()
+    models = MODELS
+    if sys.argv[3:] == ["fpga"]:
+        from tests.fpga_engines import SimulatedFpga
+
+        backend, models = SimulatedFpga(), WITH_PRODUCTS
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.onnx"
         for i in range(n_files):
             damage = rng.choice([flip, cut, edit, edit])
-            data = damage(rng.choice(MODELS)().SerializeToString(), rng)
+            data = damage(rng.choice(models)().SerializeToString(), rng)
             path.write_bytes(data)
             print(f"{i} {damage.__name__}", end=" ", flush=True)
-            print(outcome(path), flush=True)
+            print(outcome(path, backend), flush=True)
 
 
 if __name__ == "__main__":

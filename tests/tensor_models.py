@@ -125,6 +125,84 @@ def int4(accuracy_level: int | None, *, k: int = 64, n: int = 32, seed: int = 0)
     )
 
 
+def quantised_conv(
+    random: np.random.Generator,
+    weights: NDArray[np.int8],
+    *,
+    signed: bool = False,
+    opset: int = 17,
+    shape: tuple[int | str, ...] | None = None,
+    half: bool = False,
+    **facts: Any,
+) -> ModelProto:
+    """x UINT8 or INT8 [n, c, ...] dequantised and convolved to y FP32."""
+    n, kind = len(weights), np.int8 if signed else np.uint8
+    floats = np.float16 if half else np.float32
+    arrays = {
+        "xs": floats(0.02),
+        "xz": kind(random.integers(-128, 128) if signed else random.integers(0, 256)),
+        "w": weights,
+        "ws": random.uniform(0.001, 0.02, n).astype(floats),
+        "wz": np.zeros(n, np.int8),
+        "b": random.integers(-1000, 1000, n).astype(np.int32),
+        "bs": np.full(n, 1e-3, floats),
+    }
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "xs", "xz"], ["xd"]),
+        helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wd"], axis=0),
+        helper.make_node("DequantizeLinear", ["b", "bs"], ["bd"], axis=0),
+        helper.make_node("Conv", ["xd", "wd", "bd"], ["y"], name="the one", **facts),
+    ]
+    rank = weights.ndim
+    dims = shape or ("n", weights.shape[1] * facts.get("group", 1), *(f"d{i}" for i in range(rank - 2)))
+    elements = TensorProto.INT8 if signed else TensorProto.UINT8
+    out = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+    given_arrays = {name: np.asarray(value) for name, value in arrays.items()}
+    return make(nodes, [("x", elements, dims)], [("y", out, [None] * rank)], given_arrays, opset=opset)
+
+
+def rows_with_product() -> ModelProto:
+    """As rows, with a MatMulNBits for the FPGA's engine: x FP32 [n, 4] to y FP32 [n, 4] and z FP32 [n, 1]."""
+    noise = np.random.default_rng(0)
+    weights: dict[str, NDArray[Any]] = {
+        "pads": np.array([0, 0, 0, 28], np.int64),
+        "q": noise.integers(0, 256, (4, 1, 16)).astype(np.uint8),
+        "s": noise.random((4, 1), np.float32) + np.float32(0.1),
+    }
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["t"]),
+        helper.make_node("Pad", ["t", "pads"], ["wide"]),
+        helper.make_node(
+            "MatMulNBits", ["wide", "q", "s"], ["y"], domain="com.microsoft", K=32, N=4, bits=4, block_size=32
+        ),
+        helper.make_node("ReduceMax", ["y"], ["z"], axes=[1]),
+    ]
+    outputs = [("y", TensorProto.FLOAT, ["n", 4]), ("z", TensorProto.FLOAT, ["n", 1])]
+    return make(nodes, [("x", TensorProto.FLOAT, ["n", 4])], outputs, weights, microsoft=True)
+
+
+def identity_beside_product(elem_type: int, shape: Sequence[int | str | None] = ("n", 2)) -> ModelProto:
+    """x to y as it is; and p FP32 [1, 4], a MatMulNBits of x's shape."""
+    weights: dict[str, NDArray[Any]] = {
+        "pads": np.array([0, 30], np.int64),
+        "row": np.array([1, 32], np.int64),
+        "q": np.zeros((4, 1, 16), np.uint8),
+        "s": np.ones((4, 1), np.float32),
+    }
+    nodes = [
+        helper.make_node("Identity", ["x"], ["y"]),
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Cast", ["sizes"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Pad", ["floats", "pads"], ["wide"]),
+        helper.make_node("Reshape", ["wide", "row"], ["vector"]),
+        helper.make_node(
+            "MatMulNBits", ["vector", "q", "s"], ["p"], domain="com.microsoft", K=32, N=4, bits=4, block_size=32
+        ),
+    ]
+    outputs = [("y", elem_type, shape), ("p", TensorProto.FLOAT, [1, 4])]
+    return make(nodes, [("x", elem_type, shape)], outputs, weights, microsoft=True)
+
+
 def nested(depth: int) -> ModelProto:
     """x FP32 [1] to y FP32 [1] through as many If nodes, each in a branch of the one before."""
     inner, name = [helper.make_node("Identity", ["x"], ["y0"])], "y0"

@@ -15,11 +15,11 @@ from onnx import TensorProto, TypeProto, ValueInfoProto
 from edge_rt.backends.base import MemoryNeed, ModelFile, TensorOptions
 from edge_rt.backends.fpga_engine import EngineOpener, EngineReport, MatrixEngine
 from edge_rt.backends.fpga_layout import Layout
-from edge_rt.backends.fpga_onnx_graph import OnnxGraph
+from edge_rt.backends.fpga_onnx_graph import NotForEngineError, OnnxGraph
 from edge_rt.backends.fpga_onnx_patches import MAX_BLOCK_BYTES
 from edge_rt.backends.fpga_onnx_plan import DEFAULT_RULE, Part, Plan, Rule, check_constants, part_model, plan
 from edge_rt.backends.fpga_onnx_walk import PartStep, ProductStep, Walker
-from edge_rt.backends.fpga_onnx_weights import NotForEngineError, read_matrices, row_sums
+from edge_rt.backends.fpga_onnx_weights import read_matrices, row_sums
 from edge_rt.backends.fpga_pack import Matrix
 from edge_rt.backends.onnx_cpu import RUNTIME_BYTES, first_line, load_runtime, run_error
 from edge_rt.backends.onnx_facts import OnnxModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Never, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,14 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from edge_rt.errors import ModelFormatError
 
 MAX_SMALL_ELEMENTS = 2**20  # of a constant that is read to decide: scales, zero points, biases
+MAX_INPUTS = 9
+_ATTRIBUTES = {
+    int: AttributeProto.INT,
+    float: AttributeProto.FLOAT,
+    bytes: AttributeProto.STRING,
+    list: AttributeProto.INTS,
+}
+_Value = TypeVar("_Value", int, float, bytes, list[int])
 
 
 class OnnxGraph:
@@ -39,8 +47,10 @@ class OnnxGraph:
                 if name in known or name in self.maker:
                     self._fail(name, "has two makers")
                 self.maker[name] = at
-            if node.op_type == "Constant" and (value := attribute(node, "value")) is not None:
-                self.constants[node.output[0]] = value
+            if node.op_type == "Constant" and len(node.output) == 1:
+                made = next((each.t for each in node.attribute if each.name == "value"), None)
+                if made is not None:
+                    self.constants[node.output[0]] = made
         for at, names in enumerate(self.reads):
             for name in names:
                 if name not in known and name not in self.maker:
@@ -97,9 +107,24 @@ class OnnxGraph:
         raise ModelFormatError(path=str(self._path), field=field[:200], problem=problem)
 
 
-def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
-    """Give an attribute's value as onnx does, strings as bytes."""
-    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
+class NotForEngineError(Exception):
+    """Why a node stays on the CPU, in words; never leaves the planner."""
+
+
+def attribute(node: NodeProto, name: str, default: _Value) -> _Value:
+    """Give an attribute that has the default's type. Raises NotForEngineError for another type."""
+    for each in node.attribute:
+        if each.name == name:
+            if each.type != _ATTRIBUTES[type(default)]:
+                raise NotForEngineError(f"its attribute {name} has another type")
+            value: _Value = helper.get_attribute_value(each)
+            return value
+    return default
+
+
+def inputs(node: NodeProto) -> list[str]:
+    """Name the inputs of a node, "" for those that are not there."""
+    return [*node.input, *[""] * MAX_INPUTS]
 
 
 def tensor_bytes(tensor: TensorProto) -> int:

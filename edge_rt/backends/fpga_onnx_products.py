@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 
 from edge_rt.backends.fpga_numbers import GROUP
-from edge_rt.backends.fpga_onnx_graph import OnnxGraph, attribute
+from edge_rt.backends.fpga_onnx_graph import NotForEngineError, OnnxGraph, attribute, inputs
 from edge_rt.backends.fpga_onnx_patches import MAX_REACH, MAX_TAPS, Window
 from edge_rt.backends.fpga_onnx_weights import (
-    NotForEngineError,
     WeightSource,
     dequantised_source,
     integer_source,
@@ -88,7 +87,7 @@ def find_product(
     """Say what the engine would compute of a node, or why the node stays on the CPU; "" for what is no product."""
     node = graph.nodes[at]
     find = _FINDERS.get((node.op_type, "com.microsoft" if node.domain == "com.microsoft" else ""))
-    if find is None or node.domain not in ("", "ai.onnx", "com.microsoft"):
+    if find is None or node.domain not in ("", "ai.onnx", "com.microsoft") or len(node.output) != 1:
         return ""
     try:
         found = find(graph, at)
@@ -106,20 +105,20 @@ def find_product(
 def _nbits(graph: OnnxGraph, at: int) -> Product:
     node = graph.nodes[at]
     source = nbits_source(graph, node)
-    bias = _bias(graph, node.input[5] if len(node.input) > 5 else "", source.n)
+    bias = _bias(graph, inputs(node)[5], source.n)
     return _product(graph, at, source, bias)
 
 
 def _conv(graph: OnnxGraph, at: int) -> Product:
     node = graph.nodes[at]
     n_groups = _groups(node)
-    source = dequantised_source(graph, node.input[1], "conv", n_groups=n_groups)
-    bias = _bias(graph, node.input[2] if len(node.input) > 2 else "", source.n * n_groups)
+    source = dequantised_source(graph, inputs(node)[1], "conv", n_groups=n_groups)
+    bias = _bias(graph, inputs(node)[2], source.n * n_groups)
     return _product(graph, at, source, bias, window=_window(graph, node, source))
 
 
 def _matmul(graph: OnnxGraph, at: int) -> Product:
-    source = dequantised_source(graph, graph.nodes[at].input[1], "columns")
+    source = dequantised_source(graph, inputs(graph.nodes[at])[1], "columns")
     return _product(graph, at, source, np.zeros(0))
 
 
@@ -127,32 +126,33 @@ def _gemm(graph: OnnxGraph, at: int) -> Product:
     node = graph.nodes[at]
     if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1 or attribute(node, "beta", 1.0) != 1:
         raise NotForEngineError("it scales or transposes its input")
-    source = dequantised_source(graph, node.input[1], "rows" if attribute(node, "transB", 0) else "columns")
-    bias = _bias(graph, node.input[2] if len(node.input) > 2 else "", source.n)
+    source = dequantised_source(graph, inputs(node)[1], "rows" if attribute(node, "transB", 0) else "columns")
+    bias = _bias(graph, inputs(node)[2], source.n)
     return _product(graph, at, source, bias)
 
 
 def _qlinear_conv(graph: OnnxGraph, at: int) -> Product:
     node = graph.nodes[at]
     n_groups = _groups(node)
-    source = integer_source(graph, node.input[3], node.input[4], node.input[5], "conv", n_groups=n_groups)
-    taken, given = _quantised(graph, *node.input[1:3]), _quantised(graph, *node.input[6:8])
+    names = inputs(node)
+    source = integer_source(graph, names[3], names[4], names[5], "conv", n_groups=n_groups)
+    taken, given = _quantised(graph, *names[1:3]), _quantised(graph, *names[6:8])
     bias = np.zeros(0)
-    if len(node.input) > 8 and node.input[8]:
-        whole, scale = graph.small(node.input[8]), graph.small(node.input[4])
+    if names[8]:
+        whole, scale = graph.small(names[8]), graph.small(names[4])
         if whole is None or scale is None or whole.size != source.n * n_groups:
             raise NotForEngineError("its bias is computed")
         bias = whole.astype(np.float64) * taken.scale * scale.astype(np.float64).reshape(-1)
     window = _window(graph, node, source)
-    product = _product(graph, at, source, bias, window=window, value=node.input[0])
+    product = _product(graph, at, source, bias, window=window, value=names[0])
     return replace(product, taken=taken, given=given)
 
 
 def _qlinear_matmul(graph: OnnxGraph, at: int) -> Product:
-    node = graph.nodes[at]
-    source = integer_source(graph, node.input[3], node.input[4], node.input[5], "columns")
-    product = _product(graph, at, source, np.zeros(0), value=node.input[0])
-    return replace(product, taken=_quantised(graph, *node.input[1:3]), given=_quantised(graph, *node.input[6:8]))
+    names = inputs(graph.nodes[at])
+    source = integer_source(graph, names[3], names[4], names[5], "columns")
+    product = _product(graph, at, source, np.zeros(0), value=names[0])
+    return replace(product, taken=_quantised(graph, *names[1:3]), given=_quantised(graph, *names[6:8]))
 
 
 _FINDERS: Mapping[tuple[str, str], Callable[[OnnxGraph, int], Product]] = {
@@ -180,9 +180,11 @@ def _product(
     if not value:
         value = node.input[0]
         maker = graph.producer(value)
-        if maker is not None and maker.op_type == "DequantizeLinear" and maker.input[0] not in graph.constants:
-            taken = _quantised(graph, *maker.input[1:3])
-            value = maker.input[0]
+        if maker is not None and maker.op_type == "DequantizeLinear" and inputs(maker)[0] not in graph.constants:
+            value, scale, zero = inputs(maker)[:3]
+            taken = _quantised(graph, scale, zero)
+    if value not in graph.maker and value not in graph.inputs:
+        raise NotForEngineError("its input is a constant")
     return Product(
         at=at,
         label=graph.label(at),
@@ -197,7 +199,7 @@ def _product(
     )
 
 
-def _quantised(graph: OnnxGraph, scale: str, zero: str = "") -> Quantised:
+def _quantised(graph: OnnxGraph, scale: str, zero: str) -> Quantised:
     step, point = graph.small(scale), graph.small(zero)
     if step is None or step.size != 1 or point is None or point.size != 1:
         raise NotForEngineError("its activations have no constant scale and zero point for all of them")
@@ -217,17 +219,27 @@ def _bias(graph: OnnxGraph, name: str, n: int) -> NDArray[np.float64]:
     if name in graph.constants:
         found = graph.small(name)
     elif (node := graph.producer(name)) is not None and node.op_type == "DequantizeLinear":
-        whole, scale = graph.small(node.input[0]), graph.small(node.input[1])
-        zero = graph.small(node.input[2]) if len(node.input) > 2 else np.zeros(1)
-        if whole is not None and scale is not None and zero is not None and scale.size in (1, whole.size):
-            found = (whole.astype(np.float64) - zero.astype(np.float64)) * scale.astype(np.float64).reshape(-1)
+        names = inputs(node)
+        whole, scale = graph.small(names[0]), graph.small(names[1])
+        zero = graph.small(names[2]) if names[2] else np.zeros(1)
+        if (
+            whole is not None
+            and scale is not None
+            and zero is not None
+            and whole.ndim == 1
+            and scale.size in (1, whole.size)
+            and zero.size in (1, whole.size)
+        ):
+            found = (whole.astype(np.float64) - zero.astype(np.float64).reshape(-1)) * scale.astype(np.float64).reshape(
+                -1
+            )
     if found is None or found.size not in (1, n):
         raise NotForEngineError("its bias is computed, or is not one number for each row")
     return np.broadcast_to(found.astype(np.float64).reshape(-1), (n,)).copy()
 
 
 def _groups(node: NodeProto) -> int:
-    n_groups = int(attribute(node, "group", 1))
+    n_groups = attribute(node, "group", 1)
     if n_groups < 1:
         raise NotForEngineError(f"it has {n_groups} groups")
     return n_groups
@@ -238,12 +250,10 @@ def _window(graph: OnnxGraph, node: NodeProto, source: WeightSource) -> Window:
     rank = len(kernel)
     if rank not in (1, 2):
         raise NotForEngineError(f"a convolution in {rank} dimensions, the engine's are in 1 or 2")
-    strides, dilations = (list(attribute(node, name, [1] * rank)) for name in ("strides", "dilations"))
-    pads = list(attribute(node, "pads", [0] * 2 * rank))
-    auto = attribute(node, "auto_pad", b"NOTSET").decode("ascii", "replace") or "NOTSET"
-    if list(attribute(node, "kernel_shape", kernel)) != kernel or {len(strides), len(dilations), len(pads) // 2} != {
-        rank
-    }:
+    strides, dilations = (attribute(node, name, [1] * rank) for name in ("strides", "dilations"))
+    pads = attribute(node, "pads", [0] * 2 * rank)
+    auto = attribute(node, "auto_pad", b"NOTSET").decode("ascii", "replace")
+    if attribute(node, "kernel_shape", kernel) != kernel or {len(strides), len(dilations), len(pads) // 2} != {rank}:
         raise NotForEngineError("its attributes do not agree with its weights")
     if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER") or min(strides + dilations) < 1 or min(pads) < 0:
         raise NotForEngineError("its strides, dilations or pads are not what the engine's patches have")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 
 from edge_rt.backends.fpga_numbers import GROUP, Z_STEPS, Weights, encode_weights
-from edge_rt.backends.fpga_onnx_graph import OnnxGraph, attribute
+from edge_rt.backends.fpga_onnx_graph import NotForEngineError, OnnxGraph, attribute, inputs
 from edge_rt.backends.fpga_pack import BLOCK_SIZES, Matrix, from_matmul_nbits
 
 _INT4 = (TensorProto.INT4, TensorProto.UINT4)
@@ -57,17 +57,13 @@ class WeightSource:
         return 1 if self.is_int4 else 2
 
 
-class NotForEngineError(Exception):
-    """Why a node stays on the CPU, in words; never leaves the planner."""
-
-
 def nbits_source(graph: OnnxGraph, node: NodeProto) -> WeightSource:
     """Find a MatMulNBits' weights. Raises NotForEngineError for what the packer refuses."""
-    names = [*node.input, *[""] * 6]
-    n, k, bits, block = (int(attribute(node, name, 0)) for name in ("N", "K", "bits", "block_size"))
+    names = inputs(node)
+    n, k, block, bits = (attribute(node, name, 0) for name in ("N", "K", "block_size", "bits"))
     if names[4]:
         raise NotForEngineError("its columns are in another order (g_idx)")
-    if (bits or 4) != 4 or int(attribute(node, "weight_prepacked", 0)):
+    if (bits or 4) != 4 or attribute(node, "weight_prepacked", 0):
         raise NotForEngineError(f"its weights have {bits} bits, the engine takes 4 that are not packed for a CPU")
     if block not in BLOCK_SIZES or n < 1 or k < 1 or k % block:
         raise NotForEngineError(
@@ -87,9 +83,9 @@ def dequantised_source(graph: OnnxGraph, value: str, form: Form, *, n_groups: in
     node = graph.producer(value)
     if node is None or node.op_type != "DequantizeLinear":
         raise NotForEngineError("its weights are floats" if value in graph.constants else "its weights are computed")
-    zero = node.input[2] if len(node.input) > 2 else ""
-    axis, block = int(attribute(node, "axis", 1)), int(attribute(node, "block_size", 0))
-    return integer_source(graph, node.input[0], node.input[1], zero, form, axis=axis, block=block, n_groups=n_groups)
+    q, scale, zero = inputs(node)[:3]
+    axis, block = attribute(node, "axis", 1), attribute(node, "block_size", 0)
+    return integer_source(graph, q, scale, zero, form, axis=axis, block=block, n_groups=n_groups)
 
 
 def integer_source(
@@ -105,7 +101,7 @@ def integer_source(
 ) -> WeightSource:
     """Find the INT4 or INT8 of a quantised node. axis None: that of the rows. Raises NotForEngineError."""
     if (cast := graph.producer(q)) is not None and cast.op_type == "Cast" and q not in graph.constants:
-        q = cast.input[0]  # of INT4 to INT8, which onnxruntime's operators take
+        q = inputs(cast)[0]  # of INT4 to INT8, which onnxruntime's operators take
     _constants(graph, q, scale, zero)
     tensor, scales = graph.constants[q], graph.constants[scale]
     if tensor.data_type not in _INTEGERS:
@@ -215,7 +211,7 @@ def _longest_group(k: int) -> int:
     return max(log2 for log2 in range(len(BLOCK_SIZES)) if k % (GROUP << log2) == 0)
 
 
-def _constants(graph: OnnxGraph, *names: str) -> None:
-    for name in filter(None, names):
+def _constants(graph: OnnxGraph, q: str, scale: str, zero: str) -> None:
+    for name in (q, scale, *filter(None, [zero])):
         if name not in graph.constants:
             raise NotForEngineError("its weights are computed")

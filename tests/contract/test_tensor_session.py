@@ -1,4 +1,7 @@
-"""What every TensorSession promises; runs over each tensor back end that is present."""
+"""What every TensorSession promises; runs over each tensor back end that is present.
+
+The FPGA's engine is its golden model behind the driver's ring and cache: simulated.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,17 @@ from edge_rt.backends.tensor_feeds import MAX_ELEMENTS
 from edge_rt.errors import BackendStepError, InvalidRequestError
 from edge_rt.tensor_types import TensorSpec
 
-BACKENDS = ("null", "onnx_cpu")
+BACKENDS = ("null", "onnx_cpu", "fpga")
 Load = Callable[[str], TensorSession]
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> TensorBackend:
+    if request.param == "fpga":
+        pytest.importorskip("onnxruntime")
+        from tests.fpga_engines import SimulatedFpga
+
+        return SimulatedFpga()
     found: object = registry.get(request.param)
     assert isinstance(found, TensorBackend)
     if isinstance(absent := found.probe(), Absent):
@@ -40,7 +48,12 @@ def model_file(backend: TensorBackend, folder: Path, datatype: str = "") -> Mode
         return ModelFile(model="m", variant=script, path=Path(), quant="")
     from tests import tensor_models
 
-    model = tensor_models.identity(tensor_models.ELEM_TYPES[datatype]) if datatype else tensor_models.rows()
+    is_fpga = backend.name == "fpga"
+    if datatype:
+        identity = tensor_models.identity_beside_product if is_fpga else tensor_models.identity
+        model = identity(tensor_models.ELEM_TYPES[datatype])
+    else:
+        model = tensor_models.rows_with_product() if is_fpga else tensor_models.rows()
     return tensor_models.saved(model, folder / f"{datatype or 'rows'}.onnx")
 
 
@@ -113,7 +126,8 @@ def test_an_empty_tensor_of_a_huge_shape_is_refused(backend: TensorBackend, tmp_
     else:
         from tests import tensor_models
 
-        file = tensor_models.saved(tensor_models.identity(1, ["n", "m"]), tmp_path / "m.onnx")
+        identity = tensor_models.identity_beside_product if backend.name == "fpga" else tensor_models.identity
+        file = tensor_models.saved(identity(1, ["n", "m"]), tmp_path / "m.onnx")
     loaded = backend.load_tensor(file, TensorOptions())
     with pytest.raises(InvalidRequestError, match=f"the limit is {MAX_ELEMENTS} elements"):
         loaded.run({"x": np.empty((2**40, 0), np.float32)})

@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorProto, helper  # noqa: E402
 
 from edge_rt.backends import fpga_onnx  # noqa: E402
 from edge_rt.backends.base import TensorOptions  # noqa: E402
+from edge_rt.backends.fpga_engine import FpgaEngine  # noqa: E402
 from edge_rt.backends.fpga_onnx_plan import CPU, FPGA, Part, Rule  # noqa: E402
 from edge_rt.backends.fpga_onnx_products import Product  # noqa: E402
 from edge_rt.errors import (  # noqa: E402
@@ -26,8 +27,19 @@ from edge_rt.errors import (  # noqa: E402
     InvalidRequestError,
     ModelFormatError,
 )
-from tests.fpga_engines import float_opener, golden_opener  # noqa: E402
-from tests.tensor_models import conv, int4, int8, make, rows, saved, with_external_data  # noqa: E402
+from hw.fpga.sim.port import GoldenPort  # noqa: E402
+from tests.fpga_engines import SimulatedFpga, float_opener, golden_opener, golden_port  # noqa: E402
+from tests.tensor_models import (  # noqa: E402
+    conv,
+    int4,
+    int8,
+    make,
+    quantised_conv,
+    rows,
+    rows_with_product,
+    saved,
+    with_external_data,
+)
 
 ALL = Rule(min_intensity=0)
 K = 64
@@ -210,42 +222,6 @@ def test_on_the_golden_model_it_is_off_by_the_formats_rounding(
     session.close()
 
 
-def quantised_conv(
-    random: np.random.Generator,
-    weights: NDArray[np.int8],
-    *,
-    signed: bool = False,
-    opset: int = 17,
-    shape: tuple[int | str, ...] | None = None,
-    half: bool = False,
-    **facts: Any,
-) -> ModelProto:
-    """x UINT8 or INT8 [n, c, ...] dequantised and convolved to y FP32."""
-    n, kind = len(weights), np.int8 if signed else np.uint8
-    floats = np.float16 if half else np.float32
-    arrays = {
-        "xs": floats(0.02),
-        "xz": kind(random.integers(-128, 128) if signed else random.integers(0, 256)),
-        "w": weights,
-        "ws": random.uniform(0.001, 0.02, n).astype(floats),
-        "wz": np.zeros(n, np.int8),
-        "b": random.integers(-1000, 1000, n).astype(np.int32),
-        "bs": np.full(n, 1e-3, floats),
-    }
-    nodes = [
-        helper.make_node("DequantizeLinear", ["x", "xs", "xz"], ["xd"]),
-        helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wd"], axis=0),
-        helper.make_node("DequantizeLinear", ["b", "bs"], ["bd"], axis=0),
-        helper.make_node("Conv", ["xd", "wd", "bd"], ["y"], name="the one", **facts),
-    ]
-    rank = weights.ndim
-    dims = shape or ("n", weights.shape[1] * facts.get("group", 1), *(f"d{i}" for i in range(rank - 2)))
-    elements = TensorProto.INT8 if signed else TensorProto.UINT8
-    out = TensorProto.FLOAT16 if half else F
-    given_arrays = {name: np.asarray(value) for name, value in arrays.items()}
-    return make(nodes, [("x", elements, dims)], [("y", out, [None] * rank)], given_arrays, opset=opset)
-
-
 @st.composite
 def convolutions(draw: st.DrawFn) -> dict[str, Any]:
     rank = draw(st.sampled_from([1, 2, 2]))
@@ -330,6 +306,139 @@ def test_weights_in_another_file_are_read_from_there(folder: Path) -> None:
     session = load(model, folder / "external.onnx", float_opener())
     feeds = {"x": np.ones((1, 16), np.float32)}
     near(session.run(feeds)["y"], whole(folder / "external.onnx", feeds)["y"], 1e-6)
+
+
+def gemm(*, trans_b: bool, blocks: int, bits: int, is_float: bool) -> ModelProto:
+    """x FP32 or UINT8 [m, 64] through a Gemm with weights of INT8 or INT4, in blocks or with a scale a row."""
+    random = np.random.default_rng(10)
+    n, k = 12, 64
+    low, kind = (-8, TensorProto.INT4) if bits == 4 else (-128, TensorProto.INT8)
+    q = random.integers(low, -low, (n, k))
+    scale = exact_scales(random, n, k // blocks) if blocks else random.uniform(0.001, 0.01, (n, 1)).astype(np.float32)
+    if blocks and bits == 8:  # the lower halves' scales have fewer bits: only equal ones are exact
+        scale[:] = 0.25
+    if not trans_b:
+        q, scale = q.T, scale.T
+    facts = {"block_size": blocks, "axis": int(trans_b)} if blocks else {"axis": 1 - int(trans_b)}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "ws"], ["wd"], **facts),
+        helper.make_node("Gemm", ["x" if is_float else "xd", "wd", "c"], ["y"], transB=int(trans_b)),
+    ]
+    if not is_float:
+        nodes.insert(0, helper.make_node("DequantizeLinear", ["x", "xs", "xz"], ["xd"]))
+    arrays: dict[str, NDArray[Any]] = {
+        "ws": scale if blocks else scale.reshape(-1),
+        "c": random.standard_normal(n).astype(np.float32),
+        "xs": np.asarray(np.float32(0.01)),
+        "xz": np.asarray(np.uint8(7)),
+    }
+    elements = F if is_float else TensorProto.UINT8
+    model = make(nodes, [("x", elements, ["m", k])], [("y", F, ["m", n])], arrays, opset=21)
+    model.graph.initializer.append(helper.make_tensor("w", kind, q.shape, q.reshape(-1).tolist()))
+    return model
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("blocks", [0, 32, 64])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("is_float", [False, True])
+def test_gemm_with_int4_and_int8_in_rows_and_blocks(
+    trans_b: bool, blocks: int, bits: int, is_float: bool, folder: Path
+) -> None:
+    random = np.random.default_rng(11)
+    model = gemm(trans_b=trans_b, blocks=blocks, bits=bits, is_float=is_float)
+    opener = golden_opener("z2-gemm")
+    session = load(model, folder / "gemm.onnx", opener)
+    x = (
+        random.standard_normal((9, 64)).astype(np.float32)
+        if is_float
+        else random.integers(0, 256, (9, 64)).astype("u1")
+    )
+    found, wanted = session.run({"x": x})["y"], whole(folder / "gemm.onnx", {"x": x})["y"]
+    near(found, wanted, 0.02 if is_float else 1e-6)
+    assert placed(session)[CPU] == {}
+    assert opener.last.report().n_products == 1
+    # With nothing rounded on the way, floats are exact, too.
+    near(load(model, folder / "gemm.onnx", float_opener()).run({"x": x})["y"], wanted, 1e-6)
+
+
+def qlinear(kind: str) -> tuple[ModelProto, tuple[int, ...]]:
+    random = np.random.default_rng(12)
+    arrays: dict[str, NDArray[Any]] = {
+        "xs": np.asarray(np.float32(0.02)),
+        "xz": np.asarray(np.uint8(100)),
+        "ws": random.uniform(0.001, 0.01, 8).astype(np.float32),
+        "wz": np.zeros(8, np.int8),
+        "ys": np.asarray(np.float32(0.05)),
+        "yz": np.asarray(np.uint8(120)),
+        "b": random.integers(-4000, 4000, 8).astype(np.int32),
+    }
+    names = ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"]
+    if kind == "QLinearConv":
+        arrays["w"] = random.integers(-128, 128, (8, 32, 3, 3)).astype(np.int8)
+        node, shape = helper.make_node(kind, [*names, "b"], ["y"], pads=[1, 1, 1, 1]), (2, 32, 7, 5)
+    else:
+        arrays["w"] = random.integers(-128, 128, (32, 8)).astype(np.int8)
+        node, shape = helper.make_node(kind, names, ["y"]), (3, 5, 32)
+    elements = TensorProto.UINT8
+    return make([node], [("x", elements, [None] * len(shape))], [("y", elements, [None] * len(shape))], arrays), shape
+
+
+@pytest.mark.parametrize("kind", ["QLinearConv", "QLinearMatMul"])
+def test_qlinear_operators_give_integers(kind: str, folder: Path) -> None:
+    model, shape = qlinear(kind)
+    session = load(model, folder / f"{kind}.onnx", golden_opener())
+    x = np.random.default_rng(13).integers(0, 256, shape).astype(np.uint8)
+    found, wanted = session.run({"x": x})["y"], whole(folder / f"{kind}.onnx", {"x": x})["y"]
+    assert found.dtype == wanted.dtype
+    off = np.abs(found.astype(int) - wanted)
+    assert off.max() <= 1  # halves may be rounded otherwise
+    assert (off > 0).mean() < 0.01
+    assert placed(session)[FPGA] == {kind: 1}
+
+
+class SilentPort(GoldenPort):
+    """Does not answer the next n_silent starts."""
+
+    n_silent = 0
+
+    def wait(self, limit_s: float) -> bool:
+        if self.n_silent:
+            self.n_silent -= 1
+            return False
+        return GoldenPort.wait(self, limit_s)
+
+
+def test_an_engine_that_falls_silent_is_replaced_by_the_cpu_after_two_strikes(folder: Path) -> None:
+    ports: list[SilentPort] = []
+
+    def opener(matrices: Any) -> FpgaEngine:
+        golden = golden_port(matrices)
+        ports.append(SilentPort(golden.config, golden.memory))
+        return FpgaEngine.load(ports[-1], matrices)
+
+    random = np.random.default_rng(14)
+    model = quantised_conv(random, random.integers(-128, 128, (8, 32, 1, 1)).astype(np.int8))
+    session = load(model, folder / "silent.onnx", opener)
+    feeds = {"x": random.integers(0, 256, (1, 32, 3, 3)).astype(np.uint8)}
+    wanted = session.run(feeds)["y"]
+    for n_silent, n_products, n_on_cpu in ((1, 2, 0), (1, 2, 1), (0, 2, 2)):
+        ports[0].n_silent = n_silent
+        near(session.run(feeds)["y"], wanted, 1e-6)
+        report = session.report()
+        assert (report.n_products, report.n_on_cpu) == (n_products, n_on_cpu)
+    assert report.n_faults == 2
+    assert report.on_cpu == session.plan.products[0].matrix_names
+
+
+def test_what_it_says_of_the_engine_is_what_the_engine_did(folder: Path) -> None:
+    backend = SimulatedFpga()
+    session = backend.load_tensor(saved(rows_with_product(), folder / "rows.onnx"), TensorOptions())
+    session.run({"x": np.ones((3, 4), np.float32)})
+    on_engine = [part for part in session.info.placement if part.provider == FPGA]
+    assert [part.kinds for part in on_engine] == [(("MatMulNBits", 1),)]
+    assert all(part.reason for part in session.info.placement if part not in on_engine)
+    assert (session.report().n_products, session.report().n_on_cpu, session.info.evidence) == (1, 0, "simulator")
 
 
 REFUSED = {

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[3]
 N_FILES = 250
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_damaged_files_are_refused_or_run(seed: int) -> None:
-    command = [sys.executable, "-m", "tests.onnx_fuzz", str(seed), str(N_FILES)]
+@pytest.mark.parametrize(("seed", "backend"), [(1, ""), (2, ""), (3, "fpga"), (4, "fpga")])
+def test_damaged_files_are_refused_or_run(seed: int, backend: str) -> None:
+    command = [sys.executable, "-m", "tests.onnx_fuzz", str(seed), str(N_FILES), *filter(None, [backend])]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, f"ended by {done.returncode} at {lines[-1:]}: {done.stderr[-2000:]}"
