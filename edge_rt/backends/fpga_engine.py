@@ -21,7 +21,7 @@ from edge_rt.backends import fpga_cpu
 from edge_rt.backends.fpga_layout import Layout
 from edge_rt.backends.fpga_numbers import Activations
 from edge_rt.backends.fpga_pack import Matrix
-from edge_rt.backends.fpga_products import FpgaProducts, place
+from edge_rt.backends.fpga_products import FpgaProducts, Placement, place
 from edge_rt.devices.fpga_ring import EnginePort, identify
 from edge_rt.errors import BackendStepError, DeviceFaultError, DeviceMemoryError, DeviceTimeoutError
 
@@ -121,6 +121,7 @@ class FpgaEngine:
         now: Callable[[], float],
     ) -> None:
         self._products, self._matrices, self._memory_bytes = products, matrices, memory_bytes
+        self._kept: dict[str, Matrix] = {}  # those that the CPU has computed: to read them may take long
         self._close, self._now = close, now
         self._guard, self._lock = Guard(), threading.Lock()
         self._n_products = self._n_on_cpu = self._n_faults = self._n_retried = 0
@@ -132,6 +133,7 @@ class FpgaEngine:
         cls,
         port: EnginePort,
         matrices: Mapping[str, Matrix],
+        placement: Placement | None = None,
         *,
         device: str = DEVICE,
         close: Callable[[], None] = lambda: None,
@@ -139,11 +141,14 @@ class FpgaEngine:
     ) -> FpgaEngine:
         """Write matrices into an engine's memory. close is called once, when the engine is closed.
 
+        matrices   are asked for again when a fault has come: a mapping that reads them then takes no memory
+        placement  of the matrices, as place gives it for this engine; None makes it
+
         Raises DeviceMismatchError for another engine than this version's, DeviceMemoryError where the port's memory is
         too small, OSError where the engine cannot be reached.
         """
         caps = identify(port, device)
-        placement = place(matrices, Layout(caps.beat_bits), caps.n_vectors)
+        placement = placement or place(matrices, Layout(caps.beat_bits), caps.n_vectors)
         if placement.memory_bytes > port.memory.nbytes:
             raise DeviceMemoryError(
                 device=device,
@@ -182,7 +187,9 @@ class FpgaEngine:
                 self._n_retried += has_failed
                 return out
         self._n_on_cpu += 1
-        return fpga_cpu.multiply(self._matrices[name], x)
+        if name not in self._kept:
+            self._kept[name] = self._matrices[name]
+        return fpga_cpu.multiply(self._kept[name], x)
 
     def _is_ready(self, name: str) -> bool:
         if not self._guard.allows(name, self._now()):

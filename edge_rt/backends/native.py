@@ -36,6 +36,7 @@ from edge_rt.backends.native_library import (
     KV_BLOCK,
     KV_TYPES,
     LAYER,
+    LINEAR_FAILED,
     MAX_THREADS,
     NO_CELLS,
     TYPES,
@@ -44,7 +45,7 @@ from edge_rt.backends.native_library import (
     isa_names,
     load_native,
 )
-from edge_rt.backends.native_weights import NativeWeights
+from edge_rt.backends.native_weights import ExternalWeights, Multiply, NativeWeights
 from edge_rt.catalog.gguf import GgufHeader, TensorInfo
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, ModelFormatError
@@ -125,7 +126,10 @@ def _kv_bytes(header: GgufHeader, options: LoadOptions) -> int:
 
 
 class NativeSession:
-    """A model packed for this CPU and its context. KV is one pool of blocks of 32 tokens, n_ctx tokens in all."""
+    """A model packed for this CPU and its context. KV is one pool of blocks of 32 tokens, n_ctx tokens in all.
+
+    multiply  multiplies the matrices, which are then not packed here; backend is the name of whose session it is
+    """
 
     def __init__(
         self,
@@ -135,9 +139,12 @@ class NativeSession:
         config: NativeConfig,
         options: LoadOptions,
         usable: cpu.Usable,
+        *,
+        multiply: Multiply | None = None,
+        backend: str = NativeBackend.name,
     ) -> None:
-        self._lib, self._usable = lib, usable
-        self._weights: NativeWeights | None = None
+        self._lib, self._usable, self._multiply, self._backend = lib, usable, multiply, backend
+        self._weights: NativeWeights | ExternalWeights | None = None
         self._context = self._vocab_model = None
         self._tokenizers: list[LlamaVocab] = []  # one, once the vocabulary is loaded
         self._n_state = (header.file_bytes, header.n_params, options.n_ctx, KV_TYPES[options.kv_type])
@@ -178,9 +185,11 @@ class NativeSession:
         )
         if not self._context:
             raise BackendLoadError(model=file.model, reason=error.value.decode())
+        if isinstance(weights, ExternalWeights):
+            weights.serve(self._context)
         self._pin(n_threads)
         self.vocab = self._tokenizers[0].facts
-        self.info = model_info(file, options, self.caps, backend=NativeBackend.name, n_threads=n_threads)
+        self.info = model_info(file, options, self.caps, backend=self._backend, n_threads=n_threads)
 
     def _open_vocab(self, file: ModelFile, header: GgufHeader) -> LlamaVocab:
         llama, log = load_library()
@@ -194,13 +203,17 @@ class NativeSession:
             raise BackendLoadError(model=file.model, reason=log.reason())
         return LlamaVocab(llama, self._vocab_model, header)
 
-    def _open_weights(self, file: ModelFile, config: NativeConfig, options: LoadOptions) -> NativeWeights:
+    def _open_weights(
+        self, file: ModelFile, config: NativeConfig, options: LoadOptions
+    ) -> NativeWeights | ExternalWeights:
         header = file.header
         with file.path.open("rb") as opened:
             self._mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         self._bytes = np.frombuffer(self._mapping, dtype=np.uint8)
         tensors = _tensors(header, self._bytes.ctypes.data + header.data_offset)
         settings = engine_config(config, self._rope_factors(file, config.rope.factors_tensor(options.n_ctx)))
+        if self._multiply is not None:
+            return ExternalWeights(self._lib, file.model, settings, tensors, self._multiply)
         weights = NativeWeights(self._lib, file.model, file.path, settings, tensors, packed_copy=options.packed_copy)
         self._mapping.madvise(mmap.MADV_DONTNEED)  # all is packed; the rows of the embedding come back as they are used
         return weights
@@ -247,6 +260,8 @@ class NativeSession:
         status = self._lib.en_decode(self._opened(), rows, len(batch), self._logits.ctypes.data)
         if status == NO_CELLS:
             raise NoCellsError
+        if status == LINEAR_FAILED and isinstance(self._weights, ExternalWeights) and self._weights.error is not None:
+            raise self._weights.error
         _check(status)
         return [self._logits[where] for where in outputs]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sysconfig
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ ERRORS = {
     4: "no memory, or no more threads can be had",
     5: "the kernel allows none of the CPUs that were chosen",
 }
+LINEAR_FAILED = 6
 # Order of the tensors given to en_model_new: FIXED, then LAYER for each layer.
 FIXED = ("token_embd.weight", "output_norm.weight", "output.weight", "output.bias")
 LAYER = (
@@ -100,6 +102,18 @@ class Rows(ctypes.Structure):
     )
 
 
+# en_linear_fn: user, matrix, x, m, k, y, n
+LINEAR = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+)
+
 _INT, _POINTER, _SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_abi": (_INT, ()),
@@ -134,6 +148,12 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_peak_read": (ctypes.c_uint64, (_POINTER, ctypes.c_uint64)),
 }
 
+# Looked up when they are wanted: a library that was built before them serves everything else.
+_EXTERNAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "en_model_external": (_POINTER, (_POINTER, _POINTER, _INT, _INT, ctypes.c_char_p, _SIZE)),
+    "en_set_linear": (None, (_POINTER, LINEAR, _POINTER)),
+}
+
 
 def load_native(path: Path | None = None) -> Any:
     """Load the library built with the package, or the one at path. Raises BackendUnavailableError."""
@@ -148,9 +168,7 @@ def _load(path: Path) -> Any:
         )
     try:
         lib = ctypes.CDLL(str(path))
-        for name, (result, arguments) in _FUNCTIONS.items():
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
+        _declare(lib, _FUNCTIONS)
     except (OSError, AttributeError) as exc:
         raise BackendUnavailableError(backend="native", reason=f"the engine's library does not load: {exc}") from exc
     if (found := lib.en_abi()) != ABI:
@@ -158,6 +176,23 @@ def _load(path: Path) -> Any:
             backend="native", reason=f"the engine's library has version {found}, {ABI} is needed; install edge_rt again"
         )
     return lib
+
+
+def load_external() -> Any:
+    """Load the library for models whose matrices another device multiplies. Raises BackendUnavailableError."""
+    lib = load_native()
+    try:
+        _declare(lib, _EXTERNAL)
+    except AttributeError as exc:
+        reason = "the native engine's library is older than this version; install edge_rt again"
+        raise BackendUnavailableError(backend="native", reason=reason) from exc
+    return lib
+
+
+def _declare(lib: Any, functions: Mapping[str, tuple[Any, tuple[Any, ...]]]) -> None:
+    for name, (result, arguments) in functions.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
 
 
 def isa_names(lib: Any) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ _BACKENDS = {
     "llama_cpu": "edge_rt.backends.llama_cpu:LlamaCpuBackend",
     "native": "edge_rt.backends.native:NativeBackend",
     "onnx_cpu": "edge_rt.backends.onnx_cpu:OnnxCpuBackend",
+    "fpga": "edge_rt.backends.fpga:FpgaBackend",
+    "fpga_sim": "edge_rt.backends.fpga:SimulatedFpgaBackend",
     "null": "edge_rt.backends.null:NullBackend",
 }
 

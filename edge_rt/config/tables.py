@@ -19,7 +19,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0.0)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0)]
 # auto, and the names of edge_rt.backends.registry
-Backend = Literal["auto", "native", "llama_cpu", "onnx_cpu", "null"]
+Backend = Literal["auto", "native", "llama_cpu", "onnx_cpu", "fpga", "fpga_sim", "null"]
 # upper clocks of CPUs; of NPUs, GPUs and memory; the energy preference; the chip's own power limit
 Actuator = Literal["cpufreq", "devfreq", "epp", "rapl"]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -197,6 +197,11 @@ class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     model_file: str = ""  # of `edge_rt power calibrate`; "": power.json in /var/lib/edge_rt
 
 
+class Fpga(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    bitstream: str = ""  # the .bit of hw/fpga/vivado, its .hwh beside it; "": the back end fpga has no board
+    simulated: Literal["z2-gemv", "z2-gemm", "kv260-gemv", "kv260-gemm"] = "kv260-gemm"  # what fpga_sim simulates
+
+
 class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -224,6 +229,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     router: Router = Router()
     cloud: dict[str, CloudEndpoint] = {}
     power: Power = Power()
+    fpga: Fpga = Fpga()
     log: Log = Log()
     models: dict[str, ModelSettings] = {}
 

@@ -57,6 +57,11 @@ def available_bytes(root: SysfsRoot | None = None) -> Reading[int]:
     return available
 
 
+def contiguous_bytes(root: SysfsRoot | None = None) -> Reading[int]:
+    """Give what is free of the memory that devices without an MMU of their own can have (CMA)."""
+    return _meminfo(root or SysfsRoot(), "CmaFree")
+
+
 def cgroup_limit(root: SysfsRoot) -> CgroupLimit | None:
     """Find the ancestor group with the least headroom; None where none has a limit."""
     limits = [limit for group in groups(root, "memory") if (limit := _limit(root, group)) is not None]

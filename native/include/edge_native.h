@@ -26,7 +26,7 @@ enum en_type {
     EN_Q6_K = 14
 };
 
-enum en_status { EN_OK = 0, EN_NO_CELLS = 1, EN_BAD_ROWS = 2, EN_BAD_SEQ = 3, EN_NO_MEMORY = 4, EN_BAD_CPUS = 5 };
+enum en_status { EN_OK = 0, EN_NO_CELLS = 1, EN_BAD_ROWS = 2, EN_BAD_SEQ = 3, EN_NO_MEMORY = 4, EN_BAD_CPUS = 5, EN_LINEAR_FAILED = 6 };
 
 typedef struct en_tensor {
     const void *data; /* NULL: the file has none */
@@ -89,6 +89,10 @@ EN_API int64_t en_pack_model(const en_config *config, const en_tensor *tensors, 
  * EN_TOKEN_EMBD must stay readable while the model lives if there is an EN_OUTPUT; the rest may go. isa -1 takes the best usable. */
 EN_API en_model *en_model_new(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, const void *packed,
                               uint64_t packed_bytes, char *error, size_t error_size);
+/* Open a model whose matrices another device multiplies, by en_set_linear's function: of their tensors nothing is read but
+ * the rows of EN_TOKEN_EMBD, whose data must stay readable while the model lives. */
+EN_API en_model *en_model_external(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, char *error,
+                                   size_t error_size);
 EN_API void en_model_free(en_model *model);
 EN_API uint64_t en_model_bytes(const en_model *model);
 EN_API const char *en_model_isa(const en_model *model);
@@ -102,6 +106,13 @@ EN_API int en_set_threads(en_context *context, int n_threads);
 /* Let the context's threads run on these CPUs only, and the thread that calls en_decode while it is in there; n 0: on
  * those that the program may use. EN_BAD_CPUS if there is none among them that the kernel allows. */
 EN_API int en_set_cpus(en_context *context, const int32_t *cpus, int n);
+
+/* The matrices of an external model by number: layer i has 4 * i for Q, K and V under each other, 4 * i + 1 for what follows
+ * attention, 4 * i + 2 for gate and up under each other, 4 * i + 3 for down; 4 * n_layers is the output's. */
+enum { EN_LINEAR_QKV, EN_LINEAR_OUT, EN_LINEAR_GATE_UP, EN_LINEAR_DOWN, EN_PER_LAYER_LINEAR };
+/* Write y[m][n] = x[m][k] by a matrix of n rows; 0, or what else ends the step with EN_LINEAR_FAILED. */
+typedef int en_linear_fn(void *user, int32_t matrix, const float *x, int32_t m, int32_t k, float *y, int32_t n);
+EN_API void en_set_linear(en_context *context, en_linear_fn *linear, void *user);
 
 /* Compute rows of many sequences; logits takes n_vocab floats for each row that asks for them, in order. After
  * EN_NO_CELLS, EN_BAD_ROWS and EN_BAD_SEQ nothing has changed. */

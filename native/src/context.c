@@ -32,6 +32,12 @@ static void find_widths(en_context *c) {
     }
 }
 
+static size_t max_products(const en_context *c) {
+    size_t width = c->model->config.n_embd, wide = 2 * (size_t)c->max_ff;
+    width = (size_t)c->max_qkv_dim > width ? (size_t)c->max_qkv_dim : width;
+    return wide > width ? wide : width;
+}
+
 /* Lay the scratch out; with next NULL only count. */
 static size_t lay_out(en_context *c, uint8_t *memory) {
     const en_config *g = &c->model->config;
@@ -48,6 +54,7 @@ static size_t lay_out(en_context *c, uint8_t *memory) {
     c->up = cut(&next, n * c->max_ff * sizeof(float));
     c->turns = cut(&next, n * g->n_rot * sizeof(float));
     c->normed = cut(&next, n * g->n_embd * sizeof(float));
+    c->products = cut(&next, c->model->is_external ? n * max_products(c) * sizeof(float) : 0);
     c->q8 = cut(&next, n * width);
     c->q8_d = cut(&next, n * width / EN_BLOCK * sizeof(float));
     c->q8_ds = cut(&next, n * width / EN_BLOCK * sizeof(float));
@@ -123,6 +130,11 @@ void en_context_free(en_context *context) {
     free(context->memory);
     free(context->thread_block);
     free(context);
+}
+
+void en_set_linear(en_context *c, en_linear_fn *linear, void *user) {
+    c->linear = linear;
+    c->linear_user = user;
 }
 
 int en_set_threads(en_context *c, int n_threads) {

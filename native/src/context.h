@@ -39,6 +39,10 @@ struct en_context {
     int max_slots;
     float *x, *qkv, *attended, *gate, *up, *turns; /* of n_ubatch rows */
     float *normed;                                 /* as wide as the widest input of a product */
+    en_linear_fn *linear;                          /* of an external model */
+    void *linear_user;
+    float *products; /* of n_ubatch rows, as wide as the widest output in a layer */
+    int has_failed;  /* linear has, in this step */
     int8_t *q8;
     float *q8_d, *q8_ds;
     int32_t *q8_sums;
@@ -77,6 +81,7 @@ typedef struct product_job {
     en_context *c;
     en_acts acts;
     product products[3];
+    int matrix; /* its number for en_linear_fn */
     int n_products, n_rows, n_tiles, accumulate;
     int n_each, n_rows_each; /* tiles and rows of a chunk, set by en_multiply */
 } product_job;

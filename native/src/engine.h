@@ -26,6 +26,7 @@ typedef struct en_layer {
 struct en_model {
     en_config config; /* its pointers are the model's own frequencies, and NULL for the layers */
     const en_isa *isa;
+    int is_external; /* its matrices have no tiles */
     en_tensor token_embd; /* as the file has it; without data where it is the output matrix too, which is packed */
     const float *output_norm;
     en_matrix output;

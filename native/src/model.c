@@ -125,11 +125,11 @@ static const char *unfit(const en_config *c) {
 
 /* -- packing -------------------------------------------------------------------------------------------------------- */
 
-/* Where the next tensor goes; pack says whether to put it there or only to count. */
+/* Where the next tensor goes; pack says whether to put it there or only to count. Matrices of an external model go nowhere. */
 typedef struct arena {
     uint8_t *start;
     size_t n_bytes;
-    int packs;
+    int packs, is_external;
 } arena;
 
 static void *take(arena *a, size_t n_bytes) {
@@ -148,6 +148,8 @@ static const float *floats_at(arena *a, const en_tensor *tensor) {
 
 static en_matrix matrix_at(arena *a, const en_isa *isa, const en_tensor *tensor, const en_tensor *bias) {
     if (!tensor->data) return (en_matrix){0};
+    if (a->is_external)
+        return (en_matrix){.n_rows = (int)tensor->n_rows, .n_cols = (int)tensor->n_cols, .type = tensor->type, .bias = floats_at(a, bias)};
     void *tiles = take(a, en_packed_bytes(tensor));
     if (a->packs) en_pack(tensor, tiles);
     en_matrix matrix = en_matrix_of(isa, tensor, tiles);
@@ -178,7 +180,8 @@ static void lay_out(en_model *model, const en_tensor *tensors, arena *a) {
 }
 
 /* A model whose layers point into no memory yet. */
-static en_model *plan(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, char *error, size_t error_size) {
+static en_model *plan(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, int is_external, char *error,
+                      size_t error_size) {
     loader l = {config, tensors, error, error_size};
     const char *problem = unfit(config);
     if (!problem && n_tensors != EN_FIRST_LAYER + config->n_layers * EN_PER_LAYER) problem = "the number of tensors is wrong";
@@ -200,13 +203,13 @@ static en_model *plan(const en_config *config, const en_tensor *tensors, int n_t
         free(model);
         return NULL;
     }
-    *model = (en_model){.config = *config, .isa = chosen, .layers = layers, .frequencies = frequencies};
-    if (tensors[EN_OUTPUT].data) model->token_embd = tensors[EN_TOKEN_EMBD];
+    *model = (en_model){.config = *config, .isa = chosen, .is_external = is_external, .layers = layers, .frequencies = frequencies};
+    if (tensors[EN_OUTPUT].data || is_external) model->token_embd = tensors[EN_TOKEN_EMBD];
     memcpy(frequencies, config->frequencies, n_pairs * sizeof *frequencies);
     for (int i = 0; i < config->n_layers; i++) layers[i].config = config->layers[i];
     model->config.layers = NULL; /* the caller's */
     model->config.frequencies = frequencies;
-    arena counting = {.start = NULL};
+    arena counting = {.start = NULL, .is_external = is_external};
     lay_out(model, tensors, &counting);
     model->arena_bytes = counting.n_bytes;
     return model;
@@ -214,7 +217,7 @@ static en_model *plan(const en_config *config, const en_tensor *tensors, int n_t
 
 int64_t en_pack_model(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, void *memory, char *error,
                       size_t error_size) {
-    en_model *model = plan(config, tensors, n_tensors, isa, error, error_size);
+    en_model *model = plan(config, tensors, n_tensors, isa, 0, error, error_size);
     if (!model) return -1;
     int64_t n_bytes = (int64_t)model->arena_bytes;
     arena a = {.start = memory, .packs = 1};
@@ -223,12 +226,11 @@ int64_t en_pack_model(const en_config *config, const en_tensor *tensors, int n_t
     return n_bytes;
 }
 
-en_model *en_model_new(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, const void *packed,
-                       uint64_t packed_bytes, char *error, size_t error_size) {
-    en_model *model = plan(config, tensors, n_tensors, isa, error, error_size);
+static en_model *open_model(en_model *model, const en_tensor *tensors, const void *packed, uint64_t packed_bytes, char *error,
+                            size_t error_size) {
     if (!model) return NULL;
     /* What is packed is only read. */
-    arena a = {.start = (uint8_t *)(uintptr_t)packed, .packs = !packed};
+    arena a = {.start = (uint8_t *)(uintptr_t)packed, .packs = !packed, .is_external = model->is_external};
     if (packed && packed_bytes != model->arena_bytes) {
         snprintf(error, error_size, "packed weights have %llu bytes, %zu are needed", (unsigned long long)packed_bytes,
                  model->arena_bytes);
@@ -248,6 +250,18 @@ en_model *en_model_new(const en_config *config, const en_tensor *tensors, int n_
     lay_out(model, tensors, &a);
     if (model->arena) mprotect(model->arena, model->arena_bytes, PROT_READ);
     return model;
+}
+
+en_model *en_model_new(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, const void *packed,
+                       uint64_t packed_bytes, char *error, size_t error_size) {
+    en_model *model = plan(config, tensors, n_tensors, isa, 0, error, error_size);
+    return open_model(model, tensors, packed, packed_bytes, error, error_size);
+}
+
+en_model *en_model_external(const en_config *config, const en_tensor *tensors, int n_tensors, int isa, char *error,
+                            size_t error_size) {
+    en_model *model = plan(config, tensors, n_tensors, isa, 1, error, error_size);
+    return open_model(model, tensors, NULL, 0, error, error_size);
 }
 
 void en_model_free(en_model *model) {

@@ -101,8 +101,31 @@ static int rows_each(const product_job *job) {
     return ((job->n_rows + n_parts - 1) / n_parts + 15) / 16 * 16;
 }
 
+/* Have the context's function multiply, and put its products where the job wants them. */
+static void multiply_elsewhere(product_job *job) {
+    en_context *c = job->c;
+    const product *first = &job->products[0];
+    int n = 0, is_direct = job->n_products == 1 && !job->accumulate && !first->w->bias && first->ldy == (size_t)first->w->n_rows;
+    for (int i = 0; i < job->n_products; i++) n += job->products[i].w->n_rows;
+    float *from = is_direct ? first->y : c->products;
+    c->has_failed |= c->linear(c->linear_user, job->matrix, job->acts.x, job->n_rows, first->w->n_cols, from, n) != 0;
+    if (is_direct || c->has_failed) return;
+    for (int t = 0; t < job->n_rows; t++)
+        for (int i = 0; i < job->n_products; i++) {
+            const product *p = &job->products[i];
+            float *y = p->y + (size_t)t * p->ldy;
+            for (int r = 0; r < p->w->n_rows; r++)
+                y[r] = (job->accumulate ? y[r] : 0) + (from[r] + (p->w->bias ? p->w->bias[r] : 0));
+            from += p->w->n_rows;
+        }
+}
+
 void en_multiply(product_job *job) {
-    if (job->n_rows == 0) return;
+    if (job->n_rows == 0 || job->c->has_failed) return;
+    if (job->c->model->is_external) {
+        multiply_elsewhere(job);
+        return;
+    }
     size_t tile_bytes = job->products[0].w->tile_bytes;
     job->n_tiles = 0;
     for (int i = 0; i < job->n_products; i++) job->n_tiles += job->products[i].w->n_tiles;
@@ -127,6 +150,7 @@ en_acts en_acts_of(const en_context *c, const float *x) {
 }
 
 void en_quantize_row(const en_context *c, const float *x, int width, int row) {
+    if (c->model->is_external) return;
     size_t at = (size_t)row * width, block = at / EN_BLOCK;
     c->model->isa->quantize(x + at, width, c->q8 + at, c->q8_d + block, c->q8_sums + block, c->q8_ds + block,
                              c->q8_half_sums + 2 * block);

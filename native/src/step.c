@@ -55,12 +55,15 @@ static void keep_wanted(step *s) {
     s->n_rows = n;
 }
 
+static int linear_number(const step *s, int place) { return s->layer_number * EN_PER_LAYER_LINEAR + place; }
+
 static void attend(step *s) {
     en_context *c = s->c;
     const en_layer *w = s->layer;
     size_t q_dim = en_q_dim(s), kv_dim = en_kv_dim(s), width = q_dim + 2 * kv_dim;
     en_for_rows(s, norm_attention);
     product_job qkv = {.c = c, .acts = en_acts_of(c, c->normed), .n_rows = s->n_rows, .n_products = 3,
+                       .matrix = linear_number(s, EN_LINEAR_QKV),
                        .products = {{&w->q, c->qkv, width}, {&w->k, c->qkv + q_dim, width}, {&w->v, c->qkv + q_dim + kv_dim, width}}};
     en_multiply(&qkv);
     en_for_rows(s, en_rotate_and_keep);
@@ -68,8 +71,9 @@ static void attend(step *s) {
 }
 
 /* x += w * (acts of y) */
-static void add_product(step *s, const en_matrix *w, const float *y) {
+static void add_product(step *s, const en_matrix *w, int place, const float *y) {
     product_job job = {.c = s->c, .acts = en_acts_of(s->c, y), .n_rows = s->n_rows, .n_products = 1, .accumulate = 1,
+                       .matrix = linear_number(s, place),
                        .products = {{w, s->c->x, s->c->model->config.n_embd}}};
     en_multiply(&job);
 }
@@ -80,10 +84,11 @@ static void feed_forward(step *s) {
     size_t n_ff = w->config.n_ff;
     en_for_rows(s, norm_ffn);
     product_job wide = {.c = c, .acts = en_acts_of(c, c->normed), .n_rows = s->n_rows, .n_products = 2,
+                        .matrix = linear_number(s, EN_LINEAR_GATE_UP),
                         .products = {{&w->gate, c->gate, n_ff}, {&w->up, c->up, n_ff}}};
     en_multiply(&wide);
     en_for_rows(s, activate);
-    add_product(s, &w->down, c->gate);
+    add_product(s, &w->down, EN_LINEAR_DOWN, c->gate);
 }
 
 static void run_layer(step *s, int is_last) {
@@ -92,10 +97,10 @@ static void run_layer(step *s, int is_last) {
     if (is_last) keep_wanted(s);
     if (g->n_kv_heads > 0) {
         en_for_rows(s, quantize_attended);
-        add_product(s, &s->layer->out, s->c->attended);
+        add_product(s, &s->layer->out, EN_LINEAR_OUT, s->c->attended);
     } else if (g->n_heads > 0) {
         en_for_rows(s, norm_attention);
-        add_product(s, &s->layer->out, s->c->normed);
+        add_product(s, &s->layer->out, EN_LINEAR_OUT, s->c->normed);
     }
     if (g->n_ff > 0) feed_forward(s);
 }
@@ -105,13 +110,14 @@ static int run_step(en_context *c, int n_rows, float *logits) {
     const en_model *model = c->model;
     step s = {.c = c, .n_rows = n_rows};
     en_for_rows(&s, embed);
-    for (int i = 0; i < model->config.n_layers; i++) {
+    for (int i = 0; i < model->config.n_layers && !c->has_failed; i++) {
         s.layer = &model->layers[i];
         s.layer_number = i;
         run_layer(&s, i == model->config.n_layers - 1);
     }
     en_for_rows(&s, norm_output);
     product_job head = {.c = c, .acts = en_acts_of(c, c->normed), .n_rows = s.n_rows, .n_products = 1,
+                        .matrix = model->config.n_layers * EN_PER_LAYER_LINEAR,
                         .products = {{&model->output, logits, model->config.n_vocab}}};
     en_multiply(&head);
     return s.n_rows;
@@ -138,6 +144,8 @@ static int check_rows(const en_context *c, const en_rows *rows, int n_rows) {
 int en_decode(en_context *c, const en_rows *rows, int n_rows, float *logits) {
     int status = check_rows(c, rows, n_rows);
     if (status != EN_OK) return status;
+    if (c->model->is_external && !c->linear) return EN_LINEAR_FAILED;
+    c->has_failed = 0;
     en_home home;
     en_enter_cpus(c, &home);
     int n = 0;
@@ -155,5 +163,5 @@ int en_decode(en_context *c, const en_rows *rows, int n_rows, float *logits) {
     }
     if (n > 0) run_step(c, n, logits);
     en_leave_cpus(&home);
-    return EN_OK;
+    return c->has_failed ? EN_LINEAR_FAILED : EN_OK;
 }

@@ -14,6 +14,11 @@ from numpy.typing import NDArray
 
 from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, LoadOptions, ModelFile, SeqRows
+from edge_rt.backends.native import NativeSession
+from edge_rt.backends.native_config import read_config
+from edge_rt.backends.native_library import load_external
+from edge_rt.devices import cpu
+from edge_rt.errors import BackendStepError, BackendUnavailableError
 from tests.tiny_models import TinyLayer, TinyModel, plain_frequencies, yarn_frequencies
 
 if isinstance(registry.get("native").probe(), Absent):
@@ -166,6 +171,65 @@ def test_logits_are_llama_cpps(name: str, tmp_path: Path) -> None:
     ours, theirs = all_logits("native", file, ids), all_logits("llama_cpu", file, ids)
     # llama.cpp sums values in F16
     assert np.std(ours - theirs) < 2e-3 * np.std(theirs)
+
+
+FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up": ("ffn_gate", "ffn_up")}
+
+
+class Elsewhere:
+    """Multiplies a tiny model's matrices in numpy, as another device would; fails_at is the number of a call."""
+
+    def __init__(self, model: TinyModel, fails_at: int = -1) -> None:
+        self.weights, self.fails_at, self.n_calls = model.weights(), fails_at, 0
+
+    def multiply(self, name: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        self.n_calls += 1
+        if self.n_calls == self.fails_at:
+            raise BackendStepError(reason=f"{name} failed")
+        if name == "output":
+            matrix = self.weights.get("output.weight", self.weights["token_embd.weight"])
+        else:
+            layer, _, part = name.rpartition(".")
+            matrix = np.concatenate([self.weights[f"{layer}.{each}.weight"] for each in FUSED.get(part, (part,))])
+        return (x @ matrix.T).astype(np.float32)
+
+    def load(self, file: ModelFile) -> NativeSession:
+        try:
+            lib = load_external()
+        except BackendUnavailableError as exc:
+            pytest.skip(exc.reason)
+        config = read_config(file.model, str(file.path), file.header)
+        return NativeSession(
+            lib, file, file.header, config, OPTIONS, cpu.usable(), multiply=self.multiply, backend="elsewhere"
+        )
+
+
+@pytest.mark.parametrize("name", [*SHARED, *OWN])
+def test_logits_are_those_of_numpy_with_the_matrices_on_another_device(name: str, tmp_path: Path) -> None:
+    model = (SHARED | OWN)[name]
+    ids = some_ids(model)
+    elsewhere = Elsewhere(model)
+    session = elsewhere.load(model.write(tmp_path / "m.gguf"))
+    found = [session.decode([SeqRows(0, 0, ids[:60], False, want_all=True)])[0].copy()]
+    found += [session.decode([SeqRows(0, 60, ids[60:], False, want_all=True)])[0].copy()]
+    session.close()
+    expected = model.logits(ids)
+    assert np.abs(np.concatenate(found) - expected).max() < 1e-3 * np.std(expected)
+    assert elsewhere.n_calls > 4  # a chain for each 24 rows and matrix
+
+
+def test_what_the_other_device_raises_a_step_raises_and_the_next_one_works(tmp_path: Path) -> None:
+    model = SHARED["llama"]
+    ids = some_ids(model)
+    elsewhere = Elsewhere(model, fails_at=3)
+    session = elsewhere.load(model.write(tmp_path / "m.gguf"))
+    with pytest.raises(BackendStepError, match=r"blk\.0\.ffn_gate_up failed"):
+        session.decode([SeqRows(0, 0, ids[:5], want_logits=True)])
+    assert elsewhere.n_calls == 3
+    session.seq_trim(0, 0)
+    assert session.info.backend == "elsewhere"
+    assert np.argmax(session.decode([SeqRows(0, 0, ids, want_logits=True)])[0]) == np.argmax(model.logits(ids)[-1])
+    session.close()
 
 
 @pytest.mark.parametrize("name", ["mistral3", "deci", "windows in some layers", "attention alone"])

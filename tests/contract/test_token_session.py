@@ -10,7 +10,10 @@ import pytest
 
 from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, LoadOptions, ModelFile, NoCellsError, SeqRows, TokenSession
+from edge_rt.backends.fpga import FpgaBackend
 from edge_rt.errors import BackendStepError, EdgeRtError, InvalidRequestError, ModelFormatError
+from tests import byte_model
+from tests.fpga_sources import golden_source
 
 N_CTX = 256
 N_BATCH = 128
@@ -18,15 +21,23 @@ TEXT = "The pressure in line 3 rose at 14:05, then fell – naïve 漢字 🙂."
 
 
 def load(name: str, request: pytest.FixtureRequest) -> TokenSession:
+    options = LoadOptions(n_ctx=N_CTX, n_seq_max=4, n_batch=N_BATCH, n_threads=1)
+    if name == "fpga":
+        if isinstance(absent := registry.get("native").probe(), Absent):
+            pytest.skip(f"{name}: {absent.reason}")
+        path = request.getfixturevalue("tmp_path_factory").mktemp("fpga") / "m.gguf"
+        return FpgaBackend(golden_source()).load(byte_model.write(path), options)
     if isinstance(absent := registry.get(name).probe(), Absent):
         pytest.skip(f"{name}: {absent.reason}")
     path = request.getfixturevalue("model_store") if name != "null" else Path("none")
     file = ModelFile(model="m", variant="", path=path, quant="")
-    return registry.get(name).load(file, LoadOptions(n_ctx=N_CTX, n_seq_max=4, n_batch=N_BATCH, n_threads=1))
+    return registry.get(name).load(file, options)
 
 
+# fpga runs on the engine's golden model, with a tiny model: what is checked is the session, not the RTL.
 @pytest.fixture(
-    scope="module", params=["null", *(pytest.param(n, marks=pytest.mark.model) for n in ("llama_cpu", "native"))]
+    scope="module",
+    params=["null", "fpga", *(pytest.param(n, marks=pytest.mark.model) for n in ("llama_cpu", "native"))],
 )
 def session(request: pytest.FixtureRequest) -> Iterator[TokenSession]:
     loaded = load(request.param, request)
@@ -219,7 +230,7 @@ def test_thread_count_does_not_change_the_choice(session: TokenSession) -> None:
         session.set_threads(1)
 
 
-@pytest.mark.parametrize("name", ["llama_cpu", "native"])
+@pytest.mark.parametrize("name", ["llama_cpu", "native", "fpga"])
 def test_a_file_that_is_no_model_is_refused_before_the_library_sees_it(name: str, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUF" + b"\xff" * 100)

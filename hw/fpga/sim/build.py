@@ -65,21 +65,39 @@ def source_hash(rewritten: Mapping[Path, str] | None = None) -> str:
     return digest.hexdigest()
 
 
+def find(config: Config) -> Path | None:
+    """Give the configuration's library, None if it is still to be compiled. Raises SimulatorBuildError if it cannot."""
+    library = _library(config)
+    if library.exists():
+        return library
+    _verilator()
+    return None
+
+
 def build(config: Config) -> Path:
     """Give the path of the configuration's library, compiling it if no one has yet."""
-    verilator = shutil.which("verilator")
-    if verilator is None:
-        raise SimulatorBuildError("verilator is not installed: apt-get install verilator")
-    digest = hashlib.sha256((source_hash() + (_HERE / "engine_sim.cpp").read_text() + repr(config)).encode())
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "edge_rt" / "rtl"
-    cache.mkdir(parents=True, exist_ok=True)
-    library = cache / f"{config.name}-{digest.hexdigest()[:16]}.so"
-    with (cache / f"{config.name}.lock").open("w") as lock:
+    if (found := find(config)) is not None:
+        return found
+    library = _library(config)
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with (library.parent / f"{config.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
-            with tempfile.TemporaryDirectory(dir=cache) as work:
-                _compile(verilator, config, Path(work), library)
+            with tempfile.TemporaryDirectory(dir=library.parent) as work:
+                _compile(_verilator(), config, Path(work), library)
     return library
+
+
+def _library(config: Config) -> Path:
+    digest = hashlib.sha256((source_hash() + (_HERE / "engine_sim.cpp").read_text() + repr(config)).encode())
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "edge_rt" / "rtl"
+    return cache / f"{config.name}-{digest.hexdigest()[:16]}.so"
+
+
+def _verilator() -> str:
+    if (found := shutil.which("verilator")) is None:
+        raise SimulatorBuildError("verilator is not installed: apt-get install verilator")
+    return found
 
 
 def _compile(verilator: str, config: Config, work: Path, library: Path) -> None:
