@@ -291,6 +291,7 @@ class NpuOptions:
     max_artifact_bytes  of these
     retry_s    until a chip that failed is tried again; doubles with each failure, up to 5 times
     soc        the chip by back end, where it cannot be found out or is simulated; as its vendor names it
+    options    of the vendor's compiler and runtime, by back end
     """
 
     require: Require = "prefer"
@@ -298,6 +299,7 @@ class NpuOptions:
     max_artifact_bytes: int = 2 * 2**30
     retry_s: float = 0.8
     soc: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

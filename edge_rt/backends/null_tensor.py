@@ -123,6 +123,7 @@ class NullTensorSession:
             n_threads=options.n_threads or 1,
             max_batch=options.max_batch,
             placement=(NodePlacement(provider="null", n_nodes=1, kinds=(("Hash", 1),)),),
+            evidence="stub",
         )
         if script.load_s:
             sleep(script.load_s)

@@ -14,6 +14,7 @@ _BACKENDS = {
     "onnx_cpu": "edge_rt.backends.onnx_cpu:OnnxCpuBackend",
     "fpga": "edge_rt.backends.fpga:FpgaBackend",
     "fpga_sim": "edge_rt.backends.fpga:SimulatedFpgaBackend",
+    "npu_qnn": "edge_rt.backends.npu.qnn:QnnBackend",
     "null": "edge_rt.backends.null:NullBackend",
 }
 

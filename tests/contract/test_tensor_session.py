@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from edge_rt.backends import registry
 from edge_rt.backends.base import DTYPES, Absent, ModelFile, TensorBackend, TensorOptions, TensorSession
 from edge_rt.backends.tensor_feeds import MAX_ELEMENTS
-from edge_rt.errors import BackendStepError, InvalidRequestError
+from edge_rt.errors import BackendStepError, InvalidRequestError, NotOnAcceleratorError
 from edge_rt.tensor_types import TensorSpec
 
-BACKENDS = ("null", "onnx_cpu", "fpga")
+BACKENDS = ("null", "onnx_cpu", "fpga", pytest.param("npu_qnn", marks=pytest.mark.simulator))
 Load = Callable[[str], TensorSession]
 
 
@@ -54,7 +54,14 @@ def model_file(backend: TensorBackend, folder: Path, datatype: str = "") -> Mode
         model = identity(tensor_models.ELEM_TYPES[datatype])
     else:
         model = tensor_models.rows_with_product() if is_fpga else tensor_models.rows()
-    return tensor_models.saved(model, folder / f"{datatype or 'rows'}.onnx")
+    file = tensor_models.saved(model, folder / f"{datatype or 'rows'}.onnx")
+    skip_unless_supported(backend, file)
+    return file
+
+
+def skip_unless_supported(backend: TensorBackend, file: ModelFile) -> None:
+    if (reason := backend.supports_tensor(file, TensorOptions())) is not None:
+        pytest.skip(f"{backend.name}: {reason}")
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +84,10 @@ def test_says_what_it_is(backend: TensorBackend, session: TensorSession) -> None
     assert info.backend == backend.name
     assert info.n_threads == 1
     assert sum(part.n_nodes for part in info.placement) == sum(n for part in info.placement for _, n in part.kinds) > 0
+    if info.backend.startswith("npu_"):
+        assert not any(part.reason for part in info.placement)  # nobody stands in for the chip
+    (device, *_) = backend.probe()  # type: ignore[misc]
+    assert info.evidence == device.evidence
 
 
 def test_runs_and_gives_the_outputs_wanted_only(session: TensorSession) -> None:
@@ -128,6 +139,7 @@ def test_an_empty_tensor_of_a_huge_shape_is_refused(backend: TensorBackend, tmp_
 
         identity = tensor_models.identity_beside_product if backend.name == "fpga" else tensor_models.identity
         file = tensor_models.saved(identity(1, ["n", "m"]), tmp_path / "m.onnx")
+        skip_unless_supported(backend, file)
     loaded = backend.load_tensor(file, TensorOptions())
     with pytest.raises(InvalidRequestError, match=f"the limit is {MAX_ELEMENTS} elements"):
         loaded.run({"x": np.empty((2**40, 0), np.float32)})
@@ -167,7 +179,11 @@ def test_answers_are_the_callers_and_feeds_stay_as_they_are(session: TensorSessi
 def test_every_datatype_goes_in_and_comes_out(
     backend: TensorBackend, datatype: str, n_rows: int, tmp_path: Path
 ) -> None:
-    loaded = backend.load_tensor(model_file(backend, tmp_path, datatype), TensorOptions())
+    try:
+        loaded = backend.load_tensor(model_file(backend, tmp_path, datatype), TensorOptions())
+    except NotOnAcceleratorError as exc:
+        assert datatype != "FP32"
+        pytest.skip(f"{backend.name}: {exc}")
     feed = np.empty((n_rows, 2), DTYPES[datatype])  # type: ignore[index]
     values: list[Any] = [b"", "\0é漢".encode()] if datatype == "BYTES" else [0, 1]
     feed[:] = np.array(values, feed.dtype)

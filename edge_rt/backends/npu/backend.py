@@ -156,6 +156,7 @@ class Opener:
             self._probe()
         artifact, again = self._compiled()
         try:
+            self._check(artifact.compiled.placement)
             session = self._vendor.load(self._file, self.device, artifact)
         except (BackendLoadError, AcceleratorLostError) as exc:
             if isinstance(exc, AcceleratorLostError) and not may_rebuild:
@@ -163,11 +164,14 @@ class Opener:
             self._artifact = again()  # what was kept may be at fault, once
             session = self._vendor.load(self._file, self.device, self._artifact)
         try:
-            check_placement(session.placement, self._options.npu.require, self._vendor.name, self._file.model)
+            self._check(session.placement)
         except BaseException:
             session.close()
             raise
         return session
+
+    def _check(self, placement: tuple[NodePlacement, ...]) -> None:
+        check_placement(placement, self._options.npu.require, self._vendor.name, self._file.model)
 
     def close(self) -> None:
         self._stack.close()

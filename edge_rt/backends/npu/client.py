@@ -39,10 +39,11 @@ class Client:
     """Runs driver under a Python, which may be another environment's. One thread at a time calls it.
 
     backend  that errors name
+    noise    how lines begin that are no last words
     """
 
-    def __init__(self, backend: str, driver: Path, python: Sequence[str]) -> None:
-        self._backend = backend
+    def __init__(self, backend: str, driver: Path, python: Sequence[str], *, noise: tuple[str, ...] = ()) -> None:
+        self._backend, self._noise = backend, noise
         self._driver, self._python = driver, tuple(python)
         self._process: subprocess.Popen[bytes] | None = None
         self._frames: host.Frames | None = None
@@ -143,7 +144,8 @@ class Client:
         assert process.stderr is not None
         with process.stderr as pipe:
             while line := pipe.readline(_MAX_LINE_BYTES):
-                if text := line.decode("utf-8", "replace").strip():
+                text = line.decode("utf-8", "replace").strip()
+                if text and not text.startswith(self._noise):
                     self._words.append(text)
 
     def _ended(self) -> str:

@@ -66,6 +66,7 @@ class Stack:
     python     gives the command of the Python that has the vendor's packages
     installed  says why that Python has none of them, looking at files only; None if it has
     versions   tells their versions, looking at files only
+    noise      how lines of its log begin that tell nothing
     """
 
     name: str
@@ -76,6 +77,7 @@ class Stack:
     installed: Callable[[], Absent | None]
     versions: Callable[[], Versions]
     limits: Limits = field(default_factory=Limits)
+    noise: tuple[str, ...] = ()
 
 
 class _Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +203,7 @@ class HostedVendor:
         return HostedSession(self.name, file.model, client, loaded, self._stack.limits.run_s)
 
     def _new_client(self) -> Client:
-        return Client(self.name, self._stack.driver, self._stack.python())
+        return Client(self.name, self._stack.driver, self._stack.python(), noise=self._stack.noise)
 
     def _ask(
         self, client: Client, call: str, told: Mapping[str, Any], kind: type[T], timeout_s: float, *, model: str

@@ -59,7 +59,7 @@ def test_a_second_format_on_stderr_and_progress() -> None:
         (("-p", "0", "-n", "0"), "nothing to measure"),
         (("-r", "0"), "0 is not in the range"),
         (("-o", "sql"), "not one of"),
-        (("--backend", "tpu"), "'auto', 'native', 'llama_cpu', 'onnx_cpu', 'null'"),
+        (("--backend", "tpu"), "'auto', 'native', 'llama_cpu', 'onnx_cpu', "),
     ],
 )
 def test_bad_options_are_usage_errors(arguments: tuple[str, ...], says: str) -> None:
