@@ -8,7 +8,8 @@ from edge_rt.backends.fpga_layout import LINE_BEATS, Layout
 
 FIFO_BEATS = 512
 _FETCH = 4  # states and registers between a write of TAIL and the first address of activations, less the memory's part
-_PIPELINE = 31  # from a row's last weight to its sums in the writer
+_PIPELINE = 32  # from a row's last weight to its sums in the writer,
+_ADDERS = 4  # and more where the factors of several vectors are added up
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,5 +69,6 @@ def job_cycles(
         most_blocks = -(-n_blocks // engine.n_ports)
         stream = most_blocks * block_rows * layout.row_bytes(k, group_log2) / beat_bytes / port_beats
     compute = max(stream, n_blocks * block_rows * row_write)
-    drain = _PIPELINE + 4 * row_write + n_places * 16 // beat_bytes + memory.latency_cycles
+    pipeline = _PIPELINE + (_ADDERS if engine.n_vectors > 1 else 0)
+    drain = pipeline + 4 * row_write + n_places * 16 // beat_bytes + memory.latency_cycles
     return fetch + memory.latency_cycles + load + compute + drain

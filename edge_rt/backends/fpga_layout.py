@@ -3,7 +3,7 @@
 A row is a sequence of superblocks: one beat of scale fields, then the weights of as many groups, two to a byte with the
 first in the lower half; the last superblock of a row has the weights that are left. Rows follow each other without a
 gap; the last block of rows is filled up with zero rows. Vectors follow each other, each filled up to 16 beats: their
-INT8, then four bytes per group of 32 {sum of q: INT16, e, f}.
+INT8, then four bytes per group of 32 {-sum of q: INT16, e, f}: negative, so that the engine's multiplier may add.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def pack_weights(weights: Weights, layout: Layout) -> NDArray[np.uint8]:
     n = layout.n_blocks(weights.n_rows) * layout.block_rows
     whole = weights.scale.astype(np.int64)
     if weights.asymmetric:
-        whole = whole << 6 | (weights.z.astype(np.int64) & 63)
+        whole = whole << 8 | (weights.z.astype(np.int64) & 255)
     fields = np.zeros((n, layout.n_scale_beats(weights.k, weights.group_log2) * layout.fields), np.uint16)
     fields[: weights.n_rows, : whole.shape[1]] = whole & 0xFFFF
     q = np.zeros((n, weights.k), np.uint8)
@@ -93,8 +93,8 @@ def unpack_weights(
     nibbles = np.stack([packed & 15, packed >> 4], axis=2).reshape(n_rows, -1)
     q = ((nibbles ^ 8).astype(np.int8) - 8).astype(np.int8)
     if asymmetric:
-        z = ((fields & 63 ^ 32).astype(np.int8) - 32).astype(np.int8)
-        return Weights(q, (fields >> 6).astype(np.int32), z, row_unit, group_log2, asymmetric=True)
+        z = (fields & 255).astype(np.uint8).view(np.int8)
+        return Weights(q, (fields >> 8).astype(np.int32), z, row_unit, group_log2, asymmetric=True)
     scale = fields.view(np.int16).astype(np.int32)
     return Weights(q, scale, np.zeros(scale.shape, np.int8), row_unit, group_log2, asymmetric=False)
 
@@ -105,9 +105,9 @@ def pack_activations(x: Activations, layout: Layout) -> NDArray[np.uint8]:
     out = np.zeros((m, layout.vector_bytes(k)), np.uint8)
     out[:, :k] = x.q.view(np.uint8)
     records = out[:, k : k + k // GROUP * 4].reshape(m, -1, 4)
-    sums = x.q.reshape(m, -1, GROUP).sum(axis=2, dtype=np.int16)
-    records[:, :, 0] = (sums & 0xFF).astype(np.uint8)
-    records[:, :, 1] = (sums >> 8 & 0xFF).astype(np.uint8)
+    minus = -x.q.reshape(m, -1, GROUP).sum(axis=2, dtype=np.int16)
+    records[:, :, 0] = (minus & 0xFF).astype(np.uint8)
+    records[:, :, 1] = (minus >> 8 & 0xFF).astype(np.uint8)
     records[:, :, 2] = x.e
     records[:, :, 3] = x.f
     return out.reshape(-1)

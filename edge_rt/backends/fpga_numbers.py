@@ -1,11 +1,11 @@
 """The engine's number format: INT4 weights, INT8 activations, integer scales; and what the engine computes of them.
 
 A weight is q * scale, or (q - z) * scale with a zero point, q an INT4 in [-8, 7]. A group of 32, 64 or 128 weights of a
-row shares a 16-bit field: a signed 16-bit scale in units of the row's largest, or where weights are asymmetric 10
-bits of scale and 6 of zero point in quarters of a step. An activation is q * (16 + f) * 2^e * unit: q an INT8, f in
+row shares a 16-bit field: a signed 16-bit scale in units of the row's largest, or where weights are asymmetric 8
+bits of scale and 8 of zero point in sixteenths of a step. An activation is q * (16 + f) * 2^e * unit: q an INT8, f in
 [0, 15] and e in [0, 7] per group of 32, unit one number per vector. All that the engine adds and multiplies is whole:
 
-    t[n, g] = dot(q_w, q_x)                     or    4 * dot(q_w, q_x) - z * sum(q_x)
+    t[n, g] = dot(q_w, q_x)                     or    16 * dot(q_w, q_x) - z * sum(q_x)
     sum[n]  = sum over g of (t[n, g] * (16 + f[g]) * scale[n, g]) << e[g]
 
 and the host multiplies the row's and the vector's unit back in. The engine writes each sum as the nearest FLOAT32.
@@ -23,9 +23,9 @@ MAX_GROUP_LOG2 = 2
 F_ONE = 16
 E_MAX = 7
 SCALE_MAX = 2**15 - 1
-ASYMMETRIC_SCALE_MAX = 2**10 - 1
-Z_STEPS = 4
-Z_MIN, Z_MAX = -32, 31
+ASYMMETRIC_SCALE_MAX = 2**8 - 1
+Z_STEPS = 16
+Z_MIN, Z_MAX = -128, 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Weights:
     """A matrix of n rows in the engine's numbers.
 
     q           INT8 [n, k], values in [-8, 7]
-    scale       INT32 [n, k / group]: in [-32767, 32767], or in [0, 1023] where asymmetric
-    z           INT8 [n, k / group]: quarters of a step in [-32, 31], zeros where symmetric
+    scale       INT32 [n, k / group]: in [-32767, 32767], or in [0, 255] where asymmetric
+    z           INT8 [n, k / group]: sixteenths of a step in [-128, 127], zeros where symmetric
     row_unit    float64 [n]: what 1 of the row's sums is worth, before the vector's unit
     group_log2  log2 of the group's length over 32
     """
@@ -57,7 +57,10 @@ class Weights:
     def to_float(self) -> NDArray[np.float64]:
         """Give the float64 [n, k] weights these numbers stand for."""
         group = GROUP << self.group_log2
-        steps = self.q.reshape(self.n_rows, -1, group) * (Z_STEPS if self.asymmetric else 1) - self.z[..., None]
+        steps = (
+            self.q.reshape(self.n_rows, -1, group).astype(np.int16) * (Z_STEPS if self.asymmetric else 1)
+            - self.z[..., None]
+        )
         return (steps * self.scale[..., None] * self.row_unit[:, None, None]).reshape(self.q.shape)
 
 
@@ -89,7 +92,7 @@ def encode_weights(
     """Bring weights (q - zero) * scale into the engine's numbers without changing any q.
 
     q is [n, k] in [-8, 7]; scale and zero, in steps of q, are [n, k / group] with groups of 32 << group_log2. With a
-    zero no scale may be negative. Zeros outside [-8, 7.75] are cut to it. Raises ValueError for what does not fit.
+    zero no scale may be negative. Zeros outside [-8, 7.9375] are cut to it. Raises ValueError for what does not fit.
     """
     n, k = q.shape
     group = GROUP << group_log2

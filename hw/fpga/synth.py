@@ -34,14 +34,6 @@ def synthesise(config: Config) -> Mapping[str, float]:
     yosys = shutil.which("yosys")
     if yosys is None:
         raise RuntimeError("yosys is not installed: apt-get install yosys")
-    parameters = {
-        "ADDR": config.addr_bits,
-        "BEAT": config.beat_bits,
-        "PORTS": config.n_ports,
-        "N_VEC": config.n_vectors,
-        "X_DEPTH": config.k_max * 4 // config.beat_bits,
-        "LUT_PRODUCTS": config.n_lut_products,
-    }
     sources = " ".join(path.name for path in sorted((_HERE / "rtl").glob("*.sv")))
     family = "xcup" if config.name.startswith("kv260") else "xc7"
     with tempfile.TemporaryDirectory() as work:
@@ -49,7 +41,9 @@ def synthesise(config: Config) -> Mapping[str, float]:
         script = "; ".join(
             [
                 f"read_verilog -sv -I. {sources}",
-                "chparam " + " ".join(f"-set {name} {value}" for name, value in parameters.items()) + " e4_engine",
+                "chparam "
+                + " ".join(f"-set {name} {value}" for name, value in config.parameters.items())
+                + " e4_engine",
                 f"synth_xilinx -family {family} -top e4_engine -flatten",
                 f"tee -q -o {report} stat -tech xilinx",
             ]

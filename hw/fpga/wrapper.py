@@ -88,15 +88,8 @@ def _lines(config: Config) -> Iterator[str]:
         yield from _constants(master, "ar", size)
     yield from _constants(masters[0], "aw", size)
     yield f"    assign {masters[0]}_awid = 1'b0;"
-    parameters = {
-        "ADDR": "ADDR",
-        "BEAT": "BEAT",
-        "PORTS": "PORTS",
-        "N_VEC": str(config.n_vectors),
-        "X_DEPTH": str(config.k_max * 4 // config.beat_bits),
-        "LUT_PRODUCTS": str(config.n_lut_products),
-        "BUILD": f"32'h{source_hash()[:8]}",
-    }
+    parameters = {**config.parameters, "ADDR": "ADDR", "BEAT": "BEAT", "PORTS": "PORTS"}
+    parameters["BUILD"] = f"32'h{source_hash()[:8]}"
     yield "    e4_engine #(" + ", ".join(f".{name}({value})" for name, value in parameters.items()) + ") engine ("
     connections = [".clk(clk)", ".resetn(resetn)", ".irq(irq)"]
     connections += [f".s_{name}(s_axi_{name})" for _, name, _ in _LITE if not name.endswith("prot")]

@@ -55,10 +55,10 @@ def test_the_mathematics_is_the_native_engines(file, llama, native):
 
 
 def test_the_model_through_a_ring_on_the_golden_model_is_near(llama, native):
-    """Zero points in quarters of a step cost some hundredths of a nat on this text; a wrong row costs whole ones."""
+    """The format costs some thousandths of a nat on this text; a wrong row costs whole ones."""
     config = CONFIGS["kv260-gemm"]
     placement = place(llama.matrices, Layout(config.beat_bits), config.n_vectors)
     port = GoldenPort(config, np.zeros(placement.memory_bytes, np.uint8))
     model = llama.with_linear(FpgaProducts(port, placement, llama.matrices).multiply)
     logits = model.forward(native[0], KvCache.of(llama.config, 64), want_all=True)
-    assert divergence(native, logits) <= 0.1
+    assert divergence(native, logits) <= 0.02

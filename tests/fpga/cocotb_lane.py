@@ -54,7 +54,7 @@ async def compute(dut, random, seed):
     n, m = int(random.integers(1, 20)), N_VEC
     layout = Layout(BEAT, block_rows)
     shape = (n, k // unit)
-    zero = random.uniform(-8, 7.7, shape) if asymmetric else None
+    zero = random.uniform(-8, 7.96, shape) if asymmetric else None
     q = random.integers(-8, 8, (n, k)).astype(np.int8)
     weights = encode_weights(q, random.uniform(0.01, 1, shape), zero, group_log2)
     x = encode_activations(random.standard_normal((m, k)) * np.exp(random.standard_normal((m, 1)) * 3))

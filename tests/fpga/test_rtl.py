@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from edge_rt.backends.fpga_numbers import ASYMMETRIC_SCALE_MAX, E_MAX, F_ONE, SCALE_MAX, Activations, Weights
 from edge_rt.devices import fpga_regs as regs
 from hw.fpga.sim.build import CONFIGS
 from hw.fpga.sim.engine import BusError, Setting
@@ -62,6 +63,37 @@ def test_random_runs_are_the_golden_models_bit_for_bit(name):
         engine.close()
     if N_RUNS > 1000:
         assert n_groups > 100_000
+
+
+@names
+@pytest.mark.parametrize("asymmetric", [True, False])
+def test_the_largest_sums_of_either_sign_overflow_nowhere(name, asymmetric):
+    """The longest row, each number at an end of its range and all products of one sign."""
+    config = CONFIGS[name]
+    k, n_groups = config.k_max, config.k_max // 32
+    ends = [(q, z) for q in (-8, 7) for z in (-128, 127)] if asymmetric else [(q, s) for q in (-8, 7) for s in (-1, 1)]
+    q = np.repeat(np.array([[q] for q, _ in ends], np.int8), k, axis=1)
+    other = np.repeat(np.array([[end] for _, end in ends], np.int32), n_groups, axis=1)
+    weights = Weights(
+        q,
+        scale=np.full_like(other, ASYMMETRIC_SCALE_MAX) if asymmetric else other * SCALE_MAX,
+        z=(other if asymmetric else 0 * other).astype(np.int8),
+        row_unit=np.ones(len(ends)),
+        group_log2=0,
+        asymmetric=asymmetric,
+    )
+    signs = [-128, 127, -127][: config.n_vectors]
+    x = Activations(
+        np.repeat(np.array(signs, np.int8)[:, None], k, axis=1),
+        f=np.full((len(signs), n_groups), F_ONE - 1, np.uint8),
+        e=np.full((len(signs), n_groups), E_MAX, np.uint8),
+        unit=np.ones(len(signs)),
+    )
+    rig = Rig.of(name, [(weights, x)])
+    largest = 255 * ASYMMETRIC_SCALE_MAX if asymmetric else 8 * SCALE_MAX
+    assert np.abs(rig.products[0].expected()).max() == np.float32(largest * 128 * k * 31 * 2**E_MAX)
+    run(rig)
+    assert rig.matches() == [True]
 
 
 @names

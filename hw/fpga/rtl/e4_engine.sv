@@ -9,6 +9,7 @@ module e4_engine #(
     parameter X_DEPTH = 512,        // BEAT/4 activations each: the longest row
     parameter FIFO_DEPTH = 512,     // beats under way and waiting per port
     parameter LUT_PRODUCTS = 0,     // of the BEAT/4 products of a pair of vectors
+    parameter WIDE = 0,             // multipliers take 27 by 18 bits, as UltraScale+ has them
     parameter [31:0] BUILD = 0
 ) (
     input  wire                     clk,
@@ -163,7 +164,7 @@ module e4_engine #(
                 .arvalid(arvalid), .arready(arready), .araddr(araddr), .arlen(arlen),
                 .burst_ended(weight_beat[p] && m_rlast[p]), .idle(readers_idle[p]));
             e4_lane #(.BEAT(BEAT), .N_VEC(N_VEC), .LOADERS(PORTS), .X_DEPTH(X_DEPTH), .FIFO_DEPTH(FIFO_DEPTH),
-                      .LUT_PRODUCTS(LUT_PRODUCTS), .SUM_BITS(SUM_BITS), .ROW_BITS(ROW_BITS)) lane (
+                      .LUT_PRODUCTS(LUT_PRODUCTS), .WIDE(WIDE), .SUM_BITS(SUM_BITS), .ROW_BITS(ROW_BITS)) lane (
                 .clk(clk), .clear(clear), .x_ready(x_ready), .n_groups(n_groups), .group_log2(group_log2),
                 .block_log2(block_log2), .asymmetric(asymmetric),
                 .block_push(row_push), .block_row(row), .block_full(row_full),

@@ -10,6 +10,7 @@ module e4_lane #(
     parameter X_DEPTH = 512,       // words of BEAT/4 activations per vector
     parameter FIFO_DEPTH = 512,
     parameter LUT_PRODUCTS = 0,
+    parameter WIDE = 0,
     parameter SUM_BITS = 52,
     parameter ROW_BITS = 24
 ) (
@@ -74,7 +75,7 @@ module e4_lane #(
     /* verilator lint_on PINCONNECTEMPTY */
 
     // Where in the row: the beat of the superblock, the word of activations, the row of the block.
-    reg [6:0] beat_n;                               // 0 is the scales; up to 64 with groups of 256
+    reg [6:0] beat_n;                               // 0 is the scales, then up to 32 of weights with groups of 128
     reg [XA-1:0] x_n;                               // word of activations
     reg [GA-1:0] group_n;                           // group of 32
     reg [16*FIELDS-1:0] fields;
@@ -216,7 +217,7 @@ module e4_lane #(
 
     wire row_valid;
     wire [SUM_BITS*N_VEC-1:0] row_sums;
-    e4_scale #(.N_VEC(N_VEC), .SHARE(SHARE), .SUM_BITS(SUM_BITS)) scale (
+    e4_scale #(.N_VEC(N_VEC), .SHARE(SHARE), .SUM_BITS(SUM_BITS), .WIDE(WIDE)) scale (
         .clk(clk), .clear(clear), .valid(t_valid && t_ends), .first(t_first), .last(t_last),
         .asymmetric(asymmetric), .field(t_field), .dots(group_dots), .records(records),
         .out_valid(row_valid), .out_sums(row_sums));

@@ -1,6 +1,6 @@
 // made from hw/fpga/regmap.toml by `python -m hw.fpga.regmap`
 localparam [31:0] ENGINE_ID = 32'h45344731;
-localparam [4:0] MAP_VERSION = 5'd1;
+localparam [4:0] MAP_VERSION = 5'd2;
 localparam [7:0] R_ID = 8'h00;
 localparam [7:0] R_CAPS = 8'h04;
 localparam [7:0] R_BUILD = 8'h08;

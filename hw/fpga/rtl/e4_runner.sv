@@ -94,7 +94,7 @@ module e4_runner #(
     assign asymmetric = words[D_ASYMMETRIC];
     assign y_addr = words[D_Y_LO +: ADDR];
     assign vectors = words[D_VECTORS +: 4];
-    assign places_log2 = vectors == 1 ? 2'd0 : vectors == 2 ? 2'd1 : vectors <= 4 ? 2'd2 : 2'd3;
+    assign places_log2 = N_VEC == 1 || vectors == 1 ? 2'd0 : vectors == 2 ? 2'd1 : vectors <= 4 ? 2'd2 : 2'd3;
     wire [23:0] n_blocks = words[D_N_BLOCKS +: 24];
     wire [27:0] n_rows = {4'd0, n_blocks} << block_log2;
     localparam FIELDS = BEAT / 16, RECORDS = BEAT / 32, GROUP_BEATS = 128 / BEAT;

@@ -20,7 +20,8 @@ _RTL = _HERE.parent / "rtl"
 class Config:
     """What an engine is built as. beat_bits is a port's width, k_max the longest row, in weights.
 
-    n_lut_products of a beat's products per pair of vectors are made without the board's multipliers.
+    n_lut_products of a beat's products per pair of vectors are made without the board's multipliers; those are wide
+    where they take 27 by 18 bits.
     """
 
     name: str
@@ -30,10 +31,24 @@ class Config:
     addr_bits: int
     k_max: int = 8192
     n_lut_products: int = 0
+    has_wide_multipliers: bool = False
 
     @property
     def macs_per_cycle(self) -> int:
         return self.beat_bits // 4 * self.n_ports * self.n_vectors
+
+    @property
+    def parameters(self) -> Mapping[str, int]:
+        """The parameters of e4_engine, but for BUILD."""
+        return {
+            "ADDR": self.addr_bits,
+            "BEAT": self.beat_bits,
+            "PORTS": self.n_ports,
+            "N_VEC": self.n_vectors,
+            "X_DEPTH": self.k_max * 4 // self.beat_bits,
+            "LUT_PRODUCTS": self.n_lut_products,
+            "WIDE": int(self.has_wide_multipliers),
+        }
 
 
 # 64 and 128 weights a cycle; the last of each pair has as many ports as its board's DDR memory can feed.
@@ -42,8 +57,8 @@ CONFIGS = {
     for config in (
         Config("z2-gemv", 64, 4, 1, 32),
         Config("z2-gemm", 64, 2, 8, 32, n_lut_products=1),
-        Config("kv260-gemv", 128, 4, 1, 40),
-        Config("kv260-gemm", 128, 4, 8, 40),
+        Config("kv260-gemv", 128, 4, 1, 40, has_wide_multipliers=True),
+        Config("kv260-gemm", 128, 4, 8, 40, has_wide_multipliers=True),
     )
 }
 
@@ -101,15 +116,7 @@ def _verilator() -> str:
 
 
 def _compile(verilator: str, config: Config, work: Path, library: Path) -> None:
-    parameters = {
-        "ADDR": config.addr_bits,
-        "BEAT": config.beat_bits,
-        "PORTS": config.n_ports,
-        "N_VEC": config.n_vectors,
-        "X_DEPTH": config.k_max * 4 // config.beat_bits,
-        "LUT_PRODUCTS": config.n_lut_products,
-        "BUILD": f"32'h{source_hash()[:8]}",
-    }
+    parameters = {**config.parameters, "BUILD": f"32'h{source_hash()[:8]}"}
     defines = f"-DE4_BEAT={config.beat_bits} -DE4_PORTS={config.n_ports} -DE4_ADDR={config.addr_bits}"
     command = [
         verilator, "--cc", "--exe", "--build", "-j", "2", "-O3", "-Wno-fatal", "-Wno-lint", "--x-assign", "fast",

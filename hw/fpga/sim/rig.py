@@ -62,22 +62,27 @@ class Rig:
         extreme: bool = False,
     ) -> Rig:
         """Lay out a product per (rows, length) of shapes; extreme takes the largest numbers of either sign only."""
+        random = np.random.default_rng(seed)
+        numbers = [_numbers(random, n, k, n_vectors, group_log2, asymmetric, extreme) for n, k in shapes]
+        return cls.of(config_name, numbers, block_rows)
+
+    @classmethod
+    def of(cls, config_name: str, numbers: Sequence[tuple[Weights, Activations]], block_rows: int = 4) -> Rig:
+        """Lay out a product of each matrix with its vectors."""
         config = CONFIGS[config_name]
         layout = Layout(config.beat_bits, block_rows)
-        random = np.random.default_rng(seed)
         pieces: list[tuple[int, NDArray[np.uint8]]] = []
         products, places = [], []
         offset = _PAGE
-        for n, k in shapes:
-            weights, x = _numbers(random, n, k, n_vectors, group_log2, asymmetric, extreme)
+        for weights, x in numbers:
             weight_bytes, x_bytes = pack_weights(weights, layout), pack_activations(x, layout)
-            n_places = layout.result_places(n_vectors)
+            n_places = layout.result_places(len(x.q))
             x_at = _page(offset + weight_bytes.nbytes)
             y_at = _page(x_at + x_bytes.nbytes)
-            y_bytes = layout.n_blocks(n) * block_rows * n_places * 4
+            y_bytes = layout.n_blocks(weights.n_rows) * block_rows * n_places * 4
             pieces += [(offset, weight_bytes), (x_at, x_bytes)]
             products.append(Product(weights, x, y_at, y_bytes, n_places))
-            places.append((offset, x_at, y_at, layout.n_blocks(n), k // GROUP))
+            places.append((offset, x_at, y_at, layout.n_blocks(weights.n_rows), weights.k // GROUP))
             offset = _page(y_at + y_bytes)
         engine = RtlEngine.open(build(config), offset + _PAGE)
         for at, data in pieces:
@@ -89,14 +94,14 @@ class Rig:
                 engine.base + y_at,
                 n_blocks,
                 n_groups,
-                n_vectors,
-                group_log2,
+                len(product.x.q),
+                product.weights.group_log2,
                 block_rows.bit_length() - 1,
-                asymmetric,
+                product.weights.asymmetric,
                 tag=i,
                 irq=i == len(places) - 1,
             )
-            for i, (at, x_at, y_at, n_blocks, n_groups) in enumerate(places)
+            for i, (product, (at, x_at, y_at, n_blocks, n_groups)) in enumerate(zip(products, places, strict=True))
         ]
         return cls(engine, products, jobs)
 
@@ -119,11 +124,11 @@ def _numbers(
     if extreme:
         q = random.choice(np.array([-8, 7], np.int8), (n, k))
         scale = np.ones((n, n_groups)) if asymmetric else random.choice([-1.0, 1.0], (n, n_groups))
-        zero = random.choice([-8.0, 7.75], (n, n_groups)) if asymmetric else None
+        zero = random.choice([-8.0, 7.9375], (n, n_groups)) if asymmetric else None
         x = random.choice([-1.0, 1.0], (m, k))
     else:
         q = random.integers(-8, 8, (n, k)).astype(np.int8)
         scale = random.uniform(0.01, 1, (n, n_groups)) * (1 if asymmetric else random.choice([-1, 1], (n, n_groups)))
-        zero = random.uniform(-8, 7.7, (n, n_groups)) if asymmetric else None
+        zero = random.uniform(-8, 7.96, (n, n_groups)) if asymmetric else None
         x = random.standard_normal((m, k)) * np.exp(random.standard_normal((m, k // GROUP)) * 2).repeat(GROUP, axis=1)
     return encode_weights(q, scale, zero, group_log2), encode_activations(x)

@@ -174,8 +174,8 @@ def test_an_engine_that_does_not_fit_is_refused():
     port.write(regs.BUILD, 0x1234)
     with pytest.raises(DeviceMismatchError, match=f"build is 0x1234, needed is 0x{regs.BUILD_HASH:X}"):
         FpgaProducts(port, placement, matrices)
-    port.write(regs.CAPS, 2 << regs.CAPS_VERSION[0])
-    with pytest.raises(DeviceMismatchError, match="register map is 0x2"):
+    port.write(regs.CAPS, regs.MAP_VERSION + 1 << regs.CAPS_VERSION[0])
+    with pytest.raises(DeviceMismatchError, match=f"register map is 0x{regs.MAP_VERSION + 1:X}"):
         FpgaProducts(port, placement, matrices)
     port.write(regs.ID, 0)
     with pytest.raises(DeviceMismatchError, match="register ID is 0x0, needed is 0x45344731; build the bitstream"):
