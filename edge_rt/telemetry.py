@@ -64,6 +64,9 @@ METRICS: Final = (
         ("chain", "stage"),
     ),
     Metric("edge_rt_worker_restarts", "counter", "Worker processes started again after a crash.", ("model",)),
+    Metric("edge_rt_device_products", "counter", "Products or runs of the accelerator a model runs on.", ("model",)),
+    Metric("edge_rt_device_faults", "counter", "Failures of the accelerator that a model runs on.", ("model",)),
+    Metric("edge_rt_device_fallbacks", "counter", "Products or runs that the CPU computed in its place.", ("model",)),
     Metric("edge_rt_step_rows", "histogram", "Rows (tokens of all requests) in one decode step.", ("model",)),
     Metric("edge_rt_requests_running", "gauge", "Admitted requests.", ("model",)),
     Metric("edge_rt_requests_waiting", "gauge", "Requests in the queue.", ("model",)),
@@ -142,6 +145,9 @@ _TOTALS: Final = {
     "edge_rt_steps": "steps_total",
     "edge_rt_preempted": "preempted_total",
     "edge_rt_cancelled": "cancelled_total",
+    "edge_rt_device_products": "device_products_total",
+    "edge_rt_device_faults": "device_faults_total",
+    "edge_rt_device_fallbacks": "device_fallbacks_total",
 }
 _GAUGES: Final = {
     "edge_rt_threads": "n_threads",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, Self
 
 from edge_rt.types import Energy
+from edge_rt.types import Evidence as Evidence
 
 Datatype = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES"
@@ -14,9 +15,6 @@ Datatype = Literal[
 
 
 Data = bytes | memoryview
-
-# What a device's answers show: a real one's, or those of a stand-in, which says nothing of speed, power or drivers.
-Evidence = Literal["device", "simulator", "emulated", "stub"]
 
 # Bytes of one element; 0 where each has its own length.
 ITEM_BYTES: Mapping[str, int] = {

@@ -13,6 +13,8 @@ from typing import Literal
 FinishReason = Literal["stop", "length"]
 Phase = Literal["prefill", "decode"]
 Route = Literal["auto", "local", "cloud"]
+# What a device's answers show: a real one's, or those of a stand-in, which says nothing of speed, power or drivers.
+Evidence = Literal["device", "simulator", "emulated", "stub"]
 CacheState = Literal["hit-exact", "hit-semantic", "miss", "shadow", "bypass"]
 
 
@@ -340,6 +342,7 @@ class ModelInfo:
 
     backend_reason  why a back end that comes before this one did not take the model; "" if none came before, or if
                     the configuration names this one
+    evidence        what computes it: a real device or a stand-in
     """
 
     model: str
@@ -355,6 +358,7 @@ class ModelInfo:
     n_threads: int
     has_chat_template: bool
     backend_reason: str = ""
+    evidence: Evidence = "device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,6 +367,8 @@ class EngineStats:
 
     cells_used   of running requests; idle prefixes are not counted, they leave when cells are wanted
     drafted_tokens_total, accepted_tokens_total  guessed by speculation, and those of them that were right
+    device_products_total  what the accelerator that a model runs on has computed, device_fallbacks_total what the CPU
+                           did in its place, device_faults_total its failures, device_fault the last in words
     step_rows    steps by their number of rows: <= 1, 2, 4, … 512, and above (11 counts; their sum is steps_total)
     """
 
@@ -382,4 +388,8 @@ class EngineStats:
     drafted_tokens_total: int = 0
     accepted_tokens_total: int = 0
     rss_bytes: int = 0
+    device_products_total: int = 0
+    device_faults_total: int = 0
+    device_fallbacks_total: int = 0
+    device_fault: str = ""
     step_rows: tuple[int, ...] = ()

@@ -37,4 +37,4 @@ class GoldenBoard:
 
 def golden_source(board: GoldenBoard | None = None) -> Source:
     board = board or GoldenBoard(CONFIGS["kv260-gemm"])
-    return Source("fpga-golden", True, lambda: Seen(detail="the golden model: simulated"), lambda: board)
+    return Source("fpga-golden", "simulator", lambda: Seen(detail="the golden model: simulated"), lambda: board)

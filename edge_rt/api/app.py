@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
@@ -21,6 +21,7 @@ from edge_rt.catalog.chains import Chain
 from edge_rt.config import Config
 from edge_rt.errors import ModelNotFoundError
 from edge_rt.guard.limits import check_text, check_token_ids
+from edge_rt.types import Evidence
 
 _JSON: Final = "application/json"
 
@@ -76,6 +77,10 @@ def _health_routes(api: Api) -> list[Route]:
     ]
 
 
+def _stand_in(evidence: Evidence) -> str | UnsetType:
+    return UNSET if evidence == "device" else evidence
+
+
 def _model_routes(api: Api) -> list[Route]:
     created = int(time.time())  # OpenAI's clients want a number; the daemon's start is one that never jumps
 
@@ -90,6 +95,7 @@ def _model_routes(api: Api) -> list[Route]:
                 backend=tensor.backend,
                 backend_reason=tensor.backend_reason or UNSET,
                 max_batch=tensor.max_batch,
+                evidence=_stand_in(tensor.evidence),
             )
             return schemas.ModelCard(id=status.id, created=created, status="loaded", kind=kind, task=task, meta=meta)
         if info is None:
@@ -105,6 +111,7 @@ def _model_routes(api: Api) -> list[Route]:
             variant=info.variant or UNSET,
             backend=info.backend,
             backend_reason=info.backend_reason or UNSET,
+            evidence=_stand_in(info.evidence),
         )
         return schemas.ModelCard(id=status.id, created=created, status="loaded", kind=kind, meta=meta)
 

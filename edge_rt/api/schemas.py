@@ -394,6 +394,7 @@ class ModelMeta(_Answer, kw_only=True):
     backend: str | None = None
     backend_reason: str | UnsetType = UNSET  # why one that comes before it did not take the model
     max_batch: int | UnsetType = UNSET  # rows that requests for a tensor model are joined to
+    evidence: str | UnsetType = UNSET  # simulator, emulated or stub, where no real device computes it
 
 
 class ModelCard(_Answer, kw_only=True):

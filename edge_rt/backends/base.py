@@ -251,6 +251,42 @@ class TokenSession(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCounts:
+    """What an accelerator has done since a model was loaded on it.
+
+    n_products   products or runs that it computed; n_fallbacks those that the CPU computed in its place
+    n_faults     how often it failed; last_fault  in words, "" if it has not
+    """
+
+    n_products: int = 0
+    n_faults: int = 0
+    n_fallbacks: int = 0
+    last_fault: str = ""
+
+
+@runtime_checkable
+class Accelerated(Protocol):
+    """A session of a back end that has the CPU compute what its device fails to."""
+
+    def device_counts(self) -> DeviceCounts:
+        """Count; any thread may ask."""
+        ...
+
+
+def device_stats(session: object) -> dict[str, Any]:
+    """Give the fields of EngineStats that tell of a session's accelerator; none where it has none."""
+    if not isinstance(session, Accelerated):
+        return {}
+    counts = session.device_counts()
+    return {
+        "device_products_total": counts.n_products,
+        "device_faults_total": counts.n_faults,
+        "device_fallbacks_total": counts.n_fallbacks,
+        "device_fault": counts.last_fault,
+    }
+
+
 class NoCellsError(Exception):
     """The KV pool has no room for this batch; the engine preempts or waits. Never leaves the engine."""
 

@@ -15,6 +15,7 @@ from edge_rt import config
 from edge_rt.backends.base import (
     Absent,
     Device,
+    DeviceCounts,
     LoadOptions,
     MemoryNeed,
     ModelFile,
@@ -32,6 +33,7 @@ from edge_rt.backends.native_config import NativeConfig, read_config
 from edge_rt.backends.native_library import load_external
 from edge_rt.devices import cpu, fpga, fpga_sim
 from edge_rt.errors import BackendLoadError, ConfigError
+from edge_rt.types import Evidence, ModelInfo
 
 _log = logging.getLogger(__name__)
 
@@ -44,19 +46,19 @@ class Source:
     """Where an engine comes from. look loads nothing; open gives the engine for good, and may take long."""
 
     device_id: str
-    simulated: bool
+    evidence: Evidence
     look: Callable[[], fpga.Seen]
     open: Callable[[], fpga.Board]
 
 
 def _board() -> Source:
     bitstream = config.load().config.fpga.bitstream
-    return Source("fpga", False, lambda: fpga.look(bitstream), lambda: fpga.open_board(bitstream))
+    return Source("fpga", "device", lambda: fpga.look(bitstream), lambda: fpga.open_board(bitstream))
 
 
 def _simulator() -> Source:
     name = config.load().config.fpga.simulated
-    return Source(fpga_sim.DEVICE_ID, True, lambda: fpga_sim.look(name), lambda: fpga_sim.open_board(name))
+    return Source(fpga_sim.DEVICE_ID, "simulator", lambda: fpga_sim.look(name), lambda: fpga_sim.open_board(name))
 
 
 class FpgaBackend:
@@ -84,8 +86,8 @@ class FpgaBackend:
                 id=source.device_id,
                 kind="fpga",
                 detail=seen.detail,
-                evidence="simulator" if source.simulated else "device",
-                reference=source.simulated,
+                evidence=source.evidence,
+                reference=source.evidence != "device",
                 free_bytes=seen.free_bytes,
             ),
         )
@@ -110,10 +112,12 @@ class FpgaBackend:
         engine = _open(source, GgufMatrices(file))
         try:
             options = replace(options, device=source.device_id)
-            return FpgaTokenSession(lib, file, model_config, options, engine, self.name)
+            session = FpgaTokenSession(lib, file, model_config, options, engine, self.name)
+            session.info = replace(session.info, evidence=source.evidence)
         except BaseException:
             engine.close()
             raise
+        return session
 
     def supports_tensor(self, file: ModelFile, options: TensorOptions) -> str | None:
         from edge_rt.backends import fpga_onnx  # needs the extra `onnx`, which language models do not
@@ -131,7 +135,7 @@ class FpgaBackend:
 
         source = self._source()
         options = replace(options, device=source.device_id)
-        session = fpga_onnx.load(file, options, lambda matrices: _open(source, matrices))
+        session = fpga_onnx.load(file, options, lambda matrices: _open(source, matrices), evidence=source.evidence)
         session.info = replace(session.info, backend=self.name)
         return session
 
@@ -157,6 +161,8 @@ def _open(source: Source, matrices: Mapping[str, Matrix]) -> FpgaEngine:
 class FpgaTokenSession(NativeSession):
     """A language model whose matrices an FPGA multiplies; all else is NativeSession's."""
 
+    info: ModelInfo
+
     def __init__(
         self,
         lib: object,
@@ -171,9 +177,12 @@ class FpgaTokenSession(NativeSession):
             lib, file, file.header, model_config, options, cpu.usable(), multiply=engine.multiply, backend=backend
         )
 
-    def device_report(self) -> EngineReport:
+    def report(self) -> EngineReport:
         """Say what the FPGA has computed, and what the CPU in its place."""
         return self.engine.report()
+
+    def device_counts(self) -> DeviceCounts:
+        return self.engine.report().counts()
 
     def close(self) -> None:
         super().close()

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.backends import fpga_cpu
+from edge_rt.backends.base import DeviceCounts
 from edge_rt.backends.fpga_layout import Layout
 from edge_rt.backends.fpga_numbers import Activations
 from edge_rt.backends.fpga_pack import Matrix
@@ -57,6 +58,11 @@ class EngineReport:
     is_lost: bool
     last_fault: str
     memory_bytes: int
+
+    def counts(self) -> DeviceCounts:
+        return DeviceCounts(
+            n_products=self.n_products, n_faults=self.n_faults, n_fallbacks=self.n_on_cpu, last_fault=self.last_fault
+        )
 
 
 class MatrixEngine(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, ValueInfoProto
 
-from edge_rt.backends.base import MemoryNeed, ModelFile, TensorOptions
+from edge_rt.backends.base import DeviceCounts, MemoryNeed, ModelFile, TensorOptions
 from edge_rt.backends.fpga_engine import EngineOpener, EngineReport, MatrixEngine
 from edge_rt.backends.fpga_layout import Layout
 from edge_rt.backends.fpga_onnx_graph import NotForEngineError, OnnxGraph
@@ -174,6 +174,9 @@ class FpgaOnnxSession:
     def report(self) -> EngineReport:
         """Say what the engine has done, and what the CPU did in its place."""
         return self._engine.report()
+
+    def device_counts(self) -> DeviceCounts:
+        return self._engine.report().counts()
 
     def close(self) -> None:
         if self._walker is not None:

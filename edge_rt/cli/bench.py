@@ -21,7 +21,7 @@ from edge_rt.bench.report import FORMATS, Format, Machine, Writer, writer
 from edge_rt.bench.runner import Plan, Runner, Sensors, Target
 from edge_rt.bench.workload import cases
 from edge_rt.catalog.store import Store, is_file_name
-from edge_rt.cli.bench_options import Counts, Pair, Progress, counts_option, flat
+from edge_rt.cli.bench_options import Counts, Pair, Progress, counts_option, flat, refuse_stand_in
 from edge_rt.cli.bench_serve import command as serve
 from edge_rt.cli.bench_tensors import is_tensor_model
 from edge_rt.cli.bench_tensors import run as run_tensors
@@ -236,6 +236,8 @@ def _on(backend: str, file: ModelFile, settings: config.Config) -> Target:
     if reason:
         click.echo(f"edge_rt bench: {file.model} runs on {found.name}, because {reason}", err=True)
     devices = found.probe()
+    if not isinstance(devices, Absent):
+        refuse_stand_in(found.name, devices[0].evidence)
     return Target(backend=found, detail="" if isinstance(devices, Absent) else devices[0].detail, file=file)
 
 

@@ -9,6 +9,15 @@ from typing import Any
 import click
 
 from edge_rt.bench.workload import parse_counts, parse_pairs
+from edge_rt.errors import UnsupportedFeatureError
+from edge_rt.types import Evidence
+
+
+def refuse_stand_in(backend: str, evidence: Evidence) -> None:
+    """Raise UnsupportedFeatureError for a back end whose device is simulated or emulated: its seconds are no speed."""
+    if evidence in {"simulator", "emulated"}:
+        remedy = f"it runs on a device's {evidence}, whose seconds say nothing; `edge_rt run` shows its answers"
+        raise UnsupportedFeatureError(feature=f"a benchmark of {backend}", remedy=remedy)
 
 
 class Counts(click.ParamType[tuple[int, ...]]):

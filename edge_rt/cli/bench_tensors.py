@@ -18,13 +18,14 @@ from edge_rt import config
 from edge_rt.bench.tensors import Job, Row, measure_apart
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.catalog.store import Store
-from edge_rt.cli.bench_options import Progress
+from edge_rt.cli.bench_options import Progress, refuse_stand_in
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendError, InvalidRequestError, ModelNotPulledError
 from edge_rt.scheduler.placement import Candidate, Ranking
 from edge_rt.scheduler.probes import Probes
 from edge_rt.scheduler.profile import Entry, Profile, file_key, profile_path, save, versions_now
 from edge_rt.scheduler.subjects import CatalogSubject, ScriptedSubject, make_subject
+from edge_rt.worker.probe import probe
 
 # What computes in a back end, so that a profile knows when it has been replaced.
 _PACKAGES = {"onnx_cpu": ("onnxruntime",)}
@@ -49,6 +50,9 @@ def run(
     line: Progress,
 ) -> None:
     """Measure models, print the results and save them where asked. Raises ModelNotPulledError and StoreError."""
+    if backend:
+        for device in asyncio.run(probe(backend)):
+            refuse_stand_in(backend, device.evidence)
     store = Store.open(settings.catalog)
     path = profile_path(settings.placement, store.root)
     rows: list[dict[str, Any]] = []

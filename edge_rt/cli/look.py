@@ -82,10 +82,10 @@ class DaemonEyes:
 class LocalEyes:
     """Asks a model or a chain in this process."""
 
-    place = "this process"
-
     def __init__(self, model: Any) -> None:
         self._model = model
+        evidence = getattr(getattr(model, "info", None), "evidence", "device")  # a chain has no single model's
+        self.place = "this process" if evidence == "device" else f"this process, {model.info.backend} ({evidence})"
 
     def look(self, request: MediaRequest) -> MediaAnswer:
         options: dict[str, Any] = {"regions": request.regions, "top_k": request.top_k, "min_score": request.min_score}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from edge_rt import config
 from edge_rt.cli.look import TAKES, Job, media_task
 from edge_rt.cli.look import run as look
-from edge_rt.cli.talk import Talk, answer_options, given, open_talk
+from edge_rt.cli.talk import Talk, answer_options, given, open_talk, with_backend
 from edge_rt.types import Message
 
 
@@ -31,6 +31,11 @@ from edge_rt.types import Message
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the picture with its boxes."
 )
 @click.option("--min-score", type=click.FloatRange(0, 1), help="Leave out what is less sure than this.")
+@click.option(
+    "--backend",
+    type=click.Choice(get_args(config.Backend)),
+    help="Load the model here, on this back end. [default: as configured]",
+)
 @answer_options
 @click.pass_context
 def command(
@@ -44,6 +49,7 @@ def command(
     reference: Path | None,
     output: Path | None,
     min_score: float | None,
+    backend: config.Backend | None,
     socket: Path | None,
     local: bool,
     force: bool,
@@ -67,8 +73,13 @@ def command(
       dmesg | tail | edge_rt run smollm2-135m-instruct --system "Summarise this log." -
       edge_rt run efficientnet-lite0 part.jpg
       edge_rt run pp-ocrv4 label.jpg -o label.found.png
+      edge_rt run smollm2-135m-instruct:q4_1 "Hello" --backend fpga_sim -n 4
     """
     loaded = ctx.obj if isinstance(ctx.obj, config.Loaded) else config.load()
+    if backend is not None:
+        if socket is not None:
+            raise click.UsageError("--backend loads the model here, and --socket asks a daemon: give one of them.")
+        loaded, local = with_backend(loaded, model, backend), True
     if task := media_task(loaded, model):
         top_k = options.pop("top_k") or None  # 0 leaves none out, as for language models
         if system or raw or given(options):

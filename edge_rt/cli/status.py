@@ -61,8 +61,15 @@ def _ask(settings: config.Config) -> dict[str, Any]:
             models = client.models()
     except EdgeRtError as exc:
         return {"answers": False, "socket": str(path), "problem": str(exc)}
-    loaded = [model["id"] for model in models if model["status"] == "loaded"]
-    return {"answers": True, "socket": str(path), "problem": "", "models": loaded, "n_pulled": len(models)}
+    loaded = {model["id"]: model.get("meta", {}).get("evidence") for model in models if model["status"] == "loaded"}
+    return {
+        "answers": True,
+        "socket": str(path),
+        "problem": "",
+        "models": list(loaded),
+        "stand_ins": {model: evidence for model, evidence in loaded.items() if evidence},
+        "n_pulled": len(models),
+    }
 
 
 def _power(settings: config.Config) -> dict[str, Any]:
@@ -115,7 +122,8 @@ def text(found: dict[str, Any]) -> str:
         lines.append("service: not installed, `edge_rt install` does it")
     daemon = found["daemon"]
     if daemon["answers"]:
-        models = ", ".join(daemon["models"]) or "none"
+        stand_ins = {model: f" ({evidence})" for model, evidence in daemon.get("stand_ins", {}).items()}
+        models = ", ".join(model + stand_ins.get(model, "") for model in daemon["models"]) or "none"
         lines.append(f"daemon: answers on {daemon['socket']}; in memory: {models}; {daemon['n_pulled']} models pulled")
     else:
         lines.append(f"daemon: {daemon['problem']}")

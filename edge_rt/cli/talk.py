@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import click
+import msgspec
 
 from edge_rt import config
 from edge_rt.api.client import Client, Piece
 from edge_rt.api.listen import socket_path
 from edge_rt.catalog.store import is_file_name
 from edge_rt.cli.progress import pull_progress
+from edge_rt.cli.stand_in import announce, shown
 from edge_rt.errors import ConfigError, DaemonUnreachableError, ModelNotFoundError, UnsupportedFeatureError
 from edge_rt.service.units import SOCKET_PATH
 from edge_rt.types import FinishReason, Message, Usage
@@ -25,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What an answer took."""
+    """What an answer took. is_speed: a real device computed it, so tokens a second are worth showing."""
 
     finish_reason: FinishReason | None
     usage: Usage
@@ -33,15 +35,16 @@ class Account:
     prefill_tokens: int
     decode_s: float
     decode_tokens: int
+    is_speed: bool = True
 
     def line(self) -> str:
         """Write it as one line for people."""
         cached = f", {self.usage.cached_tokens} of them cached" if self.usage.cached_tokens else ""
         parts = [
             f"{self.usage.prompt_tokens} prompt tokens{cached}",
-            f"prefill {self.prefill_s:.2f} s{_rate(_tps(self.prefill_tokens, self.prefill_s))}",
+            f"prefill {self.prefill_s:.2f} s{_rate(self.prefill_tps)}",
             f"{self.usage.completion_tokens} tokens",
-            f"decode {self.decode_s:.2f} s{_rate(_tps(self.decode_tokens, self.decode_s))}",
+            f"decode {self.decode_s:.2f} s{_rate(self.decode_tps)}",
         ]
         if (energy := self.usage.energy) is not None:
             parts.append(f"{energy.total_j:.3g} J of the {energy.boundary}, {energy.quality}")
@@ -55,9 +58,17 @@ class Account:
             **({} if self.usage.energy is None else {"energy": asdict(self.usage.energy)}),
             "prefill_s": self.prefill_s,
             "decode_s": self.decode_s,
-            "prefill_tps": _tps(self.prefill_tokens, self.prefill_s),
-            "decode_tps": _tps(self.decode_tokens, self.decode_s),
+            "prefill_tps": self.prefill_tps,
+            "decode_tps": self.decode_tps,
         }
+
+    @property
+    def prefill_tps(self) -> float | None:
+        return _tps(self.prefill_tokens, self.prefill_s) if self.is_speed else None
+
+    @property
+    def decode_tps(self) -> float | None:
+        return _tps(self.decode_tokens, self.decode_s) if self.is_speed else None
 
 
 def _tps(n_tokens: int, seconds: float) -> float | None:
@@ -68,8 +79,9 @@ def _rate(tps: float | None) -> str:
     return "" if tps is None else f" ({tps:.1f} t/s)"
 
 
-def backend_line(name: str, reason: str) -> str:
-    """Write a back end and why it is not the first choice for people."""
+def backend_line(name: str, reason: str, evidence: str = "device") -> str:
+    """Write a back end, what stands in for its device, and why it is not the first choice, for people."""
+    name = name if evidence == "device" else f"{name} ({evidence}: no figure of it is a speed)"
     return f"{name}, because {reason}" if reason else name
 
 
@@ -105,7 +117,9 @@ class DaemonTalk:
 
     def backend(self) -> str | None:
         meta = self._client.model(self._model).get("meta", {})
-        return backend_line(meta["backend"], meta.get("backend_reason", "")) if meta.get("backend") else None
+        if not meta.get("backend"):
+            return None
+        return backend_line(meta["backend"], meta.get("backend_reason", ""), meta.get("evidence", "device"))
 
     def variant(self) -> str | None:
         variant: str | None = self._client.model(self._model).get("meta", {}).get("variant")
@@ -148,7 +162,8 @@ class LocalTalk:
         self._model = model
 
     def backend(self) -> str | None:
-        return backend_line(self._model.info.backend, self._model.info.backend_reason)
+        info = self._model.info
+        return backend_line(info.backend, info.backend_reason, info.evidence)
 
     def variant(self) -> str | None:
         return self._model.info.variant or None
@@ -157,6 +172,10 @@ class LocalTalk:
         self.account = None
         answer = self._model.generate(prompt, raw=isinstance(prompt, str), **options)
         try:
+            with shown(self._model):  # until there is something to see
+                first = next(answer, None)
+            if first is not None:
+                yield first
             yield from answer
         finally:
             answer.close()
@@ -167,6 +186,7 @@ class LocalTalk:
             prefill_tokens=answer.timings.prefill_tokens,
             decode_s=answer.timings.decode_s,
             decode_tokens=answer.timings.decode_tokens,
+            is_speed=self._model.info.evidence == "device",
         )
 
 
@@ -231,7 +251,19 @@ def open_talk(loaded: config.Loaded, model: str, *, socket: Path | None, local: 
     with pull_progress() as progress:
         loaded_model = load_text(model, settings=loaded, pull=True, progress=progress, force=force)
     with loaded_model:
+        announce(loaded_model.info)
         yield LocalTalk(loaded_model)
+
+
+def with_backend(loaded: config.Loaded, model: str, backend: str) -> config.Loaded:
+    """Give the configuration with this back end for the model."""
+    settings, model_id = loaded.config, model.partition(":")[0]
+    own = msgspec.structs.replace(settings.model(model_id), backend=backend)
+    engine = msgspec.structs.replace(settings.engine, backend=backend)
+    plain = config.plain_id(model_id)
+    others = {name: value for name, value in settings.models.items() if config.plain_id(name) != plain}
+    changed = msgspec.structs.replace(settings, engine=engine, models={**others, model_id: own})
+    return replace(loaded, config=changed)
 
 
 def _check_talks(client: Client, model: str) -> None:

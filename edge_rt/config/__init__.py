@@ -22,6 +22,7 @@ from edge_rt.config.tables import (
     Server,
     Tensor,
     Worker,
+    plain_id,
 )
 
 __all__ = [
@@ -50,4 +51,5 @@ __all__ = [
     "dotted",
     "load",
     "parse_key",
+    "plain_id",
 ]

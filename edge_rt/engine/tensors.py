@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge_rt.backends.base import TensorSession
+from edge_rt.backends.base import TensorSession, device_stats
 from edge_rt.backends.tensor_feeds import FeedCheck, check_feeds, check_outputs
 from edge_rt.catalog.pipelines import StateTensor
 from edge_rt.engine.batcher import Batch, Batcher
@@ -151,6 +151,7 @@ class TensorEngine:
             rows_total=totals.rows,
             step_rows=tuple(totals.step_rows),
             cancelled_total=totals.cancelled,
+            **device_stats(self._session),
         )
 
     def _checked(self, call: Call, sink: Sink) -> Job:

@@ -20,7 +20,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.backends.base import NoCellsError, SeqRows, TokenSession
+from edge_rt.backends.base import NoCellsError, SeqRows, TokenSession, device_stats
 from edge_rt.engine.batching import pick, prefill_rows
 from edge_rt.engine.prefix import Slot
 from edge_rt.engine.prompt import PromptReader
@@ -172,6 +172,7 @@ class TokenEngine:
             cached_tokens_total=totals.cached_tokens,
             preempted_total=totals.preempted,
             cancelled_total=totals.cancelled,
+            **device_stats(self._session),
             drafted_tokens_total=totals.drafted,
             accepted_tokens_total=totals.accepted,
         )
@@ -187,6 +188,8 @@ class TokenEngine:
 
     def warm_up(self) -> None:
         """Compute a few rows, so that the first request finds the weights read and a row's time known."""
+        if self._session.info.evidence != "device":  # a stand-in may take minutes, and its time tells nothing
+            return
         n_rows = min(16, self._session.caps.n_batch, self._session.caps.n_ctx)
         self._set_threads(self._threads.choice(is_prefill=True).choose(n_rows, self._clock(), None))
         for _ in range(2):  # the first one reads the file

@@ -11,7 +11,15 @@ import pytest
 from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, LoadOptions, ModelFile, NoCellsError, SeqRows, TokenSession
 from edge_rt.backends.fpga import FpgaBackend
-from edge_rt.errors import BackendStepError, EdgeRtError, InvalidRequestError, ModelFormatError
+from edge_rt.backends.llama_library import load_library
+from edge_rt.backends.native_library import load_external
+from edge_rt.errors import (
+    BackendStepError,
+    BackendUnavailableError,
+    EdgeRtError,
+    InvalidRequestError,
+    ModelFormatError,
+)
 from tests import byte_model
 from tests.fpga_sources import golden_source
 
@@ -23,8 +31,11 @@ TEXT = "The pressure in line 3 rose at 14:05, then fell – naïve 漢字 🙂."
 def load(name: str, request: pytest.FixtureRequest) -> TokenSession:
     options = LoadOptions(n_ctx=N_CTX, n_seq_max=4, n_batch=N_BATCH, n_threads=1)
     if name == "fpga":
-        if isinstance(absent := registry.get("native").probe(), Absent):
-            pytest.skip(f"{name}: {absent.reason}")
+        try:
+            load_external()
+            load_library()
+        except BackendUnavailableError as exc:
+            pytest.skip(f"{name}: {exc.reason}")
         path = request.getfixturevalue("tmp_path_factory").mktemp("fpga") / "m.gguf"
         return FpgaBackend(golden_source()).load(byte_model.write(path), options)
     if isinstance(absent := registry.get(name).probe(), Absent):
