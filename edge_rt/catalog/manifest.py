@@ -55,12 +55,25 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_delay_s: Annotated[float, Meta(ge=0, le=10)] = 0.002
 
 
+class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a form wants of an accelerator. Such a form runs where it is asked for or where one of its back ends is.
+
+    weight_bits, activation_bits  that it computes in; 16 and 16 are floats
+    socs                          chips that have it, as their vendors name them; () leaves it to the compiler
+    """
+
+    weight_bits: Literal[4, 8, 16]
+    activation_bits: Literal[8, 16]
+    socs: Annotated[tuple[Line, ...], Meta(max_length=64)] = ()
+
+
 class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One form of a model: fetched (source, size_bytes, sha256) or derived_from another variant or a material here.
 
     derive      names the recipe that derives it; "" quantises a GGUF file
     derive_with the id of a material that the recipe takes beside what it derives from
     backends    that can run it, in order of preference; () leaves it to its format
+    requires    of a form for accelerators: backends names which, and no CPU takes it unless it stands in for one
     perplexity, accuracy  measured as docs/models.md says; None is not measured
     """
 
@@ -74,6 +87,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     derive: Id | Literal[""] = ""
     derive_with: str = ""
     backends: tuple[Id, ...] = ()
+    requires: Requires | None = None
     perplexity: Annotated[float, Meta(gt=0)] | None = None
     accuracy: Accuracy | None = None
 
@@ -238,6 +252,8 @@ def _convert(table: dict[str, Any], path: Path) -> Manifest:
 def _contradictions(manifest: Manifest) -> list[tuple[str, str]]:
     """List what the types alone cannot rule out, as (field, problem)."""
     found: list[tuple[str, str]] = []
+    if manifest.variants[0].requires is not None:
+        found.append(("variants", "the first wants an accelerator; it must run where there is none"))
     if manifest.kind == "text":
         found += [(name, "is missing") for name in ("arch", "n_ctx", "n_ctx_train") if not getattr(manifest, name)]
         defaults = {"assets": (), "materials": (), "pipeline": None, "batching": Batching(), "state": ()}
@@ -255,6 +271,8 @@ def _contradictions(manifest: Manifest) -> list[tuple[str, str]]:
         found += [(f"variants.{name}", f"{v!r} is there twice") for v in sorted(set(values)) if values.count(v) > 1]
     for variant in manifest.files():
         field = f"{'variants' if variant in manifest.variants else 'assets'}.{variant.id}"
+        if variant.requires is not None and not variant.backends:
+            found.append((f"{field}.requires", "goes with backends, which are not named"))
         if variant.derived_from:
             found += [(f"{field}{key}", problem) for key, problem in _derivation(manifest, variant)]
             continue

@@ -35,7 +35,8 @@ def pick_variant(manifest: Manifest, features: frozenset[str], wanted: str = "",
 
     features  as `edge_rt devices` lists them: avx2, avx512f, neon, dotprod, i8mm, …
     backend   the one that is configured for the model
-    If none runs fast it is the first of all. Pure.
+    If none runs fast it is the first of all. Forms that want an accelerator are taken for a back end that they name,
+    and for no other. Pure.
     Raises ModelNotFoundError when no variant has the wanted name.
     """
     if wanted:
@@ -44,8 +45,10 @@ def pick_variant(manifest: Manifest, features: frozenset[str], wanted: str = "",
                 model=f"{manifest.id}:{wanted}", known=tuple(f"{manifest.id}:{v.id}" for v in manifest.variants)
             )
         return variant
-    fast = (v for v in manifest.variants if is_fast(manifest.arch, v.quant, features, backend))
-    return next(fast, manifest.variants[0])
+    able = [v for v in manifest.variants if v.requires is not None and backend in v.backends]
+    able = able or [v for v in manifest.variants if v.requires is None]
+    fast = (v for v in able if is_fast(manifest.arch, v.quant, features, backend))
+    return next(fast, able[0])
 
 
 # Raised when a recipe of convert/ writes other bytes than before.

@@ -10,8 +10,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-_OPSET = 17
+OPSET = 17
 _IR_VERSION = 8
+_IR_VERSION_21 = 10  # of opset 21, the first with values of 4 and 16 bit
 Shape = Sequence[str | int | None]
 
 
@@ -37,9 +38,15 @@ class OnnxBuilder:
             raise ValueError(f"{name} is not {rank}-dimensional of finite 32-bit floats")
         return array
 
-    def model(self, name: str, inputs: list[ValueInfoProto], outputs: list[ValueInfoProto]) -> onnx.ModelProto:
+    def model(
+        self, name: str, inputs: list[ValueInfoProto], outputs: list[ValueInfoProto], *, opset: int = OPSET
+    ) -> onnx.ModelProto:
         graph = helper.make_graph(self._nodes, name, inputs, outputs, self._constants)
-        opset = helper.make_opsetid("", _OPSET)
-        model = helper.make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION, producer_name="edge_rt")
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", opset)],
+            ir_version=_IR_VERSION if opset == OPSET else _IR_VERSION_21,
+            producer_name="edge_rt",
+        )
         onnx.checker.check_model(model, full_check=True)
         return model

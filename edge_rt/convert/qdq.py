@@ -50,13 +50,26 @@ _MAX_BIAS = 2**30
 _NO_BOUNDS = ("no_low", "no_high")
 
 Range = tuple[float, float]
+_Size = Annotated[int, Meta(ge=1, le=2**20)]
+_Text = Annotated[tuple[Annotated[int, Meta(ge=0, le=2**24)], ...], Meta(min_length=1, max_length=4096)]
 
 
-class RangesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Each activation's least and greatest value, by its name in the float model; note says how they were got."""
+class RangesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Each activation's least and greatest value, by its name in the float model; note says how they were got.
+
+    For the recipes of NPUs (npu.py) also:
+    shapes       of the inputs, where the model leaves them open
+    float_nodes  names of nodes that stay float
+    int8_nodes   names of nodes whose weights have 8 bit where the others have 4
+    texts        tokens that 4-bit weights are chosen for (gptq.py)
+    """
 
     note: str
     ranges: Annotated[dict[str, Range], Meta(min_length=1, max_length=100_000)]
+    shapes: Annotated[dict[str, tuple[_Size, ...]], Meta(max_length=64)] = {}
+    float_nodes: Annotated[tuple[str, ...], Meta(max_length=100_000)] = ()
+    int8_nodes: Annotated[tuple[str, ...], Meta(max_length=100_000)] = ()
+    texts: Annotated[tuple[_Text, ...], Meta(max_length=10_000)] = ()
 
 
 def read_ranges(path: Path) -> RangesFile:

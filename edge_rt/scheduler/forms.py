@@ -135,7 +135,9 @@ def _tensor_load(
 def _form(
     manifest: Manifest, best: Variant, wanted: str, find: Callable[[Manifest, Variant], Path | None]
 ) -> tuple[Variant, str | None]:
-    for variant in (best, *(() if wanted else manifest.variants)):
+    # One for another accelerator, or for one where the CPU was meant, stands in for none.
+    others = () if wanted else [v for v in manifest.variants if v.requires is None]
+    for variant in (best, *others):
         if (path := find(manifest, variant)) is not None:
             return variant, str(path)
     return best, None

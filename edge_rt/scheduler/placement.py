@@ -141,7 +141,8 @@ def reference(ranking: Ranking, candidate: Candidate) -> Candidate | None:
 def backends_of(variant: Variant, policy: Policy) -> tuple[str, ...]:
     """List the back ends that shall run a form, preferred first."""
     if policy.pins_backend:
-        return (policy.backend,)
+        is_meant = variant.requires is None or policy.backend in variant.backends
+        return (policy.backend,) if is_meant else ()
     return variant.backends or _BACKENDS.get(PurePath(variant.file).suffix.lower(), ())
 
 
