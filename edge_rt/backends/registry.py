@@ -18,6 +18,9 @@ _BACKENDS = {
     "null": "edge_rt.backends.null:NullBackend",
 }
 
+# Those that look for devices without a vendor's code; the others are asked in a process of their own.
+OWN = ("llama_cpu", "native", "onnx_cpu", "null")
+
 
 def names() -> tuple[str, ...]:
     return tuple(_BACKENDS)
@@ -32,16 +35,12 @@ def get(name: str) -> Backend:
     return cast("Backend", getattr(import_module(module), attribute)())
 
 
-def probe_all() -> tuple[BackendProbe, ...]:
-    """Ask every back end for its devices."""
-    found: list[BackendProbe] = []
-    for name in _BACKENDS:
-        try:
-            devices = get(name).probe()
-        except BackendUnavailableError as exc:
-            devices = Absent(reason=exc.reason, extra=exc.extra)
-        if isinstance(devices, Absent):
-            found.append(BackendProbe(name=name, absent=devices))
-        else:
-            found.append(BackendProbe(name=name, devices=devices))
-    return tuple(found)
+def probe(name: str) -> BackendProbe:
+    """Ask a back end for its devices, in this process."""
+    try:
+        devices = get(name).probe()
+    except BackendUnavailableError as exc:
+        devices = Absent(reason=exc.reason, extra=exc.extra)
+    if isinstance(devices, Absent):
+        return BackendProbe(name=name, absent=devices)
+    return BackendProbe(name=name, devices=devices)

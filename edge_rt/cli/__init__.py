@@ -122,3 +122,4 @@ def main(ctx: click.Context, debug: bool, file: Path | None) -> None:  # noqa: A
         from edge_rt import config
 
         ctx.obj = config.load(file)
+        ctx.with_resource(config.named(file))

@@ -32,7 +32,9 @@ from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import BackendUnavailableError, ConfigError, EdgeRtError
 from edge_rt.scheduler.forms import Placement, load_message, place
 from edge_rt.service.system import Host, Machine
+from edge_rt.tensor_types import DeviceState
 from edge_rt.worker.load import unpack
+from edge_rt.worker.probe import survey
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -82,6 +84,7 @@ class Patient:
     inspect_build: Callable[[], Build | Broken] = inspect
     load_native: Callable[[], Any] = load_native
     probe_onnx: Callable[[], tuple[Device, ...] | Absent] = lambda: registry.get("onnx_cpu").probe()
+    probe: Callable[[str], tuple[DeviceState, ...]] = lambda name: survey([name])[name]
     wall_clock: Callable[[], float] = time.time
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     uid: int = field(default_factory=os.getuid)
@@ -163,6 +166,17 @@ def onnx(patient: Patient) -> Check:
             "onnxruntime", f"{devices.reason}: no tensor models; pip install 'edge_rt[{devices.extra}]' brings them"
         )
     return ok("onnxruntime", devices[0].detail)
+
+
+def fpga(patient: Patient) -> Check | None:
+    settings = patient.config
+    is_wanted = "fpga" in {settings.engine.backend, *(own.backend for own in settings.models.values())}
+    if not settings.fpga.bitstream and not is_wanted:
+        return None
+    device = patient.probe("fpga")[0]
+    if device.kind == "none":
+        return fail("fpga", device.fault, "docs/fpga.md says what a board needs")
+    return ok("fpga", device.detail)
 
 
 def store(patient: Patient) -> Check:
@@ -371,6 +385,7 @@ CHECKS: tuple[Look, ...] = (
     llama_build,
     native,
     onnx,
+    fpga,
     store,
     manifests,
     model,

@@ -10,13 +10,15 @@ import click
 from tabulate import tabulate
 
 from edge_rt.backends import registry
-from edge_rt.backends.base import BackendProbe
+from edge_rt.backends.base import Absent, BackendProbe, Device
 from edge_rt.cli import power_survey
 from edge_rt.cli.power_survey import spans, value
 from edge_rt.devices import cpu, memory
 from edge_rt.devices.base import Reading
 from edge_rt.devices.meter_choice import find
 from edge_rt.devices.sysfs import SysfsRoot
+from edge_rt.tensor_types import DeviceState
+from edge_rt.worker.probe import survey as ask_children
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,36 @@ def command(as_json: bool) -> None:
     A core is big when it is as fast as the fastest kind; compute threads go there first. Whatever cannot be read is
     shown with the reason.
     """
-    found = survey(SysfsRoot(), registry.probe_all())
+    found = survey(SysfsRoot(), probe_all())
     click.echo(json.dumps(asdict(found), indent=2) if as_json else text(found))
+
+
+def probe_all() -> tuple[BackendProbe, ...]:
+    """Ask every back end for its devices; those of vendors in processes of their own, which may crash or hang."""
+    vendors = ask_children([name for name in registry.names() if name not in registry.OWN])
+    return tuple(_told(name, vendors[name]) if name in vendors else registry.probe(name) for name in registry.names())
+
+
+def _told(name: str, states: Sequence[DeviceState]) -> BackendProbe:
+    """Put what a process of its own told of a back end in the words of one that was asked here."""
+    if states[0].kind == "none":
+        return BackendProbe(
+            name=name, absent=Absent(reason=states[0].fault.removeprefix(f"back end {name} is not available: "))
+        )
+    devices = tuple(
+        Device(
+            id=state.id,
+            kind=state.kind,
+            detail=state.detail,
+            evidence=state.evidence,
+            reference=state.reference,
+            free_bytes=state.free_bytes,
+            temp_c=state.temp_c,
+            fault=state.fault,
+        )
+        for state in states
+    )
+    return BackendProbe(name=name, devices=devices)
 
 
 def text(found: Survey) -> str:

@@ -32,7 +32,8 @@ def command(above: config.Loaded | None, file: Path | None, as_json: bool) -> No
         results.append(fail("config", str(exc), "correct it; the checks below use the defaults"))
         settings = config.Config()
     # The service first: a later check that connects to its socket would start it.
-    results += examine(Patient(config=settings), (*SERVICE_CHECKS, *CHECKS))
+    with config.named(file):
+        results += examine(Patient(config=settings), (*SERVICE_CHECKS, *CHECKS))
     click.echo(json.dumps([asdict(check) for check in results], indent=2) if as_json else text(results))
     if any(check.status == "fail" for check in results):
         raise click.exceptions.Exit(1)

@@ -82,7 +82,8 @@ def command(
 
     if os.environ.get("NOTIFY_SOCKET"):  # systemd ends one that hangs by SIGABRT: then the log shows where it hung
         faulthandler.enable()
-    daemon.run(read(), ready=_announce, read=read)
+    with config.named(given):
+        daemon.run(read(), ready=_announce, read=read)
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_rt.config.loading import SYSTEM_FILE, Key, Loaded, Setting, dotted, load, parse_key
+from edge_rt.config.loading import SYSTEM_FILE, Key, Loaded, Setting, dotted, load, named, parse_key
 from edge_rt.config.tables import (
     Actuator,
     Backend,
@@ -50,6 +50,7 @@ __all__ = [
     "Worker",
     "dotted",
     "load",
+    "named",
     "parse_key",
     "plain_id",
 ]

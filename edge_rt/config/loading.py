@@ -14,6 +14,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -25,6 +26,7 @@ from edge_rt.errors import ConfigError
 from edge_rt.regular import read_regular
 
 _PREFIX = "EDGE_RT__"
+_FILE_VARIABLE = "EDGE_RT_CONFIG"
 SYSTEM_FILE = Path("/etc/edge_rt/config.toml")
 _MAX_BYTES = 2**20
 
@@ -88,6 +90,22 @@ def load(
     return Loaded(config=config, origins={dotted(key): origin for key, origin in origins.items()})
 
 
+@contextmanager
+def named(file: Path | None) -> Iterator[None]:
+    """Let back ends, here and in child processes, load the file that this process was told to; None changes nothing."""
+    before = os.environ.get(_FILE_VARIABLE)
+    if file is not None:
+        os.environ[_FILE_VARIABLE] = str(file.absolute())
+    try:
+        yield
+    finally:
+        if file is not None:
+            if before is None:
+                del os.environ[_FILE_VARIABLE]
+            else:
+                os.environ[_FILE_VARIABLE] = before
+
+
 def dotted(key: Key) -> str:
     """Write a key as TOML does: a part with a dot in it is quoted."""
     return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else f'"{part}"' for part in key)
@@ -101,7 +119,7 @@ def parse_key(text: str) -> Key:
 def _find(file: Path | None, environ: Mapping[str, str], system_file: Path) -> Path | None:
     if file is not None:
         return file
-    if name := environ.get("EDGE_RT_CONFIG"):
+    if name := environ.get(_FILE_VARIABLE):
         return Path(name)
     return system_file if os.path.lexists(system_file) else None
 

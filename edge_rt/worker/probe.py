@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -22,6 +22,8 @@ from edge_rt.tensor_types import DeviceState
 TIMEOUT_S = 20.0
 MAX_OUTPUT_BYTES = 64 * 1024
 _MAX_REASON = 300
+
+Survey = Mapping[str, tuple[DeviceState, ...]]
 
 
 class ProbeChild:
@@ -93,6 +95,16 @@ async def probe(backend: str, *, timeout_s: float = TIMEOUT_S, command: Sequence
         return await child.read()
     finally:
         await child.end()
+
+
+def survey(names: Sequence[str], ask: Callable[[str], Awaitable[tuple[DeviceState, ...]]] = probe) -> Survey:
+    """Ask several back ends at once, as ProbeChild.read does; by name."""
+
+    async def ask_all() -> Survey:
+        found = await asyncio.gather(*(ask(name) for name in names))
+        return dict(zip(names, found, strict=True))
+
+    return asyncio.run(ask_all())
 
 
 class ProbeChildren:

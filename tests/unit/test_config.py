@@ -253,3 +253,12 @@ def test_a_fault_in_a_cloud_table_is_named(file: Path) -> None:
     error = failure(file, "[cloud.big]\nprice_in = -1.0\n")
     assert (error.key, "Expected `float` >= 0.0" in error.problem) == ("cloud.big.price_in", True)
     assert "did you mean cloud.big.base_url" in failure(file, '[cloud.big]\nbase_ur = "x"\n').problem
+
+
+def test_a_file_that_was_named_is_what_back_ends_and_children_read(file: Path) -> None:
+    file.write_text("[fpga]\nbitstream = '/x/e4.bit'\n")
+    with config.named(file):
+        assert config.load().config.fpga.bitstream == "/x/e4.bit"
+        with config.named(None):
+            assert config.load().config.fpga.bitstream == "/x/e4.bit"
+    assert config.load(system_file=Path("/none")).config.fpga.bitstream == ""

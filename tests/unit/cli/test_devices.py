@@ -7,8 +7,9 @@ from click.testing import CliRunner
 from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, BackendProbe, Device
 from edge_rt.cli import main
-from edge_rt.cli.devices import Survey, survey, text
+from edge_rt.cli.devices import Survey, _told, survey, text
 from edge_rt.devices.sysfs import SysfsRoot
+from edge_rt.tensor_types import DeviceState
 from tests.device_trees import container, plant, raspberry_pi_5, rk3588, x86_hybrid, x86_server
 
 __all__ = ["container", "plant", "raspberry_pi_5", "rk3588", "x86_hybrid", "x86_server"]
@@ -81,3 +82,13 @@ def test_the_command_prints_this_machine_as_json() -> None:
     assert [probe["name"] for probe in found["backends"]] == list(registry.names())
     assert set(found["power"]) >= {"meters", "absent"}
     assert set(found["heat"]["peak_c"]) == {"value", "source", "reason"}
+
+
+def test_what_a_vendors_process_tells_reads_as_what_was_asked_here() -> None:
+    facts = {"id": "npu0", "kind": "npu", "detail": "chip", "evidence": "simulator", "free_bytes": 5, "fault": "hot"}
+    told = _told("npu", [DeviceState(backend="npu", **facts)])  # type: ignore[arg-type]
+    assert told.devices == (Device(**facts),)  # type: ignore[arg-type]
+    reason = "back end npu is not available: no driver; install it with `pip install 'edge_rt[npu-x]'`"
+    absent = _told("npu", [DeviceState(backend="npu", id="none", kind="none", fault=reason)]).absent
+    assert absent is not None
+    assert absent.reason == "no driver; install it with `pip install 'edge_rt[npu-x]'`"

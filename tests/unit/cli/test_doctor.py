@@ -22,6 +22,8 @@ from edge_rt.cli.doctor import text
 from edge_rt.config import CloudEndpoint
 from edge_rt.devices.sysfs import SysfsRoot
 from edge_rt.errors import BackendUnavailableError, ModelChecksumError
+from edge_rt.tensor_types import DeviceState
+from edge_rt.worker.probe import absent
 from tests.device_trees import container, plant, raspberry_pi_5, x86_server
 
 __all__ = ["container", "plant", "raspberry_pi_5", "x86_server"]
@@ -382,3 +384,19 @@ def test_manifests_that_are_left_out_are_listed(tmp_path: Path) -> None:
     assert (check.status, "torn.toml: TOML" in check.detail) == ("warn", True)
     (tmp_path / "torn.toml").unlink()
     assert checks.manifests(patient).status == "ok"
+
+
+def test_a_board_is_looked_for_only_where_it_is_wanted() -> None:
+    def never(name: str) -> tuple[DeviceState, ...]:
+        raise AssertionError(name)
+
+    assert checks.fpga(Patient(probe=never)) is None
+    wanted = config.Config(fpga=config.Fpga(bitstream="/x/e4.bit"))
+    here = (DeviceState(backend="fpga", id="fpga", kind="fpga", detail="KV260"),)
+    found = checks.fpga(Patient(config=wanted, probe=lambda _: here))
+    assert found is not None
+    assert (found.status, found.detail) == ("ok", "KV260")
+    named = config.Config(models={"m": config.ModelSettings(backend="fpga")})
+    failed = checks.fpga(Patient(config=named, probe=lambda name: absent(name, "pynq finds no device")))
+    assert failed is not None
+    assert (failed.status, failed.detail) == ("fail", "pynq finds no device")

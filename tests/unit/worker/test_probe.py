@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_rt.tensor_types import DeviceState
-from edge_rt.worker.probe import MAX_OUTPUT_BYTES, ProbeChild, probe
+from edge_rt.worker.probe import MAX_OUTPUT_BYTES, ProbeChild, absent, probe, survey
 from tests.patience import PATIENCE_S
 
 
@@ -92,3 +92,12 @@ def test_a_child_ends_with_its_parent() -> None:
     command = [sys.executable, "-P", "-m", "edge_rt.worker.probe", "null"]
     ended = subprocess.run(command, check=True, input=b"\n\n", capture_output=True, timeout=PATIENCE_S)
     assert ended.stdout.count(b"\n") == 2
+
+
+def test_a_survey_asks_at_once_and_one_that_fails_hides_no_other() -> None:
+    async def ask(name: str) -> tuple[DeviceState, ...]:
+        return absent(name, "broken") if name == "b" else (DeviceState(backend=name, id="0", kind="npu"),)
+
+    found = survey(["a", "b"], ask)
+    assert [device.fault for devices in found.values() for device in devices] == ["", "broken"]
+    assert list(found) == ["a", "b"]
