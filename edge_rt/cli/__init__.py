@@ -29,6 +29,7 @@ _COMMANDS: Final = {
     "route": "Explain who answers a request, device or cloud.",
     "cache": "Look at stored answers, correct and remove them.",
     "devices": "Show what this machine can run models on.",
+    "fpga": "Tell what ONNX models would take of an FPGA's engine.",
     "npu": "Install vendors' packages for NPUs apart from edge_rt's.",
     "power": "Show power, clocks and heat.",
     "config": "Show the configuration and where each value comes from.",
