@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, a C++ compiler and, the first time, the network.
 .POSIX:
 .SUFFIXES:
-.PHONY: help venv demo test test-peer test-systemd lint bench sanitize fuzz emulate-x86 test-kernel test-rtl test-pynq clean
+.PHONY: help venv demo test test-peer test-systemd lint bench sanitize fuzz emulate-x86 test-kernel test-rtl test-pynq test-npu-serial clean
 
 BIN = .venv/bin
 export PYTHON
@@ -13,11 +13,12 @@ help:
 	@echo 'make test-systemd  run the units under real systemd in a container (root; part of make test where it can run)'
 	@echo 'make lint    style, types and import order only'
 	@echo 'make bench   measure the default model on this machine'
-	@echo 'make sanitize  run the C engine on random data under AddressSanitizer, UBSan and ThreadSanitizer'
+	@echo 'make sanitize  run the C engine and the serial NPU on random data under AddressSanitizer, UBSan, ThreadSanitizer'
 	@echo 'make fuzz      a minute of libFuzzer on the engine, with clang; FUZZ_S=SECONDS for longer'
 	@echo 'make emulate-x86  run its check on emulated CPUs: AVX-512, AVX-VNNI, none of them (compiles Bochs once)'
 	@echo 'make test-kernel  boot a Debian kernel on an emulated board, and run the power code on its real drivers'
 	@echo 'make test-rtl   run the FPGA engine in simulation, 2,000 random products of each configuration'
+	@echo 'make test-npu-serial  run the serial NPU on emulated boards, 1,000 random layers of each'
 	@echo 'make test-pynq  run pynq 4.0.0 and 3.1.2 on the simulated FPGA engine (installs each once, some minutes)'
 	@echo 'make venv    install into .venv only (compiles llama.cpp once, some minutes)'
 	@echo 'make clean   remove .venv and caches; models and the compiled wheel stay'
@@ -34,12 +35,13 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+NPU_SERIAL_TOOLS = arm-none-eabi-gcc=gcc-arm-none-eabi qemu-system-arm=qemu-system-arm
 FPGA_TOOLS = iverilog=iverilog tclsh=tcl verilator=verilator yosys=yosys
 
 test: lint
 	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0 efficientnet-lite0 minilm-l6 \
 		minilm-l6:fp32 pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
-	@sh tools/system_packages.sh fusermount3=fuse3 $(FPGA_TOOLS)
+	@sh tools/system_packages.sh fusermount3=fuse3 $(FPGA_TOOLS) $(NPU_SERIAL_TOOLS)
 	-$(BIN)/python -m tools.llama_server
 	-$(BIN)/python -m pip install --quiet --editable '.[npu-qnn]'
 	$(BIN)/python -m pytest --models-are-here
@@ -64,6 +66,9 @@ sanitize:
 	@mkdir -p build
 	$(CHECK) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/check-address && build/check-address
 	$(CHECK) -fsanitize=thread -o build/check-thread && build/check-thread
+	$${CC:-cc} -std=c17 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -Ihw/npu/serial/src hw/npu/serial/tests/fuzz.c \
+		hw/npu/serial/src/*.c -fsanitize=address,undefined -fno-sanitize-recover=all -o build/fuzz-npu
+	build/fuzz-npu 20000
 
 FUZZ_S = 60
 fuzz:
@@ -78,6 +83,11 @@ emulate-x86:
 test-rtl: venv
 	@sh tools/system_packages.sh $(FPGA_TOOLS)
 	RTL_RUNS=2000 $(BIN)/python -m pytest tests/fpga
+
+test-npu-serial: venv
+	@sh tools/system_packages.sh $(NPU_SERIAL_TOOLS)
+	NPU_LAYERS=1000 $(BIN)/python -m pytest tests/unit/devices/test_serial_npu.py tests/unit/devices/test_serial_npu_link.py \
+		tests/unit/backends/test_npu_serial.py tests/system/test_serial_npu.py
 
 test-kernel:
 	@sh tools/python.sh -m tests.kernel.run

@@ -22,6 +22,9 @@ GROUP = 32
 MAX_GROUP_LOG2 = 2
 F_ONE = 16
 E_MAX = 7
+_F_ONE_LOG2 = 4
+_CODE_MAX = (2 * F_ONE - 1) << E_MAX
+_TINY = 1e-30
 SCALE_MAX = 2**15 - 1
 ASYMMETRIC_SCALE_MAX = 2**8 - 1
 Z_STEPS = 16
@@ -121,23 +124,38 @@ def encode_activations(x: NDArray[np.floating]) -> Activations:
     m, k = x.shape
     if k % GROUP:
         raise ValueError(f"vectors of {k} numbers, not a multiple of {GROUP}")
-    groups = x.reshape(m, -1, GROUP).astype(np.float64)
-    largest = np.abs(groups).max(axis=2)
+    groups = x.reshape(m, -1, GROUP)
+    largest = np.maximum(groups.max(axis=2), -groups.min(axis=2)).astype(np.float64)
     if not np.isfinite(largest).all():
         raise ValueError("an activation is not a finite number")
     top = largest.max(axis=1, keepdims=True)
     top[top == 0] = 1.0
-    unit = top / 127 / ((2 * F_ONE - 1) << E_MAX)
-    # The smallest code whose 127 steps hold the group: f is rounded up, into the next e where it reaches twice F_ONE.
-    code = largest / 127 / unit * (1 - 1e-12)
-    e = np.clip(np.floor(np.log2(np.maximum(code, 1e-9) / F_ONE)), 0, E_MAX)
-    whole = np.maximum(np.ceil(code / 2**e), F_ONE)
-    over = whole >= 2 * F_ONE
-    e, whole = np.where(over, e + 1, e), np.where(over, F_ONE, whole)
-    q = np.rint(groups / (whole * 2**e * unit)[..., None])
+    unit = top / (127 * _CODE_MAX)
+    # The smallest code whose 127 steps hold the group, and the next larger one: the better of both is worth 3 % of the
+    # error, as the numbers of a group lie where they lie. A code's own step is 2^e.
+    code = np.maximum(largest * ((1 - 1e-12) * _CODE_MAX / top), F_ONE)
+    code = np.ceil(code / _code_step(code)) * _code_step(code)
+    codes = np.stack([code, np.minimum(code + _code_step(code), _CODE_MAX)])
+    per_step = 1.0 / (codes * unit)[..., None]
+    # float32 is enough, but for numbers whose inverse leaves it.
+    scaled = groups * (per_step.astype(np.result_type(x, np.float32)) if top.min() > _TINY else per_step)
+    q = np.rint(scaled)
+    scaled -= q
+    errors = np.einsum("cmgi,cmgi->cmg", scaled, scaled) * np.square(codes)
+    is_next = errors[1] < errors[0]
+    q = np.where(is_next[..., None], q[1], q[0])
+    fraction, exponent = np.frexp(np.where(is_next, codes[1], codes[0]))
     return Activations(
-        q.reshape(m, k).astype(np.int8), (whole - F_ONE).astype(np.uint8), e.astype(np.uint8), unit[:, 0]
+        q.reshape(m, k).astype(np.int8),
+        (fraction * (2 * F_ONE) - F_ONE).astype(np.uint8),
+        (exponent - _F_ONE_LOG2 - 1).astype(np.uint8),
+        unit[:, 0],
     )
+
+
+def _code_step(code: NDArray[np.float64]) -> NDArray[np.float64]:
+    step: NDArray[np.float64] = np.ldexp(1.0, np.frexp(code)[1] - _F_ONE_LOG2 - 1)
+    return step
 
 
 def to_products(sums: NDArray[np.float32], row_unit: NDArray[np.float64], x: Activations) -> NDArray[np.float32]:

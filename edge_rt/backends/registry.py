@@ -15,6 +15,7 @@ _BACKENDS = {
     "fpga": "edge_rt.backends.fpga:FpgaBackend",
     "fpga_sim": "edge_rt.backends.fpga:SimulatedFpgaBackend",
     "npu_qnn": "edge_rt.backends.npu.qnn:QnnBackend",
+    "npu_openvino": "edge_rt.backends.npu.openvino:OpenVinoBackend",
     "null": "edge_rt.backends.null:NullBackend",
 }
 

@@ -19,7 +19,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0.0)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0)]
 # auto, and the names of edge_rt.backends.registry
-Backend = Literal["auto", "native", "llama_cpu", "onnx_cpu", "fpga", "fpga_sim", "npu_qnn", "null"]
+Backend = Literal["auto", "native", "llama_cpu", "onnx_cpu", "fpga", "fpga_sim", "npu_qnn", "npu_openvino", "null"]
 # upper clocks of CPUs; of NPUs, GPUs and memory; the energy preference; the chip's own power limit
 Actuator = Literal["cpufreq", "devfreq", "epp", "rapl"]
 Port = Annotated[int, Meta(ge=0, le=65535)]

@@ -66,16 +66,21 @@ class Board(Protocol):
     def close(self) -> None: ...
 
 
-def look(bitstream: str, *, environ: Mapping[str, str] = os.environ, root: SysfsRoot | None = None) -> Seen:
+def look(
+    bitstream: str,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    root: SysfsRoot | None = None,
+    find_pynq: Callable[[], Any] | None = None,
+) -> Seen:
     """Say whether a board can be used, or what to do about it. Imports pynq, which may take long, crash or hang."""
-    if importlib.util.find_spec("pynq") is None:
+    if find_pynq is None and importlib.util.find_spec("pynq") is None:
         return Seen(missing="pynq, which drives the board, is not installed", extra=EXTRA)
     if not bitstream:
         return Seen(missing="no bitstream is configured: set fpga.bitstream to the e4.bit that hw/fpga/vivado builds")
     try:
         _check_files(Path(bitstream))
-        pynq = _import_pynq()
-        device = _device(pynq, environ)
+        device = _device((find_pynq or _import_pynq)(), environ)
     except DeviceNotFoundError as exc:
         return Seen(missing=f"{exc.reason}; {exc.remedy}")
     free = contiguous_bytes(root)
@@ -151,7 +156,7 @@ class PynqBoard:
 class PynqPort:
     """One engine through pynq: registers by MMIO, memory in one contiguous buffer that only flush and invalidate move.
 
-    now, sleep  a simulated board has a clock of its own
+    xrt  XRT's Python module, which pynq's drivers for boards use; None imports it where the buffer is one of XRT's
     """
 
     def __init__(
@@ -159,6 +164,7 @@ class PynqPort:
         mmio: Any,
         buffer: Any,
         *,
+        xrt: Any = None,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -168,7 +174,7 @@ class PynqPort:
         # A flush of a part of a buffer flushes all of it with pynq's drivers for boards, 3.1 and 4.0; XRT itself can.
         self._sync = getattr(buffer.bo, "sync", None)
         if self._sync is not None:
-            directions = import_module("pyxrt").xclBOSyncDirection
+            directions = (xrt or import_module("pyxrt")).xclBOSyncDirection
             self._to_device = directions.XCL_BO_SYNC_BO_TO_DEVICE
             self._from_device = directions.XCL_BO_SYNC_BO_FROM_DEVICE
 
@@ -274,7 +280,7 @@ def _too_little(n_bytes: int, free: Reading[int]) -> DeviceMemoryError:
         device=_DEVICE,
         kind="contiguous memory (CMA)",
         need_bytes=n_bytes,
-        free_bytes=free.value or 0,
+        free_bytes=-1 if free.value is None else free.value,
         remedy="boot with a larger cma= on the kernel's command line, end what else has it, or take a smaller model",
     )
 

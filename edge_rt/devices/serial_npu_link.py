@@ -53,6 +53,8 @@ MAX_TIMEOUTS: Final = 8  # in a row, without a word from the other end,
 MAX_SILENT_US: Final = 3_000_000  # and for as long
 _UNKNOWN_LINE: Final = (128, 1024)  # half an error in a kilobyte: segments of 116 bytes, until more is known
 _FIRST_WINDOW: Final = 4096  # on their way before anything was acknowledged
+_MAX_IN_FLIGHT: Final = 2048  # segments, and
+_MAX_GAPS: Final = 1024  # ranges behind what is missing: a device keeps tables of these sizes
 _PROBES: Final = 4  # segments sent again after a timeout
 _MEMORY_BYTES: Final = 8192  # on the wire, after which what was seen of the line counts half
 _NO_SESSION_US: Final = 100_000
@@ -196,6 +198,8 @@ class Link:
             if isinstance(frame, Control):
                 if frame.what == RESET and self._is_device and self._reset(frame, now_us):
                     stream.clear()  # of the session before
+                elif frame.what == CLOSE and self._is_device and frame.epoch == self._epoch:
+                    self.state = "closed"
                 elif not self._is_device:
                     self._hear_control(frame, now_us)
             elif self.state == "open":
@@ -204,6 +208,8 @@ class Link:
                     self._hear_ack(frame, now_us)
                 else:
                     stream += self._hear_data(frame, now_us)
+            elif self._is_device:
+                self.say_no_session(now_us)
         if self._is_device and self.state != "open" and self._reader.n_bad_bytes > bad:
             self.say_no_session(now_us)
         return bytes(stream)
@@ -262,7 +268,8 @@ class Link:
             self._ack_at_us = now_us  # an ACK was lost
             return b""
         if start > self._next:
-            self._keep_early(start, end, frame.payload)
+            if len(self._ranges) < _MAX_GAPS:
+                self._keep_early(start, end, frame.payload)
             return b""
         stream = bytearray(frame.payload[self._next - start :])
         self._next = end
@@ -410,7 +417,8 @@ class Link:
             segment = self._in_flight[at]
             if segment.is_lost:
                 size = allowed(min(segment.end - segment.start, self.quality.segment))
-                if len(out) >= max_bytes:
+                is_cut = segment.start + size < segment.end
+                if len(out) >= max_bytes or (is_cut and len(self._in_flight) == _MAX_IN_FLIGHT):
                     return
                 self._put(out, segment.start, size, now_us)
                 guess = segment.order == -1
@@ -418,13 +426,15 @@ class Link:
                 if guess:
                     again.known_order = segment.known_order
                 self.counts.n_sent_again += 1
-                if segment.start + size < segment.end:
+                if is_cut:
                     segment.start += size
                     self._in_flight.insert(at, again)
                 else:
                     self._in_flight[at] = again
             at += 1
         while self._unsent and len(self._kept) < self._allowed and len(out) < max_bytes:
+            if len(self._in_flight) == _MAX_IN_FLIGHT:
+                break
             size = allowed(min(len(self._unsent), self.quality.segment, self._allowed - len(self._kept)))
             start = self._una + len(self._kept)
             payload = bytes(self._unsent[:size])

@@ -80,7 +80,7 @@ class DeviceMismatchError(DeviceError):
 
 @dataclass(eq=False)
 class DeviceMemoryError(DeviceError):
-    """Memory that a device can reach does not suffice; kind names it as the system does."""
+    """Memory that a device can reach does not suffice; kind names it as the system does. free_bytes -1: unknown."""
 
     code = "device_memory"
     device: str
@@ -90,10 +90,8 @@ class DeviceMemoryError(DeviceError):
     remedy: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.device} needs {self.need_bytes / 2**20:.1f} MiB of {self.kind}, {self.free_bytes / 2**20:.1f} MiB "
-            f"are free; {self.remedy}"
-        )
+        free = f"{self.free_bytes / 2**20:.1f} MiB are free" if self.free_bytes >= 0 else "it cannot have so much"
+        return f"{self.device} needs {self.need_bytes / 2**20:.1f} MiB of {self.kind}, {free}; {self.remedy}"
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from edge_rt.backends.tensor_feeds import MAX_ELEMENTS
 from edge_rt.errors import BackendStepError, InvalidRequestError, NotOnAcceleratorError
 from edge_rt.tensor_types import TensorSpec
 
-BACKENDS = ("null", "onnx_cpu", "fpga", pytest.param("npu_qnn", marks=pytest.mark.simulator))
+BACKENDS = ("null", "onnx_cpu", "fpga", "npu_openvino", pytest.param("npu_qnn", marks=pytest.mark.simulator))
 Load = Callable[[str], TensorSession]
 
 

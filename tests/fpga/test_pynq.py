@@ -41,6 +41,15 @@ CASES = [
     "memory_that_is_used_up_says_so_and_comes_back",
 ]
 
+ENGINE_CASES = [
+    "a_look_finds_the_board_and_loads_nothing",
+    "products_are_the_cpus_bit_for_bit",
+    "silent_memory_is_an_error_with_status_and_the_cpu_answers",
+    "a_refused_read_is_tried_again_and_then_computed_on_the_cpu",
+    "one_process_has_the_board_at_a_time",
+    "too_little_memory_says_how_much_is_needed",
+]
+
 HERE_ONLY = {
     "memory_without_a_cache_needs_neither",
     "part_of_a_buffer_is_flushed_alone",
@@ -169,3 +178,17 @@ def test_every_case_is_named(found_cases):
 @pytest.mark.parametrize("name", CASES)
 def test_faults(found_cases, name):
     assert found_cases[name] is None, found_cases[name]
+
+
+@pytest.fixture(scope="module", params=[PAIRS[0], PAIRS[2]], ids=" ".join)
+def found_engine_cases(request, tmp_path_factory):
+    return run_on_device(*request.param, tmp_path_factory.mktemp("engine"), HERE / "pynq_engine.py")
+
+
+def test_every_case_of_the_products_driver_is_named(found_engine_cases):
+    assert list(found_engine_cases) == ENGINE_CASES
+
+
+@pytest.mark.parametrize("name", ENGINE_CASES)
+def test_the_products_driver_on_pynq(found_engine_cases, name):
+    assert found_engine_cases[name] is None, found_engine_cases[name]

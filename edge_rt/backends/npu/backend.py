@@ -65,9 +65,18 @@ class NpuBackend:
         model = file.onnx
         if model.custom_domains:
             return f"it uses operators of {', '.join(model.custom_domains)[:200]}, which no NPU has"
-        if (reason := static_refusal(model.inputs, model.outputs)) is not None:
+        device = self._device(options)
+        if self.is_static(device) and (reason := static_refusal(model.inputs, model.outputs)) is not None:
             return reason
-        return self.vendor.refusal(file, self._device(options), options)
+        return self.vendor.refusal(file, device, options)
+
+    def is_static(self, device: Device) -> bool:  # noqa: ARG002 - subclasses'
+        """Say whether a device takes fixed shapes only, as chips do."""
+        return True
+
+    def n_threads(self, device: Device, options: TensorOptions) -> int:  # noqa: ARG002 - subclasses'
+        """Give the threads that compute here: one waits for the chip."""
+        return 1
 
     def estimate_tensor(self, file: ModelFile, options: TensorOptions) -> MemoryNeed:  # noqa: ARG002 - the protocol's
         """Estimate what the host process takes beside the chip's own memory: the weights, once more while it loads."""
@@ -80,7 +89,9 @@ class NpuBackend:
         if (reason := self.supports_tensor(file, options)) is not None:
             raise BackendLoadError(model=file.model, reason=reason)
         device = self._device(options)
-        opener = Opener(self.vendor, file, device, options, lambda: self._cpu().load_tensor(file, options))
+        is_static = self.is_static(device)
+        open_cpu = lambda: self._cpu().load_tensor(file, options)  # noqa: E731 - the Opener's, which may never call it
+        opener = Opener(self.vendor, file, device, options, open_cpu, is_static=is_static)
         opened: VendorSession | None = None
         lost: EdgeRtError | None = None
         try:
@@ -93,7 +104,7 @@ class NpuBackend:
         except BaseException:
             opener.close()
             raise
-        info = self._info(file, device, opened.placement if opened is not None else _on_cpu(file, lost))
+        info = self._info(file, device, options, opened.placement if opened is not None else _on_cpu(file, lost))
         return NpuSession(
             info,
             options.npu,
@@ -102,7 +113,7 @@ class NpuBackend:
             opened=opened,
             lost=lost,
             rows=_ROWS if opener.has_rows else 0,
-            placed=lambda session: self._info(file, opener.device, session.placement),
+            placed=lambda session: self._info(file, opener.device, options, session.placement),
             release=opener.close,
             **self.session_parts,
         )
@@ -114,7 +125,9 @@ class NpuBackend:
             raise BackendUnavailableError(backend=self.name, reason=found.reason, extra=found.extra)
         return next((device for device in found if device.id == options.device), found[0])
 
-    def _info(self, file: ModelFile, device: Device, placement: tuple[NodePlacement, ...]) -> TensorModelInfo:
+    def _info(
+        self, file: ModelFile, device: Device, options: TensorOptions, placement: tuple[NodePlacement, ...]
+    ) -> TensorModelInfo:
         model = file.onnx
         return TensorModelInfo(
             model=file.model,
@@ -125,7 +138,7 @@ class NpuBackend:
             size_bytes=model.file_bytes + model.external_bytes,
             inputs=model.inputs,
             outputs=model.outputs,
-            n_threads=1,
+            n_threads=self.n_threads(device, options),
             placement=placement,
             evidence=device.evidence,
         )
@@ -141,11 +154,13 @@ class Opener:
         device: Device,
         options: TensorOptions,
         open_cpu: Callable[[], TensorSession],
+        *,
+        is_static: bool = True,
     ) -> None:
         self._vendor, self._file, self._options = vendor, file, options
         self.device, self.open_cpu = device, open_cpu
         self._fault, self._has_tried = device.fault, False
-        self.has_rows = any(-1 in spec.shape for spec in file.onnx.inputs)
+        self.has_rows = is_static and any(-1 in spec.shape for spec in file.onnx.inputs)
         self._stack = ExitStack()
         self._artifact: Artifact | None = None
         self._again: Callable[[], Artifact] | None = None

@@ -84,17 +84,34 @@ def test_products_are_those_of_the_numbers_they_stand_for(seed, log2_size):
     assert np.allclose(got, wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max())
 
 
-@given(st.integers(0, 2**32))
+@given(st.integers(0, 2**32), st.sampled_from([np.float32, np.float64]))
 @settings(deadline=None)
-def test_activations_lose_at_most_half_a_step_of_their_group(seed):
+def test_activations_lose_at_most_half_a_step_of_their_group(seed, dtype):
     random = np.random.default_rng(seed)
     x = random.standard_normal((2, 128)) * np.exp(random.standard_normal((2, 4)) * 2).repeat(32, axis=1)
+    x = (x * 10.0 ** random.integers(-40, 30)).astype(dtype)
     found = encode_activations(x)
-    largest = np.abs(x.reshape(2, -1, GROUP)).max(axis=2)
-    # A step is the group's largest by 127, up to a sixteenth more; or the vector's smallest step.
-    step = np.maximum(largest / 127 * (17 / 16), np.abs(x).max(axis=1, keepdims=True) / 127 / (31 * 8))
+    largest = np.abs(x.reshape(2, -1, GROUP)).max(axis=2).astype(np.float64)
+    # A step is the group's largest by 127, up to two sixteenths more; or one of the vector's two smallest steps.
+    smallest = np.abs(x).max(axis=1, keepdims=True).astype(np.float64) / 127 / (31 * 8)
+    step = np.maximum(largest / 127 * (18 / 16), smallest * (17 / 16))
     off = np.abs(found.to_float() - x).reshape(2, -1, GROUP).max(axis=2)
     assert (off <= step * 0.5001).all()
+
+
+@given(st.integers(0, 2**32))
+@settings(deadline=None)
+def test_no_code_of_those_that_hold_a_group_is_passed_over_for_a_worse_one(seed):
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((1, 128)) * np.exp(random.standard_normal((1, 4)) * 2).repeat(32, axis=1)
+    found = encode_activations(x)
+    codes = sorted((16 + f) << e for f in range(16) for e in range(8))
+    for g, group in enumerate(x.reshape(-1, GROUP)):
+        holding = [code for code in codes if code * found.unit[0] * 127 >= np.abs(group).max() * (1 - 1e-9)][:2]
+        steps = [code * found.unit[0] for code in holding]
+        least = min(float(((np.rint(group / step) * step - group) ** 2).sum()) for step in steps)
+        mine = float(((found.to_float().reshape(-1, GROUP)[g] - group) ** 2).sum())
+        assert mine <= least * (1 + 1e-9)
 
 
 def test_records_carry_the_negative_sums_and_scales_of_groups():

@@ -1,0 +1,276 @@
+#include "device.h"
+#include "sha256.h"
+
+#include <string.h>
+
+enum { HEADER_BYTES = 8, REPLY = 0x80, PROTOCOL = 1 };
+
+static uint32_t get16(const uint8_t *from) { return from[0] | (uint32_t)from[1] << 8; }
+static uint32_t get32(const uint8_t *from) { return get16(from) | get16(from + 2) << 16; }
+
+static void put16(uint8_t *to, uint32_t value) {
+    to[0] = (uint8_t)value;
+    to[1] = (uint8_t)(value >> 8);
+}
+
+static void put32(uint8_t *to, uint32_t value) {
+    put16(to, value);
+    put16(to + 2, value >> 16);
+}
+
+/* Ends the session: the host must begin another. */
+static void give_up(device *self) {
+    self->link.state = LINK_LOST;
+    self->link.said_no_session_us = -1;
+    link_say_no_session(&self->link, self->board->now_us());
+}
+
+static void say(device *self, int op, int status, uint32_t id, const void *head, uint32_t n_head, const void *body,
+                uint32_t n_body) {
+    uint8_t header[HEADER_BYTES] = {(uint8_t)(op | REPLY), (uint8_t)status}, check[4];
+    put16(header + 2, id);
+    put32(header + 4, n_head + n_body);
+    uint32_t crc = crc32_of(header, HEADER_BYTES, 0);
+    crc = crc32_of(head, n_head, crc);
+    put32(check, crc32_of(body, n_body, crc));
+    if (link_room(&self->link) < HEADER_BYTES + n_head + n_body + 4) {
+        give_up(self); /* somebody asks and asks, and takes no answer */
+        return;
+    }
+    link_send(&self->link, header, HEADER_BYTES);
+    link_send(&self->link, head, n_head);
+    link_send(&self->link, body, n_body);
+    link_send(&self->link, check, 4);
+}
+
+static void answer(device *self, int op, int status, uint32_t id, const void *body, uint32_t n_body) {
+    say(self, op, status, id, "", 0, body, n_body);
+}
+
+static void refuse(device *self, int op, int status, uint32_t id, const char *reason) {
+    answer(self, op, status, id, reason, (uint32_t)strlen(reason));
+}
+
+static void hello(device *self, uint32_t id, const uint8_t *body, uint32_t n_body) {
+    if (n_body != 2 || body[0] > PROTOCOL || body[1] < PROTOCOL) {
+        refuse(self, OP_HELLO, STATUS_BAD_REQUEST, id, "speaks version 1 of the protocol only");
+        return;
+    }
+    const device_board *board = self->board;
+    const char *kernels = kernels_name();
+    uint8_t reply[96] = {PROTOCOL};
+    reply[1] = (uint8_t)(board->is_emulated ? 1 : 0);
+    put16(reply + 2, DEVICE_MAX_CHUNK);
+    put32(reply + 4, board->max_model_bytes);
+    put32(reply + 8, board->arena_bytes - MODEL_SLACK);
+    put16(reply + 12, MODEL_MAX_COLUMN);
+    put16(reply + 14, MODEL_MAX_CHANNELS);
+    put16(reply + 16, 8 | 4 << 8); /* bits of weights */
+    put32(reply + 18, 1u << OP_CONV | 1u << OP_DEPTHWISE | 1u << OP_MAXPOOL | 1u << OP_AVGPOOL | 1u << OP_ADD |
+                          1u << OP_RESCALE | 1u << OP_RESIZE);
+    strncpy((char *)reply + 24, kernels, 15);
+    strncpy((char *)reply + 40, board->chip, 31);
+    answer(self, OP_HELLO, STATUS_OK, id, reply, 72);
+}
+
+static void model_begin(device *self, uint32_t id, const uint8_t *body, uint32_t n_body) {
+    uint8_t is_here = 0;
+    if (n_body != 36) {
+        refuse(self, OP_MODEL_BEGIN, STATUS_BAD_REQUEST, id, "36 bytes are a hash and a size");
+        return;
+    }
+    uint32_t n_bytes = get32(body + 32);
+    if (n_bytes == 0 || n_bytes > self->board->max_model_bytes) {
+        refuse(self, OP_MODEL_BEGIN, STATUS_BAD_MODEL, id, "larger than the memory for a model");
+        return;
+    }
+    if (self->is_loaded && n_bytes == self->model_bytes && memcmp(self->sha256, body, 32) == 0) is_here = 1;
+    else {
+        memcpy(self->sha256, body, 32);
+        self->model_bytes = n_bytes;
+        self->n_received = 0;
+        self->is_loaded = 0;
+    }
+    answer(self, OP_MODEL_BEGIN, STATUS_OK, id, &is_here, 1);
+}
+
+static void model_data(device *self, uint32_t id, const uint8_t *body, uint32_t n_body) {
+    if (n_body < 4 || self->is_loaded || get32(body) != self->n_received ||
+        n_body - 4 > self->model_bytes - self->n_received) {
+        refuse(self, OP_MODEL_DATA, STATUS_BAD_REQUEST, id, "not the model's next bytes");
+        return;
+    }
+    memcpy(self->board->model + self->n_received, body + 4, n_body - 4);
+    self->n_received += n_body - 4;
+}
+
+static void model_end(device *self, uint32_t id) {
+    uint8_t digest[32];
+    if (!self->is_loaded) {
+        if (self->model_bytes == 0 || self->n_received != self->model_bytes) {
+            refuse(self, OP_MODEL_END, STATUS_BAD_REQUEST, id, "the model has not come whole");
+            return;
+        }
+        sha256(self->board->model, self->model_bytes, digest);
+        if (memcmp(digest, self->sha256, 32)) {
+            refuse(self, OP_MODEL_END, STATUS_BAD_MODEL, id, "the model has another hash");
+            return;
+        }
+        const char *problem =
+            model_check(&self->graph, self->board->model, self->model_bytes, self->board->arena_bytes - MODEL_SLACK);
+        if (problem) {
+            refuse(self, OP_MODEL_END, STATUS_BAD_MODEL, id, problem);
+            return;
+        }
+        self->is_loaded = 1;
+    }
+    answer(self, OP_MODEL_END, STATUS_OK, id, "", 0);
+}
+
+static void input(device *self, uint32_t id, const uint8_t *body, uint32_t n_body) {
+    if (!self->is_loaded || n_body < 8 || body[0] >= self->graph.n_inputs) {
+        refuse(self, OP_INPUT, STATUS_BAD_REQUEST, id, "no such input");
+        return;
+    }
+    const model_tensor *tensor = &self->graph.tensors[self->graph.inputs[body[0]]];
+    uint32_t offset = get32(body + 4), n_bytes = tensor_bytes(tensor);
+    if (offset > n_bytes || n_body - 8 > n_bytes - offset) {
+        refuse(self, OP_INPUT, STATUS_BAD_REQUEST, id, "beyond the input's end");
+        return;
+    }
+    memcpy(self->board->arena + tensor->offset + offset, body + 8, n_body - 8);
+}
+
+static void handle(device *self, int op, uint32_t id, const uint8_t *body, uint32_t n_body) {
+    int is_busy = self->is_running || self->is_wanted || self->is_answering;
+    if (is_busy && (op == OP_MODEL_BEGIN || op == OP_MODEL_DATA || op == OP_MODEL_END || op == OP_INPUT || op == OP_RUN)) {
+        refuse(self, op, STATUS_BUSY, id, "a run is under way");
+        return;
+    }
+    switch (op) {
+    case OP_HELLO: hello(self, id, body, n_body); break;
+    case OP_MODEL_BEGIN: model_begin(self, id, body, n_body); break;
+    case OP_MODEL_DATA: model_data(self, id, body, n_body); break;
+    case OP_MODEL_END: model_end(self, id); break;
+    case OP_INPUT: input(self, id, body, n_body); break;
+    case OP_RUN:
+        if (!self->is_loaded) refuse(self, OP_RUN, STATUS_BAD_REQUEST, id, "no model is loaded");
+        else {
+            self->is_wanted = 1;
+            self->is_cancelled = 0;
+            self->run_id = (uint16_t)id;
+        }
+        break;
+    case OP_CANCEL:
+        if (n_body == 2 && is_busy && get16(body) == self->run_id) self->is_cancelled = 1;
+        answer(self, OP_CANCEL, STATUS_OK, id, "", 0);
+        break;
+    case OP_ECHO: answer(self, OP_ECHO, STATUS_OK, id, body, n_body); break;
+    case OP_STATUS: {
+        uint8_t reply[12];
+        put32(reply, self->n_runs);
+        put32(reply + 4, self->link.n_bad_bytes);
+        put32(reply + 8, self->link.n_sessions);
+        answer(self, OP_STATUS, STATUS_OK, id, reply, sizeof reply);
+        break;
+    }
+    default: refuse(self, op, STATUS_UNKNOWN, id, "an unknown request");
+    }
+}
+
+static void deliver(void *owner, const uint8_t *data, size_t n_bytes) {
+    device *self = owner;
+    while (n_bytes && self->link.state == LINK_OPEN) {
+        uint32_t n_wanted = HEADER_BYTES;
+        if (self->n_message >= HEADER_BYTES) {
+            uint32_t n_body = get32(self->message + 4);
+            if (n_body > DEVICE_MAX_BODY) {
+                give_up(self);
+                return;
+            }
+            n_wanted = HEADER_BYTES + n_body + 4;
+        }
+        uint32_t n = n_wanted - self->n_message;
+        if (n > n_bytes) n = (uint32_t)n_bytes;
+        memcpy(self->message + self->n_message, data, n);
+        self->n_message += n;
+        data += n;
+        n_bytes -= n;
+        if (n_wanted == HEADER_BYTES || self->n_message < n_wanted) continue;
+        self->n_message = 0;
+        if (crc32_of(self->message, n_wanted - 4, 0) != get32(self->message + n_wanted - 4)) {
+            give_up(self);
+            return;
+        }
+        handle(self, self->message[0], get16(self->message + 2), self->message + HEADER_BYTES, n_wanted - HEADER_BYTES - 4);
+    }
+}
+
+static void begun(void *owner) {
+    device *self = owner;
+    self->n_message = 0;
+    self->is_cancelled = 1; /* what another session has asked for */
+    self->is_wanted = self->is_answering = 0;
+}
+
+void device_init(device *self, const device_board *board) {
+    memset(self, 0, sizeof *self);
+    self->board = board;
+    link_init(&self->link, self, deliver, begun);
+    link_say_no_session(&self->link, board->now_us());
+}
+
+void device_receive(device *self, const uint8_t *data, size_t n_bytes) {
+    link_receive(&self->link, data, n_bytes, self->board->now_us());
+}
+
+/* Gives the stream the outputs' next chunks, as long as it has room. */
+static void send_outputs(device *self) {
+    while (self->is_answering) {
+        if (link_room(&self->link) < DEVICE_MAX_BODY + 12) return;
+        const model_tensor *tensor = &self->graph.tensors[self->graph.outputs[self->n_outputs_sent]];
+        uint32_t n = tensor_bytes(tensor) - self->n_output_bytes;
+        uint8_t head[8] = {(uint8_t)self->n_outputs_sent};
+        if (n > DEVICE_MAX_CHUNK) n = DEVICE_MAX_CHUNK;
+        put32(head + 4, self->n_output_bytes);
+        say(self, OP_OUTPUT, STATUS_OK, self->run_id, head, 8,
+            self->board->arena + tensor->offset + self->n_output_bytes, n);
+        self->n_output_bytes += n;
+        if (self->n_output_bytes == tensor_bytes(tensor)) {
+            self->n_output_bytes = 0;
+            self->n_outputs_sent++;
+            self->is_answering = self->n_outputs_sent < self->graph.n_outputs;
+        }
+    }
+}
+
+size_t device_transmit(device *self, uint8_t *out, size_t max_bytes) {
+    if (self->link.state == LINK_OPEN) send_outputs(self);
+    return link_transmit(&self->link, self->board->now_us(), out, max_bytes);
+}
+
+static int tick(void *owner) {
+    device *self = owner;
+    self->board->move();
+    return self->is_cancelled;
+}
+
+void device_work(device *self) {
+    if (!self->is_wanted) return;
+    uint32_t session = self->link.n_sessions;
+    uint8_t reply[8];
+    int64_t began_us = self->board->now_us();
+    self->is_wanted = 0;
+    self->is_running = 1;
+    enum run_result result = model_run(&self->graph, self->board->arena, tick, self);
+    self->is_running = 0;
+    if (session != self->link.n_sessions) return; /* whoever asked has gone */
+    int64_t took_us = self->board->now_us() - began_us;
+    put32(reply, (uint32_t)took_us);
+    put32(reply + 4, (uint32_t)(took_us >> 32));
+    self->n_runs++;
+    self->n_output_bytes = 0;
+    self->n_outputs_sent = 0;
+    self->is_answering = result == RUN_DONE;
+    answer(self, OP_RUN, result == RUN_DONE ? STATUS_OK : STATUS_CANCELLED, self->run_id, reply, 8);
+}
