@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
@@ -319,3 +319,34 @@ def test_a_stub_board_that_is_unplugged_is_lost(plugged: tuple[Board, Sscma]) ->
 def test_a_port_that_is_not_there_is_lost() -> None:
     with pytest.raises(DeviceLostError, match="is not plugged in"):
         SerialWire("/dev/ttyNONE0")
+
+
+@pytest.mark.stub
+def test_bytes_that_get_lost_cost_time_and_no_answer(firmware: Firmware) -> None:
+    """One reply in three loses bytes of its frame; every question is answered, for it is asked again."""
+    n_said = 0
+
+    def spoil(said: bytes) -> bytes:
+        nonlocal n_said
+        n_said += 1
+        return said[:7] + said[9:] if n_said % 3 == 0 else said
+
+    line = Scripted(firmware, spoil)
+    board = on(line)
+    for _ in range(50):
+        assert board.model().id == 2
+        assert board.labels() == tuple(LABELS)
+    assert n_said > 60
+    assert line.now_s < 60  # of the line's own clock: what was lost was waited for
+
+
+class Scripted(Line):
+    """The stub's firmware on a wire without a pseudo terminal."""
+
+    def __init__(self, firmware: Firmware, spoil: Callable[[bytes], bytes]) -> None:
+        super().__init__()
+        self.firmware, self.spoil = firmware, spoil
+
+    def send(self, data: bytes) -> None:
+        super().send(data)
+        self.pieces.append(self.spoil(self.firmware.answer(data.decode().rstrip("\r"))))
