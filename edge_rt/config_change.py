@@ -29,6 +29,8 @@ _RULES: Final[Mapping[Key, When]] = {
     ("engine",): "next load",
     ("engine", "n_parallel"): "restart",  # admission and the loaded engine must have the same
     ("tensor",): "restart",
+    ("fpga",): "restart",
+    ("npu",): "next load",
     ("placement",): "now",
     ("placement", "profile_file"): "restart",
     ("scheduler",): "now",

@@ -15,7 +15,7 @@ from edge_rt.catalog.part import Progress
 from edge_rt.catalog.store import Store, is_file_name, pick_variant
 from edge_rt.devices import cpu
 from edge_rt.errors import ModelNotPulledError, OfflineError
-from edge_rt.scheduler.forms import Placement, place
+from edge_rt.scheduler.forms import Placement, npu_load, place
 from edge_rt.worker.channel import TensorLoad
 from edge_rt.worker.derive import derive
 
@@ -104,5 +104,6 @@ def _tensor_file(path: Path, settings: config.Config) -> Placement:
             max_audio_s=limits.max_audio_s,
             graph_cache=tensor.graph_cache,
             custom_op_libraries=tensor.custom_op_libraries,
+            npu=npu_load(settings.npu),
         ),
     )

@@ -16,6 +16,10 @@ Datatype = Literal[
 
 Data = bytes | memoryview
 
+# Where a model must run, of which an NPU was asked: npu: all of it there, and what fails there fails; prefer: the CPU
+# steps in, which is told as a warning; any: it steps in without a word.
+Require = Literal["npu", "prefer", "any"]
+
 # Bytes of one element; 0 where each has its own length.
 ITEM_BYTES: Mapping[str, int] = {
     "BOOL": 1,

@@ -95,7 +95,9 @@ def _model_routes(api: Api) -> list[Route]:
                 backend=tensor.backend,
                 backend_reason=tensor.backend_reason or UNSET,
                 max_batch=tensor.max_batch,
+                device=tensor.device,
                 evidence=_stand_in(tensor.evidence),
+                placement=tensor.placement or UNSET,
             )
             return schemas.ModelCard(id=status.id, created=created, status="loaded", kind=kind, task=task, meta=meta)
         if info is None:

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+from edge_rt.tensor_types import NodePlacement
 from edge_rt.types import Energy
 
 T = TypeVar("T")
@@ -394,7 +395,9 @@ class ModelMeta(_Answer, kw_only=True):
     backend: str | None = None
     backend_reason: str | UnsetType = UNSET  # why one that comes before it did not take the model
     max_batch: int | UnsetType = UNSET  # rows that requests for a tensor model are joined to
+    device: str | UnsetType = UNSET
     evidence: str | UnsetType = UNSET  # simulator, emulated or stub, where no real device computes it
+    placement: tuple[NodePlacement, ...] | UnsetType = UNSET  # who runs how many nodes, and why not the device
 
 
 class ModelCard(_Answer, kw_only=True):

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.tensor_types import Datatype, Evidence, TensorModelInfo, TensorSpec
+from edge_rt.tensor_types import Datatype, Evidence, Require, TensorModelInfo, TensorSpec
 from edge_rt.types import Capabilities, ModelInfo
 
 if TYPE_CHECKING:
@@ -314,15 +314,11 @@ class Backend(Protocol):
         ...
 
 
-Require = Literal["npu", "prefer", "any"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NpuOptions:
     """How a model runs on an NPU.
 
-    require    npu: all of it there, and what fails there fails; prefer: the CPU steps in, which is told as a warning;
-               any: it steps in without a word
+    require    see tensor_types.Require
     artifacts  folder that its compiled forms may be kept in; None keeps none
     max_artifact_bytes  of these
     retry_s    until a chip that failed is tried again; doubles with each failure, up to 5 times
@@ -379,6 +375,16 @@ class TensorSession(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Substituted(Protocol):
+    """A TensorSession whose runs the CPU may compute; one thread at a time runs it."""
+
+    @property
+    def computed_on(self) -> str:
+        """The place that has computed the last run, as "back end:device"; info has the one that was meant."""
+        ...
 
 
 @runtime_checkable

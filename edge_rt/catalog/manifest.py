@@ -15,6 +15,7 @@ from edge_rt.catalog.pipelines import Line, Pipeline, StateTensor
 from edge_rt.catalog.sources import parse_source
 from edge_rt.errors import ModelFormatError
 from edge_rt.regular import open_regular
+from edge_rt.tensor_types import Require
 
 SHIPPED_DIR = Path(__file__).resolve().parent.parent / "manifests"
 MAX_MANIFEST_BYTES = 256 * 1024
@@ -60,11 +61,13 @@ class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     weight_bits, activation_bits  that it computes in; 16 and 16 are floats
     socs                          chips that have it, as their vendors name them; () leaves it to the compiler
+    place                         where it must run, as npu.require, which goes before it
     """
 
     weight_bits: Literal[4, 8, 16]
     activation_bits: Literal[8, 16]
     socs: Annotated[tuple[Line, ...], Meta(max_length=64)] = ()
+    place: Require = "prefer"
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -5,6 +5,7 @@ models/ID/.FILE.json        its Record, written before the rename
 models/ID/.FILE.part        what has come so far, with .FILE.part.json saying of what
 models/ID/.FILE.packed      its weights as the native engine packs them (packed.py), with .FILE.packing while it is made
 models/ID/.FILE.graph       its graph as the runtime optimises it (graph_copy.py), with .FILE.graph.new while it is made
+models/ID/.FILE.npu/        its compiled forms for NPUs (backends/npu/artifacts.py)
 models/ID/.FILE.lock        held while somebody pulls, derives or removes FILE; never deleted
 manifests/ID.toml           the manifest of an imported model, with .ID.toml.lock while it is imported
 """
@@ -74,6 +75,10 @@ class Place:
     def graph(self) -> Path:
         return self.beside("graph")
 
+    @property
+    def compiled(self) -> Path:
+        return self.beside("npu")
+
     def read_record(self) -> Record | None:
         """Read the file's record; None unless the file is there and as long as it says."""
         try:
@@ -116,6 +121,8 @@ class Place:
         import shutil  # a worker, which deletes nothing, does without it
 
         shutil.rmtree(self.beside("part.wheel"), ignore_errors=True)
+        freed += sum(path.stat().st_size for path in self.compiled.glob("*/*"))
+        shutil.rmtree(self.compiled, ignore_errors=True)
         return freed
 
     @contextmanager

@@ -157,14 +157,15 @@ def _convert(values: dict[str, Any], origins: Mapping[Key, str], *, strict: bool
     try:
         config = msgspec.convert(values, Config, strict=strict)
     except msgspec.ValidationError as exc:
-        problem, _, place = str(exc).partition(" - at `$")
-        key = _locate(values, place.rstrip("`"), strict=strict)
+        problem, _, place = str(exc).partition(" - at `")
+        is_name = place.startswith("key` in `")  # what is wrong is a name in a table of plain values
+        key = _locate(values, place.removeprefix("key` in `").lstrip("$").rstrip("`"), strict=strict)
         if "unknown field" in problem:
             key = (*key, problem.split("`")[1])
             problem = "no such key" + _suggest(key)
         else:
             if "enum" in problem:
-                problem = f"Expected one of {', '.join(_choices(key))}"
+                problem = f"Expected {'names that are ' * is_name}one of {', '.join(_choices(key, of_names=is_name))}"
             problem = re.sub(r", got `\w+`$", "", problem).replace("`object`", "a table")
             problem = f"{problem}, got {_get(values, key)!r}"
         raise ConfigError(key=dotted(key), problem=problem, origin=_origin(origins, key)) from exc
@@ -204,11 +205,11 @@ def _suggest(key: Key) -> str:
     return f"; did you mean {near[0]}?" if near else "; `edge_rt config show` lists them all"
 
 
-def _choices(key: Key) -> tuple[str, ...]:
+def _choices(key: Key, *, of_names: bool) -> tuple[str, ...]:
     table: type[Any] = NAMED[key[0]] if key[0] in NAMED else type(getattr(Config(), key[0]))
     kind: Any = get_type_hints(table)[key[-1] if key[0] in NAMED else key[1]]
     if get_origin(kind) is dict:  # a table of plain values, of which one is wrong
-        (_, kind) = get_args(kind)
+        kind = get_args(kind)[0 if of_names else 1]
     return tuple(
         choice
         for part in (get_args(kind) or (kind,))

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from edge_rt.tensor_types import Require
 from edge_rt.types import Route
 
 Count = Annotated[int, Meta(ge=0)]
@@ -20,6 +21,8 @@ Seconds = Annotated[float, Meta(ge=0.0)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0)]
 # auto, and the names of edge_rt.backends.registry
 Backend = Literal["auto", "native", "llama_cpu", "onnx_cpu", "fpga", "fpga_sim", "npu_qnn", "npu_openvino", "null"]
+NpuName = Literal["npu_qnn", "npu_openvino"]
+NpuOption = Annotated[str, Meta(pattern=r"^npu_[a-z]+\.\w+$")]
 # upper clocks of CPUs; of NPUs, GPUs and memory; the energy preference; the chip's own power limit
 Actuator = Literal["cpufreq", "devfreq", "epp", "rapl"]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -80,6 +83,14 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     n_parallel: Annotated[int, Meta(ge=1, le=4096)] = 64  # requests of one model inside its worker
     graph_cache: bool = True  # keep the optimised graph on disk beside the model
     custom_op_libraries: tuple[str, ...] = ()  # files whose operators models may use; they run as code
+
+
+class Npu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    require: Require | Literal[""] = ""  # "": the manifest's, else prefer; see docs/npu.md
+    max_artifact_bytes: Count = 2 * 2**30  # of one model's compiled forms, kept beside it; 0 keeps none
+    retry_s: PositiveSeconds = 0.8  # until a chip that failed is tried again; doubles with each failure, up to 5 times
+    soc: dict[NpuName, str] = {}  # the chip by back end, where it cannot be found out: npu_qnn = "57:75"
+    options: dict[NpuOption, str] = {}  # of vendors' stacks, by back end: "npu_qnn.htp_performance_mode" = "burst"
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -221,6 +232,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limits: Limits = Limits()
     engine: Engine = Engine()
     tensor: Tensor = Tensor()
+    npu: Npu = Npu()
     placement: Placement = Placement()
     scheduler: Scheduler = Scheduler()
     worker: Worker = Worker()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from edge_rt.catalog.manifest import Asset, Batching, Manifest, Variant
 from edge_rt.catalog.store import pick_variant
-from edge_rt.config import Config, ModelSettings
+from edge_rt.config import Config, ModelSettings, Npu
 from edge_rt.errors import ModelNotPulledError
-from edge_rt.worker.channel import Load, TensorLoad
+from edge_rt.tensor_types import Require
+from edge_rt.worker.channel import Load, NpuLoad, TensorLoad
 
 _NULL_N_CTX = 4096
 _TEXT_BACKENDS = frozenset({"native", "llama_cpu"})
@@ -77,14 +78,13 @@ def place(
         reason = form_reason(manifest, best, chosen)
     tensor = None
     if as_tensor and manifest is None:
-        tensor = _tensor_load(None, config, {}, ())
+        tensor = _tensor_load(None, config, {}, None)
     elif manifest is not None and manifest.kind == "tensor":
         assets = {asset.id: find_asset(manifest, asset) for asset in manifest.assets}
         if None in assets.values():
             path = None
         form = manifest.variant(variant)
-        backends = form.backends if form is not None else ()
-        tensor = _tensor_load(manifest, config, {name: str(at) for name, at in assets.items()}, backends)
+        tensor = _tensor_load(manifest, config, {name: str(at) for name, at in assets.items()}, form)
     return Placement(
         model=model,
         backend=backend,
@@ -110,9 +110,7 @@ def form_reason(manifest: Manifest, best: Variant, chosen: Variant) -> str:
     )
 
 
-def _tensor_load(
-    manifest: Manifest | None, config: Config, assets: dict[str, str], backends: tuple[str, ...]
-) -> TensorLoad:
+def _tensor_load(manifest: Manifest | None, config: Config, assets: dict[str, str], form: Variant | None) -> TensorLoad:
     tensor, batching = config.tensor, manifest.batching if manifest is not None else Batching()
     state = manifest.state if manifest is not None else ()
     return TensorLoad(
@@ -128,7 +126,23 @@ def _tensor_load(
         max_audio_s=config.limits.max_audio_s,
         graph_cache=tensor.graph_cache,
         custom_op_libraries=tensor.custom_op_libraries,
-        backends=backends,
+        backends=form.backends if form is not None else (),
+        npu=npu_load(config.npu, form.requires.place if form is not None and form.requires is not None else "prefer"),
+    )
+
+
+def npu_load(npu: Npu, place: Require = "prefer") -> NpuLoad:
+    """Say how a model runs on an NPU: as the configuration has it, else as its manifest has."""
+    options: dict[str, dict[str, str]] = {}
+    for name, value in npu.options.items():
+        backend, _, option = name.partition(".")
+        options.setdefault(backend, {})[option] = value
+    return NpuLoad(
+        require=npu.require or place,
+        max_artifact_bytes=npu.max_artifact_bytes,
+        retry_s=npu.retry_s,
+        soc=dict(npu.soc.items()),
+        options=options,
     )
 
 

@@ -19,6 +19,7 @@ from edge_rt.tensor_types import (
     Datatype,
     MediaAnswer,
     MediaRequest,
+    Require,
     Tensor,
     TensorAnswer,
     TensorModelInfo,
@@ -33,6 +34,16 @@ MAX_FRAME_BYTES = 256 * 2**20
 
 _LENGTHS = struct.Struct("<II")  # of the message and of what is attached
 _READ_BYTES = 64 * 1024  # what is longer is read to where it stays
+
+
+class NpuLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How a model runs on an NPU; as backends.base.NpuOptions. max_artifact_bytes 0 keeps no compiled forms."""
+
+    require: Require = "prefer"
+    max_artifact_bytes: int = 2 * 2**30
+    retry_s: float = 0.8
+    soc: dict[str, str] = {}
+    options: dict[str, dict[str, str]] = {}
 
 
 class TensorLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -58,6 +69,7 @@ class TensorLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     graph_cache: bool = True
     custom_op_libraries: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
+    npu: NpuLoad = NpuLoad()
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load"):
@@ -268,6 +280,7 @@ class Inferred(_WithTensors, kw_only=True, array_like=True, tag="inferred"):
 
     energy     is not the worker's to tell: the front process sets it where there is a meter
     n_written  bytes of the reply that the client has got; if that is all, no tensors are sent
+    substitute the place that computed it instead of the model's, whose device failed
     """
 
     timings: TensorTimings
@@ -275,12 +288,13 @@ class Inferred(_WithTensors, kw_only=True, array_like=True, tag="inferred"):
     n_stream_calls: int = 0
     energy: Energy | None = None
     n_written: int = 0
+    substitute: str = ""
 
     def answer(self, *, place: str = "", variant: str = "") -> TensorAnswer:
         return TensorAnswer(
             outputs=self.tensors(),
             timings=self.timings,
-            place=place or self.place,
+            place=self.substitute or place or self.place,
             variant=variant,
             n_stream_calls=self.n_stream_calls,
             energy=self.energy,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_rt.backends import registry
-from edge_rt.backends.base import Backend, ModelFile, TensorBackend, TensorOptions, TensorSession
+from edge_rt.backends.base import Backend, ModelFile, NpuOptions, TensorBackend, TensorOptions, TensorSession
 from edge_rt.backends.dispatch import dispatch_tensor
 from edge_rt.catalog.place import Place
 from edge_rt.devices import memory
@@ -28,6 +28,14 @@ def unpack_tensor(load: Load, *, is_alone: bool = False) -> tuple[ModelFile, Ten
         graph_cache=Place(file.path).graph if tensor.graph_cache and load.path else None,
         custom_op_libraries=tuple(map(Path, tensor.custom_op_libraries)),
         is_alone=is_alone,
+        npu=NpuOptions(
+            require=tensor.npu.require,
+            artifacts=Place(file.path).compiled if tensor.npu.max_artifact_bytes and load.path else None,
+            max_artifact_bytes=tensor.npu.max_artifact_bytes,
+            retry_s=tensor.npu.retry_s,
+            soc=tensor.npu.soc,
+            options=tensor.npu.options,
+        ),
     )
     return file, options
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from edge_rt.backends.base import TensorSession
+from edge_rt.backends.base import Substituted, TensorSession
 from edge_rt.devices import memory
 from edge_rt.engine import waiting
 from edge_rt.engine.arrays import to_array, to_tensor
@@ -93,21 +93,23 @@ def to_call(request: channel.Infer) -> Call:
 class _RequestSink:
     """Sends one request's answer to the front process, or writes it to its client and tells the front process."""
 
-    __slots__ = ("_borrowed", "_channel", "_id", "_place", "_regions", "_reply")
+    __slots__ = ("_borrowed", "_channel", "_id", "_place", "_regions", "_reply", "_substitute")
 
-    def __init__(self, out: WorkerChannel, request: channel.Infer, place: str, borrowed: Borrowed) -> None:
+    def __init__(
+        self, out: WorkerChannel, request: channel.Infer, place: str, substitute: Callable[[], str], borrowed: Borrowed
+    ) -> None:
         self._channel = out
         self._id = request.id
         self._regions = request.regions
-        self._place = place
+        self._place, self._substitute = place, substitute
         self._reply, self._borrowed = request.reply, borrowed
 
     def answered(self, outputs: Arrays, timings: TensorTimings, *, n_stream_calls: int) -> None:
         tensors = [self._written(to_tensor(name, array)) for name, array in outputs.items()]
         sent = tuple(map(channel.SentTensor.of, tensors))
         data = [tensor.data for tensor in tensors if tensor.data]
-        n_written = 0
-        if (reply := self._reply) is not None:
+        n_written, substitute = 0, self._substitute()
+        if (reply := self._reply) is not None and not substitute:  # whose head names the place that was meant
             n_written = self._borrowed.write(reply, sent, data)
             if n_written == len(reply.head) + sum(map(len, data)):
                 sent, data = (), []
@@ -118,6 +120,7 @@ class _RequestSink:
             place=self._place,
             n_stream_calls=n_stream_calls,
             n_written=n_written,
+            substitute=substitute,
         )
         try:
             self._channel.send(answer, data, at_once=True)
@@ -142,7 +145,10 @@ class _Errand:
 
 
 class Service(service.Service):
-    """Turns messages into calls of a tensor engine. place is what computes, for the answers."""
+    """Turns messages into calls of a tensor engine. place is what computes, for the answers.
+
+    substitute  names the place that has computed the last run instead, "" where none has
+    """
 
     def __init__(
         self,
@@ -152,13 +158,14 @@ class Service(service.Service):
         rss_bytes: Callable[[], int],
         *,
         place: str,
+        substitute: Callable[[], str] = lambda: "",
         max_streams: int = 256,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(out, engine, rss_bytes, clock=clock)
         self._engine = engine
         self._pipeline = pipeline
-        self._place = place
+        self._place, self._substitute = place, substitute
         self._max_streams = max_streams
         self._borrowed = Borrowed()
         self._desk: queue.SimpleQueue[_Errand] = queue.SimpleQueue()
@@ -253,7 +260,7 @@ class Service(service.Service):
             self._engine.submit(call, sink)
 
     def _sink(self, request: channel.Infer) -> _RequestSink:
-        return _RequestSink(self._channel, request, self._place, self._borrowed)
+        return _RequestSink(self._channel, request, self._place, self._substitute, self._borrowed)
 
     def _look(self, errand: _Errand, request: MediaRequest) -> None:
         if self._pipeline is None:
@@ -278,7 +285,8 @@ class Service(service.Service):
         finally:
             infer.close()
         try:
-            self._channel.send(channel.Found(request.id, replace(answer, place=answer.place or self._place)))
+            place = answer.place or self._substitute() or self._place
+            self._channel.send(channel.Found(request.id, replace(answer, place=place)))
         except ChannelError as exc:
             raise BackendStepError(reason=f"the answer cannot be sent: {exc}") from exc
 
@@ -298,6 +306,14 @@ class Service(service.Service):
             _log.error("request %s cannot be answered", request_id, exc_info=exc)
             error = BackendStepError(reason=f"{type(exc).__name__}: {exc}")
         self._channel.send(channel.Failed(request_id, *error.to_wire()))
+
+
+def substitute_of(session: TensorSession, place: str) -> Callable[[], str]:
+    """Give what names the place that has computed the last run, "" where that is the session's own."""
+    if not isinstance(session, Substituted):
+        return lambda: ""
+    substituted: Substituted = session
+    return lambda: "" if substituted.computed_on == place else substituted.computed_on
 
 
 def serve(
@@ -324,7 +340,15 @@ def serve(
     gc.freeze()  # what is here now stays: a collection that looks at it all holds up a request
     out.send(channel.TensorReady(session.info))
     place = f"{session.info.backend}:{session.info.device}"
-    tensors = Service(out, engine, pipeline, rss_bytes, place=place, max_streams=tensor.max_streams)
+    tensors = Service(
+        out,
+        engine,
+        pipeline,
+        rss_bytes,
+        place=place,
+        substitute=substitute_of(session, place),
+        max_streams=tensor.max_streams,
+    )
     is_orderly = tensors.run(n_clerks=_N_CLERKS)
     out.flush()
     session.close()

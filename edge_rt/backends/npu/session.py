@@ -16,7 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from edge_rt.backends.base import NpuOptions, TensorSession
+from edge_rt.backends.base import DeviceCounts, NpuOptions, TensorSession
 from edge_rt.backends.npu.rows import random_feeds, run_in_parts
 from edge_rt.backends.npu.vendor import Telemetry, VendorSession
 from edge_rt.backends.tensor_feeds import FeedCheck, check_outputs
@@ -52,15 +52,6 @@ class NpuEvent:
         return f"{told} reason={self.reason!r}"
 
 
-@dataclass(slots=True)
-class Counts:
-    """Requests by who computed them, and how often the NPU was lost."""
-
-    n_npu: int = 0
-    n_cpu: int = 0
-    n_lost: int = 0
-
-
 class NpuSession:
     """A TensorSession on an NPU.
 
@@ -88,7 +79,7 @@ class NpuSession:
     ) -> None:
         self.info = info
         self.inputs, self.outputs = info.inputs, info.outputs
-        self.counts = Counts()
+        self._counts = DeviceCounts()
         self._require = options.require
         self._open_npu, self._open_cpu, self._release = open_npu, open_cpu, release
         self._placed = placed
@@ -113,6 +104,9 @@ class NpuSession:
         """The place that computed the last run."""
         return self._computed_on
 
+    def device_counts(self) -> DeviceCounts:
+        return self._counts
+
     def state(self) -> str:
         """Give the breaker's: closed, open or half_open."""
         return self._breaker.state(self._clock())
@@ -136,7 +130,7 @@ class NpuSession:
             except (AcceleratorLostError, AcceleratorMemoryError, BackendStepError) as exc:
                 failure = exc
             else:
-                self.counts.n_npu += 1
+                self._count(n_products=1)
                 self._computed_on = f"{self.info.backend}:{self.info.device}"
                 return answers
         return self._without_npu(feeds, wanted, failure)
@@ -182,7 +176,7 @@ class NpuSession:
             raise
         if failure is not None and not is_lost:
             self._lose(failure)
-        self.counts.n_cpu += 1
+        self._count(n_fallbacks=1)
         self._computed_on = f"{cpu.info.backend}:{cpu.info.device}"
         return answers
 
@@ -195,7 +189,7 @@ class NpuSession:
         with self._lock:
             self._breaker.trip(now_s)
         self._lost_at_s, self._reason = now_s, str(getattr(error, "reason", error))
-        self.counts.n_lost += 1
+        self._count(n_faults=1)
         answers = "none" if self._require == "npu" or self._open_cpu is None else "cpu"
         self._tell(
             NpuEvent(
@@ -250,6 +244,15 @@ class NpuSession:
             cpu.close()
         lost_s = self._clock() - self._lost_at_s
         self._tell(NpuEvent(kind="back", backend=self.info.backend, model=self.info.model, lost_s=lost_s))
+
+    def _count(self, *, n_products: int = 0, n_faults: int = 0, n_fallbacks: int = 0) -> None:
+        now = self._counts
+        self._counts = DeviceCounts(
+            n_products=now.n_products + n_products,
+            n_faults=now.n_faults + n_faults,
+            n_fallbacks=now.n_fallbacks + n_fallbacks,
+            last_fault=self._reason,
+        )
 
     def _log(self, event: NpuEvent) -> None:
         is_warning = event.kind != "back" and self._require != "any"

@@ -74,7 +74,7 @@ def _one(backend: OpenVinoBackend, file: ModelFile, device: str, kept: Path) -> 
             "onnx_cpu_median_s": _median_s(cpu, feeds),
             "telemetry": asdict(session.telemetry()),
             "computed_on": session.computed_on,
-            "n_cpu": session.counts.n_cpu,
+            "n_cpu": session.device_counts().n_fallbacks,
         }
     finally:
         session.close()

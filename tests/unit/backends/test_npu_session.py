@@ -120,7 +120,9 @@ def test_a_lost_chip_is_told_once_and_the_cpu_answers_the_very_request(load: Mak
     (event,) = rig.events
     assert (event.kind, event.backend, event.model, event.answers) == ("lost", "npu_fake", "tiny", "cpu")
     assert "SIGKILL" in event.reason
-    assert (rig.session.counts.n_npu, rig.session.counts.n_cpu, rig.session.counts.n_lost) == (1, 5, 1)
+    counts = rig.session.device_counts()
+    assert (counts.n_products, counts.n_fallbacks, counts.n_faults) == (1, 5, 1)
+    assert "SIGKILL" in counts.last_fault
 
 
 @contextmanager
@@ -222,7 +224,7 @@ def test_where_the_npu_is_required_a_lost_chip_is_an_error(load: Make, npu: Fake
         with pytest.raises(AcceleratorLostError, match="SIGKILL"):
             rig.session.run({"x": X})
     assert rig.events[0].answers == "none"
-    assert rig.session.counts.n_cpu == 0
+    assert rig.session.device_counts().n_fallbacks == 0
     rig.clock.advance(RETRY_S)
     assert rig.run() == "npu_fake:fake0"
 

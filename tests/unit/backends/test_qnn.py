@@ -88,7 +88,7 @@ def test_a_convolution_of_each_precision_is_wholly_there_and_right(
         answer, right = session.run(x(seed))["y"], cpu.run(x(seed))["y"]
         assert cosine(answer, right) > 0.9999
     assert session.computed_on == "npu_qnn:htp"
-    assert session.counts.n_cpu == 0
+    assert session.device_counts().n_fallbacks == 0
     session.close()
     cpu.close()
 
