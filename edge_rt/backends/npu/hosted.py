@@ -15,6 +15,7 @@ imports the vendor's package in its methods, not at its top, where it wants an I
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +46,8 @@ from edge_rt.tensor_types import Evidence, NodePlacement, TensorSpec
 
 T = TypeVar("T")
 MAX_REASON = 500
+_PATIENCE = 8.0  # times what it took before
+_MIN_LOAD_S, _MIN_RUN_S = 4.0, 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,7 @@ class HostedVendor:
         self.name, self.label, self.extra = stack.name, stack.label, stack.extra
         self._socs: dict[str, str] = {}
         self._versions = Versions()
-        self._client: Client | None = None  # that probe has left for what comes next
+        self._loaded_s = 0.0  # what the longest load has taken
 
     def installed(self) -> Absent | None:
         return self._stack.installed()
@@ -195,12 +198,15 @@ class HostedVendor:
             "rows": artifact.rows,
             "facts": dict(artifact.compiled.facts),
         }
+        limits, begun_s = self._stack.limits, time.monotonic()
         try:
-            loaded = self._ask(client, "load", told, _Loaded, self._stack.limits.load_s, model=file.model)
+            limit_s = _patience_s(self._loaded_s, limits.load_s, least_s=_MIN_LOAD_S)
+            loaded = self._ask(client, "load", told, _Loaded, limit_s, model=file.model)
         except BaseException:
             client.close()
             raise
-        return HostedSession(self.name, file.model, client, loaded, self._stack.limits.run_s)
+        self._loaded_s = max(self._loaded_s, time.monotonic() - begun_s)
+        return HostedSession(self.name, file.model, client, loaded, limits.run_s)
 
     def _new_client(self) -> Client:
         return Client(self.name, self._stack.driver, self._stack.python(), noise=self._stack.noise)
@@ -224,7 +230,7 @@ class HostedSession:
     def __init__(self, backend: str, model: str, client: Client, loaded: _Loaded, run_s: float) -> None:
         self._backend, self._model = backend, model
         self._client: Client | None = client
-        self._run_s = run_s
+        self._max_run_s, self._ran_s = run_s, 0.0
         self._timings = Telemetry()
         self.inputs, self.outputs, self.placement = loaded.inputs, loaded.outputs, loaded.placement
 
@@ -238,8 +244,9 @@ class HostedSession:
             raise BackendStepError(reason="the session is closed")
         if self._client.pid is None:  # it was lost in an earlier run, and nothing is loaded in another
             raise AcceleratorLostError(backend=self._backend, reason="its process has ended")
+        limit_s = _patience_s(self._ran_s, self._max_run_s, least_s=_MIN_RUN_S)
         try:
-            told, given, _ = self._client.call("run", {"outputs": list(outputs)}, feeds, timeout_s=self._run_s)
+            told, given, took_s = self._client.call("run", {"outputs": list(outputs)}, feeds, timeout_s=limit_s)
         except HostAnswerError as exc:
             error = _told(exc, self._backend, self._model)
             if isinstance(error, BackendLoadError):
@@ -249,14 +256,14 @@ class HostedSession:
             raise BackendStepError(reason=f"{self._backend}: {exc}") from exc
         if missing := [name for name in outputs if name not in given]:
             raise BackendStepError(reason=f"{self._backend} gives no {missing[0]}")
-        self._timings = _convert(told, Telemetry, self._backend)
+        self._timings, self._ran_s = _convert(told, Telemetry, self._backend), max(self._ran_s, took_s)
         return given
 
     def telemetry(self) -> Telemetry:
         if self._client is None or self._client.pid is None:
             return Telemetry()
         try:
-            told, _, _ = self._client.call("telemetry", {}, timeout_s=self._run_s)
+            told, _, _ = self._client.call("telemetry", {}, timeout_s=_MIN_RUN_S)
             now = _convert(told, Telemetry, self._backend)
         except (HostAnswerError, EdgeRtError):
             return self._timings
@@ -272,6 +279,14 @@ class HostedSession:
         client, self._client = self._client, None
         if client is not None:
             client.close()
+
+
+def _patience_s(longest_s: float, max_s: float, *, least_s: float) -> float:
+    """Say how long to wait for what has never taken longer than longest_s; 0 for the first time, which may take max_s.
+
+    A stack that hangs is so found out before it has cost a client half a minute.
+    """
+    return max_s if longest_s == 0.0 else min(max_s, max(least_s, _PATIENCE * longest_s))
 
 
 def _told(exc: HostAnswerError, backend: str, model: str) -> BackendLoadError | AcceleratorMemoryError:
