@@ -195,7 +195,7 @@ class FpgaEngine:
         self._n_on_cpu += 1
         if name not in self._kept:
             self._kept[name] = self._matrices[name]
-        return fpga_cpu.multiply(self._kept[name], x)
+        return fpga_cpu.multiply(self._kept[name], self._products.rounded(name, x))
 
     def _is_ready(self, name: str) -> bool:
         if not self._guard.allows(name, self._now()):

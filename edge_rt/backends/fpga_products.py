@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.backends.fpga_layout import Layout, pack_activations, pack_weights
-from edge_rt.backends.fpga_numbers import GROUP, Activations, encode_activations, to_products
+from edge_rt.backends.fpga_host import Check, Host, Task, best_host
+from edge_rt.backends.fpga_layout import Layout, pack_weights, unpack_activations
+from edge_rt.backends.fpga_numbers import GROUP, Activations
 from edge_rt.backends.fpga_pack import Matrix
 from edge_rt.devices.fpga_jobs import Job
 from edge_rt.devices.fpga_ring import OTHER_BITSTREAM, RING_BYTES, RING_LOG2, EnginePort, Ring, descriptors
@@ -25,7 +28,7 @@ _SLOWEST_BYTES_S = 50e6
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """One packed matrix of INT4: where it is, and what its products are worth and belong to."""
+    """One packed matrix of INT4: where it is, what its products are worth and belong to, what they must add up to."""
 
     at: int
     first_row: int
@@ -33,6 +36,7 @@ class Spot:
     group_log2: int
     asymmetric: bool
     row_unit: NDArray[np.float64]
+    check: Check
 
     @property
     def n_rows(self) -> int:
@@ -70,7 +74,8 @@ def place(matrices: Mapping[str, Matrix], layout: Layout, n_vectors: int) -> Pla
         for piece in matrix.pieces:
             weights = piece.weights
             n_blocks, group_log2 = layout.n_blocks(weights.n_rows), weights.group_log2
-            spots.append(Spot(at, piece.first_row, n_blocks, group_log2, weights.asymmetric, weights.row_unit))
+            own = (piece.first_row, n_blocks, group_log2, weights.asymmetric, weights.row_unit, Check.of(weights))
+            spots.append(Spot(at, *own))
             at = _page(at + layout.weight_bytes(weights.n_rows, weights.k, group_log2))
         placed[name] = Placed(len(placed), matrix.n_rows, matrix.k, tuple(spots))
         n_most = -(-MAX_VECTORS // n_vectors) * n_vectors
@@ -82,23 +87,12 @@ def place(matrices: Mapping[str, Matrix], layout: Layout, n_vectors: int) -> Pla
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
-    """One job's results: sums of the spot's rows, a row n_places wide, with m vectors of a call from first on."""
-
-    spot: Spot
-    first: int
-    m: int
-    n_places: int
-    y_at: int
-    y_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Chain:
-    """What one start does for m vectors: jobs as descriptors, and where their results end."""
+    """What one start does for m vectors: jobs as descriptors, their results as a Host wants them, where they end."""
 
     descriptors: NDArray[np.uint8]
-    tasks: tuple[_Task, ...]
+    results: Any
+    x_bytes: int
     y_end: int
     limit_s: float
 
@@ -111,9 +105,14 @@ class FpgaProducts:
     """
 
     def __init__(
-        self, port: EnginePort, placement: Placement, matrices: Mapping[str, Matrix], device: str = "the FPGA's engine"
+        self,
+        port: EnginePort,
+        placement: Placement,
+        matrices: Mapping[str, Matrix],
+        device: str = "the FPGA's engine",
+        host: Host | None = None,
     ) -> None:
-        self._port, self._placement = port, placement
+        self._port, self._placement, self._host = port, placement, host or best_host()
         self._chains: dict[tuple[int, int], _Chain] = {}
         self.ring = Ring(port, 0, device)
         caps, layout = self.ring.caps, placement.layout
@@ -141,7 +140,8 @@ class FpgaProducts:
         """Multiply vectors [m, k], as floats or in the engine's numbers, with a matrix: float32 [m, n_rows].
 
         Up to 64 jobs a start. Numbers of the engine are taken as they are, so whole ones lose nothing. Raises
-        ValueError for vectors that are not finite, DeviceTimeoutError and DeviceFaultError as Ring.run does.
+        ValueError for vectors that are not finite, DeviceTimeoutError and DeviceFaultError as Ring.run does, and
+        DeviceFaultError for products that do not add up.
         """
         matrix = self._placement.matrices[name]
         out = np.zeros((len(x), matrix.n_rows), np.float32)
@@ -151,38 +151,25 @@ class FpgaProducts:
             self._run(matrix, x[first : first + step], out[first : first + step])
         return out
 
+    def rounded(self, name: str, x: NDArray[np.float32] | Activations) -> Activations:
+        """Give vectors as multiply rounds them."""
+        if isinstance(x, Activations):
+            return x
+        layout, k = self._placement.layout, self._placement.matrices[name].k
+        vectors = np.empty(len(x) * layout.vector_bytes(k), np.uint8)
+        units = self._host.encode(x, layout, vectors)
+        return dataclasses.replace(unpack_activations(vectors, k, layout), unit=units)
+
     def _run(self, matrix: Placed, x: NDArray[np.float32] | Activations, out: NDArray[np.float32]) -> None:
-        chain = self._chain(matrix, len(x))
-        encoded = x if isinstance(x, Activations) else encode_activations(x)
-        self._write(self._placement.x_at, pack_activations(encoded, self._placement.layout))
+        port, layout = self._port, self._placement.layout
+        chain, x_at, y_at = self._chain(matrix, len(x)), self._placement.x_at, self._placement.y_at
+        vectors = port.memory[x_at : x_at + chain.x_bytes]
+        units = self._host.encode(x, layout, vectors)
+        port.flush(x_at, chain.x_bytes)
         self.ring.run(chain.descriptors, chain.limit_s)
-        y_at = self._placement.y_at
-        self._port.invalidate(y_at, chain.y_end - y_at)
-        n_together = self._read_together(matrix, chain, encoded, out)
-        for task in chain.tasks[n_together:]:
-            spot, vectors = task.spot, slice(task.first, task.first + task.m)
-            data = self._port.memory[task.y_at : task.y_at + task.y_bytes].view("<f4").reshape(-1, task.n_places)
-            products = to_products(data[: spot.n_rows, : task.m], spot.row_unit, encoded[vectors])
-            out[vectors, spot.first_row : spot.first_row + spot.n_rows] += products
-
-    def _read_together(self, matrix: Placed, chain: _Chain, x: Activations, out: NDArray[np.float32]) -> int:
-        """Read the results of jobs with all of their vectors, a spot's with one sum, and say how many jobs these are.
-
-        One by one they would take as long as the rest of a product together.
-        """
-        n_vectors, n_spots = self._placement.n_vectors, len(matrix.spots)
-        n_full = len(out) // n_vectors
-        if n_full < 2 or chain.tasks[0].n_places != n_vectors:
-            return 0
-        stride = chain.tasks[n_spots].y_at - chain.tasks[0].y_at
-        y_at, m = self._placement.y_at, n_full * n_vectors
-        rows = self._port.memory[y_at : y_at + n_full * stride].reshape(n_full, stride)
-        for task in chain.tasks[:n_spots]:
-            spot, first = task.spot, task.y_at - y_at
-            data = rows[:, first : first + task.y_bytes].view("<f4").reshape(n_full, -1, n_vectors)
-            sums = data[:, : spot.n_rows].transpose(1, 0, 2).reshape(spot.n_rows, m)
-            out[:m, spot.first_row : spot.first_row + spot.n_rows] += to_products(sums, spot.row_unit, x[:m])
-        return n_full * n_spots
+        port.invalidate(y_at, chain.y_end - y_at)
+        if not self._host.finish(chain.results, vectors, layout, matrix.k, units, out):
+            raise self.ring.fault("what it computed does not add up")
 
     def _chain(self, matrix: Placed, m: int) -> _Chain:
         if (found := self._chains.get((matrix.number, m))) is None:
@@ -197,22 +184,23 @@ class FpgaProducts:
             n = min(placement.n_vectors, m - first)
             n_places = layout.result_places(n)
             for spot in matrix.spots:
-                task = _Task(spot, first, n, n_places, y_at, spot.n_blocks * layout.block_rows * n_places * 4)
-                tasks.append(task)
-                jobs.append(self._job(matrix, task, placement.x_at + first * x_bytes))
+                y_bytes = spot.n_blocks * layout.block_rows * n_places * 4
+                tasks.append(Task(spot.first_row, spot.row_unit, spot.check, first, n, n_places, y_at, y_bytes))
+                jobs.append(self._job(matrix, spot, n, placement.x_at + first * x_bytes, y_at))
                 y_at += _result_bytes(spot, layout, n_places)
-                n_bytes += task.y_bytes + layout.weight_bytes(spot.n_rows, matrix.k, spot.group_log2)
-        return _Chain(descriptors(jobs), tuple(tasks), y_at, _LEAST_S + n_bytes / _SLOWEST_BYTES_S)
+                n_bytes += y_bytes + layout.weight_bytes(spot.n_rows, matrix.k, spot.group_log2)
+        results = self._host.prepare(tasks, self._port.memory)
+        return _Chain(descriptors(jobs), results, m * x_bytes, y_at, _LEAST_S + n_bytes / _SLOWEST_BYTES_S)
 
-    def _job(self, matrix: Placed, task: _Task, x_at: int) -> Job:
-        base, spot = self._port.base, task.spot
+    def _job(self, matrix: Placed, spot: Spot, m: int, x_at: int, y_at: int) -> Job:
+        base = self._port.base
         return Job(
             weights=base + spot.at,
             activations=base + x_at,
-            results=base + task.y_at,
+            results=base + y_at,
             n_blocks=spot.n_blocks,
             n_groups=matrix.k // GROUP,
-            n_vectors=task.m,
+            n_vectors=m,
             group_log2=spot.group_log2,
             block_log2=self._placement.layout.block_rows.bit_length() - 1,
             asymmetric=spot.asymmetric,

@@ -126,6 +126,21 @@ EN_API int en_seq_save(const en_context *context, int seq_id, void *state);
 EN_API int en_seq_load(en_context *context, int seq_id, int n_tokens, const void *state, uint64_t n_bytes);
 EN_API int en_free_blocks(const en_context *context);
 
+/* Round m vectors of k floats to the numbers of the INT4 engine, each with its records in stride bytes of out, and its unit
+ * in units; 1 if one of them is not finite. */
+EN_API int en_fpga_encode(const float *x, int m, int k, uint8_t *out, int64_t stride, double *units);
+/* What an engine has computed for a product: sums[n_rows][n_places] of rows from first_row on and m vectors from first on;
+ * columns are the sums of the matrix' rows, share and unit_share how far right totals may be apart. */
+typedef struct en_fpga_task {
+    const float *sums;
+    const double *row_units, *columns;
+    double share, unit_share;
+    int32_t n_rows, n_places, m, first, first_row, pad;
+} en_fpga_task;
+/* Add all tasks' products to y's rows of ldy floats, a row for each vector; 0 if a vector's do not add up. */
+EN_API int en_fpga_finish(const en_fpga_task *tasks, int n_tasks, const uint8_t *vectors, int64_t stride, int k,
+                          const double *units, float *y, int64_t ldy);
+
 /* For tests and benchmarks: one product y[m][n_rows] (+)= x[m][n_cols] by w, through the kernels of an ISA. */
 EN_API int en_matmul(int isa, const en_tensor *w, const float *x, int m, float *y, int accumulate);
 EN_API int en_quantize(int isa, const float *x, int n, int8_t *q, float *d, int32_t *sums, int16_t *half_sums);

@@ -50,6 +50,7 @@ class FaultyPort(GoldenPort):
                 self._registers[regs.STATUS] = 1 << regs.STATUS_ERR_READ[0]
                 self._registers[regs.IRQ_STATUS] = 2
                 return True
+        self._unpacked.clear()  # it reads weights each time, as an engine does
         return super().wait(limit_s)
 
     def write(self, offset, value):
@@ -188,6 +189,42 @@ def test_a_reset_writes_the_matrix_again():
     port.memory[5000:6000] ^= 0x11
     check(engine, "a")
     assert np.array_equal(port._ddr[4096:8192], written[4096:8192])
+
+
+def test_a_bit_that_flipped_in_memory_is_noticed_and_written_anew(caplog):
+    port, _, engine = opened()
+    check(engine, "a")
+    port._ddr[4096 + 16 + 30] ^= 0x40
+    with caplog.at_level(logging.WARNING):
+        check(engine, "a")
+    report = engine.report()
+    assert (report.n_products, report.n_on_cpu, report.n_faults, report.n_retried) == (2, 0, 1, 1)
+    assert "what it computed does not add up" in report.last_fault
+    check(engine, "a")
+    assert engine.report().n_faults == 1
+
+
+class FlippingPort(GoldenPort):
+    """Its engine's results have one bit wrong, each time."""
+
+    def wait(self, limit_s):
+        is_raised = super().wait(limit_s)
+        words = self._ddr[self.y_at :].view("<u4")
+        words[5] ^= 1 << 22
+        return is_raised
+
+
+def test_an_engine_that_computes_wrong_is_left_for_the_cpu():
+    placement = place(MATRICES, Layout(CONFIG.beat_bits), CONFIG.n_vectors)
+    port = FlippingPort(CONFIG, np.zeros(placement.memory_bytes, np.uint8))
+    port.y_at = placement.y_at
+    engine = FpgaEngine.load(port, MATRICES)
+    for _ in range(2):
+        check(engine, "a")
+        check(engine, "b")
+    report = engine.report()
+    assert (report.n_products, report.n_on_cpu, report.n_faults) == (0, 4, 4)
+    assert report.on_cpu == ("a", "b")
 
 
 def test_vectors_that_are_no_numbers_are_no_fault_of_the_engine():

@@ -103,9 +103,10 @@ def test_a_port_that_checks_counts_each_wrong_sum():
     # The golden model has read the weights already; the RTL reads them again, one weight of row 2 another by then.
     row_bytes = placement.layout.row_bytes(128, 0)
     engine.memory[placement.matrices["plain"].spots[0].at + 2 * row_bytes + 20] ^= 4
-    wrong = products.multiply("plain", x)
+    with pytest.raises(DeviceFaultError, match="does not add up"):
+        products.multiply("plain", x)
     assert (port.n_sums, port.n_wrong) == (2 * 32 * 3, 3)
-    assert np.flatnonzero((right != wrong).any(axis=0)).tolist() == [2]
+    assert right.shape == (3, 30)
     engine.close()
 
 
@@ -153,12 +154,9 @@ def test_a_missing_flush_or_invalidate_does_not_pass(drop, nth):
     products = FpgaProducts(port, placement, matrices)
     x = np.ones((1, 128), np.float32)
     port.drop, port.nth = drop, nth
-    if (drop, nth) == ("flush", 1):
-        with pytest.raises(DeviceFaultError, match="a descriptor was refused for the word 0"):
-            products.multiply("plain", x)
-    else:
-        assert not np.array_equal(products.multiply("plain", x), wanted(matrices["plain"], x, 1))
-        assert np.array_equal(products.multiply("plain", x), wanted(matrices["plain"], x, 1))
+    says = "a descriptor was refused for the word 0" if (drop, nth) == ("flush", 1) else "does not add up"
+    with pytest.raises(DeviceFaultError, match=says):
+        products.multiply("plain", x)
 
 
 def test_an_engine_that_does_not_fit_is_refused():
