@@ -17,6 +17,8 @@ from edge_rt.convert.tflite_values import CHANNELS_LAST, Sink, Value, Values
 
 _PADDINGS: Final = {"SAME": tflite.Padding.SAME, "VALID": tflite.Padding.VALID}
 _NO_PADS: Final = (0, 0, 0, 0)
+_MAX_STRIDE: Final = 3  # of Ethos-U
+Pads = tuple[int, int, int, int]  # top, left, bottom, right
 
 
 class Layers:
@@ -36,9 +38,16 @@ class Layers:
         if groups > 1 and not is_depthwise:
             self._graph.refuse(node.name, f"{groups} groups of {n_channels} channels")
         weights, scales = self._weights(node.input[1], is_integer)
-        size = weights.shape[2:]
         strides, dilations = attribute(node, "strides", [1, 1]), attribute(node, "dilations", [1, 1])
-        padding, value = self._padded(node, value, size, strides, dilations)
+        edges: Pads | None = None
+        if is_integer and not is_depthwise and list(dilations) == [1, 1]:
+            while max(strides) > _MAX_STRIDE and all(stride % 2 == 0 for stride in strides):
+                edges = self._edges(node, value, weights.shape[2:], strides) if edges is None else _NO_PADS
+                value = self._gathered(f"{node.output[0]}/{value.index}", value, weights.shape[2:], edges)
+                weights, strides = _by_fours(weights), [stride // 2 for stride in strides]
+        padding = "VALID"
+        if edges is None:
+            padding, value = self._padded(node, value, weights.shape[2:], strides, dilations)
         if is_depthwise:
             laid = weights.transpose(1, 2, 3, 0)
             more = {"DepthMultiplier": weights.shape[0] // n_channels}
@@ -61,6 +70,51 @@ class Layers:
             DilationWFactor=dilations[1],
             **more,
         )
+
+    def _edges(self, node: NodeProto, value: Value, size: Sequence[int], strides: Sequence[int]) -> Pads:
+        """Give the edges that a layer wants around its input, SAME's too."""
+        padding, pads = self._padding(node, value, size, strides, [1, 1])
+        if padding == "VALID":
+            return pads
+        (top, bottom), (left, right) = (_same(length, size[n], strides[n]) for n, length in enumerate(value.shape[2:]))
+        return top, left, bottom, right
+
+    def _gathered(self, name: str, value: Value, size: Sequence[int], edges: Pads) -> Value:
+        """Lay each four neighbours behind one another as channels, by a convolution that only picks.
+
+        Ethos-U takes strides up to 3. A longer one is half as long on what this gives, and the products are the same.
+        """
+        lengths = [value.shape[2] + edges[0] + edges[2], value.shape[3] + edges[1] + edges[3]]
+        # An odd last row is met by kernels of odd size only; then one more of zeros makes its pair.
+        more = [length % 2 and reach % 2 for length, reach in zip(lengths, size, strict=True)]
+        value = self._edged(name, value, (edges[0], edges[1], edges[2] + more[0], edges[3] + more[1]))
+        assert value.quant is not None
+        n_channels = value.shape[1]
+        picks = np.zeros((4 * n_channels, 2, 2, n_channels), np.int8)
+        for part in range(4):
+            for channel in range(n_channels):
+                picks[part * n_channels + channel, part // 2, part % 2, channel] = 1
+        ones, zeros = (1.0,) * len(picks), (0,) * len(picks)
+        steps = (value.quant.scales[0],) * len(picks)
+        constants = [
+            self._writer.constant(f"{name}/picks", picks, Quant(ones, zeros, 0)),
+            self._writer.constant(f"{name}/no_bias", np.zeros(len(picks), np.int32), Quant(steps, zeros, 0)),
+        ]
+        shape = (value.shape[0], len(picks), value.shape[2] // 2, value.shape[3] // 2)
+        made = self._values.result(f"{name}/fours", shape, CHANNELS_LAST, value.quant)
+        self._writer.operator(
+            "CONV_2D",
+            [value.index, *constants],
+            [made.index],
+            version=3,
+            options_kind="Conv2DOptions",
+            Padding=_PADDINGS["VALID"],
+            StrideH=2,
+            StrideW=2,
+            DilationHFactor=1,
+            DilationWFactor=1,
+        )
+        return made
 
     def dense(self, node: NodeProto) -> None:
         """Gemm, and MatMul with a constant."""
@@ -218,21 +272,23 @@ class Layers:
     ) -> tuple[str, Value]:
         """Choose a padding; edges that are neither of TensorFlow Lite's two are put around the input."""
         padding, pads = self._padding(node, value, size, strides, dilations)
+        return padding, self._edged(node.output[0], value, pads)
+
+    def _edged(self, name: str, value: Value, pads: Pads) -> Value:
+        """Put zeros around a picture."""
         if pads == _NO_PADS:
-            return padding, value
+            return value
         top, left, bottom, right = pads
         edges = np.array([[0, 0], [top, bottom], [left, right], [0, 0]], np.int32)
-        wanted = self._writer.constant(f"{node.output[0]}/edges", edges)
+        wanted = self._writer.constant(f"{name}/edges", edges)
         rows, columns = value.shape[2] + top + bottom, value.shape[3] + left + right
-        made = self._values.result(
-            f"{node.output[0]}/padded", (*value.shape[:2], rows, columns), CHANNELS_LAST, value.quant
-        )
+        made = self._values.result(f"{name}/padded", (*value.shape[:2], rows, columns), CHANNELS_LAST, value.quant)
         self._writer.operator("PAD", [value.index, wanted], [made.index], version=2, options_kind="PadOptions")
-        return padding, made
+        return made
 
     def _padding(
         self, node: NodeProto, value: Value, size: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-    ) -> tuple[str, tuple[int, int, int, int]]:
+    ) -> tuple[str, Pads]:
         """Give SAME or VALID, and the edges that are to be put around the input before: top, left, bottom, right."""
         auto = attribute(node, "auto_pad", b"NOTSET").decode()
         if auto in ("SAME_UPPER", "VALID"):
@@ -242,11 +298,25 @@ class Layers:
         top, left, bottom, right = attribute(node, "pads", list(_NO_PADS))
         if (top, left, bottom, right) == _NO_PADS:
             return "VALID", _NO_PADS
-        same = []
-        for n, length in enumerate(value.shape[2:]):
-            reach = (size[n] - 1) * dilations[n] + 1
-            total = max((math.ceil(length / strides[n]) - 1) * strides[n] + reach - length, 0)
-            same += [total // 2, total - total // 2]
-        if same == [top, bottom, left, right]:
+        rows, columns = (
+            _same(length, (size[n] - 1) * dilations[n] + 1, strides[n]) for n, length in enumerate(value.shape[2:])
+        )
+        if (rows, columns) == ((top, bottom), (left, right)):
             return "SAME", _NO_PADS
         return "VALID", (top, left, bottom, right)
+
+
+def _same(length: int, reach: int, stride: int) -> tuple[int, int]:
+    """Give the edges that SAME puts before and behind."""
+    total = max((math.ceil(length / stride) - 1) * stride + reach - length, 0)
+    return total // 2, total - total // 2
+
+
+def _by_fours(weights: NDArray[Any]) -> NDArray[Any]:
+    """Rearrange weights [outputs, channels, rows, columns] for what _gathered gives."""
+    n_outputs, n_channels, *size = weights.shape
+    rows, columns = (-(-length // 2) for length in size)
+    whole = np.zeros((n_outputs, n_channels, 2 * rows, 2 * columns), weights.dtype)
+    whole[:, :, : size[0], : size[1]] = weights
+    parts = whole.reshape(n_outputs, n_channels, rows, 2, columns, 2)
+    return parts.transpose(0, 3, 5, 1, 2, 4).reshape(n_outputs, 4 * n_channels, rows, columns)

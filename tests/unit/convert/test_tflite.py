@@ -99,11 +99,11 @@ def picture(seed: int, *shape: int) -> NDArray[np.float32]:
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_convolution_gives_the_same_integers(data: st.DataObject) -> None:
-    size, stride = data.draw(st.sampled_from([1, 2, 3, 5, 6])), data.draw(st.integers(1, 4))
+    size, stride = data.draw(st.sampled_from([1, 2, 3, 5, 6])), data.draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     n_in, is_depthwise = data.draw(st.integers(1, 9)), data.draw(st.booleans())
     n_out = n_in * data.draw(st.integers(1, 2)) if is_depthwise else data.draw(st.integers(1, 9))
     pads = [data.draw(st.integers(0, size - 1)) for _ in range(4)]
-    rows, columns = data.draw(st.integers(size, 14)), data.draw(st.integers(size, 14))
+    rows, columns = data.draw(st.integers(size, 18)), data.draw(st.integers(size, 18))
     seed = data.draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
     weights = {
@@ -225,7 +225,7 @@ def test_the_same_model_gives_the_same_bytes() -> None:
 def test_a_files_operators_can_be_listed() -> None:
     operators = read_operators(tflite_model(onnx.load(PCB)).data)
     kinds = [each.kind for each in operators]
-    assert kinds.count("CONV_2D") == 11
+    assert kinds.count("CONV_2D") == 12  # the first one has a stride of 4, and becomes two
     assert kinds.count("RESIZE_NEAREST_NEIGHBOR") == 1
     assert {each.output for each in operators} >= {"heat", "offset", "size"}
 

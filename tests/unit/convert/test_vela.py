@@ -21,19 +21,16 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "n_npu"), [("ethos-u55-256", 16), ("ethos-u65-256", 16), ("ethos-u85-256", 17)]
-)
-def test_the_board_inspectors_operators_are_placed(board: Path, tmp_path: Path, accelerator: str, n_npu: int) -> None:
+@pytest.mark.parametrize("accelerator", ["ethos-u55-256", "ethos-u65-256", "ethos-u85-256"])
+def test_the_board_inspectors_operators_are_placed(board: Path, tmp_path: Path, accelerator: str) -> None:
     report = compile_for_ethos(board, tmp_path / "out.tflite", accelerator)
     assert report.evidence == "compiled only"
-    assert (report.n_npu, report.n_operators) == (n_npu, 21)
+    assert (report.n_npu, report.n_operators) == (19, 23)
     assert report.n_operators == len(read_operators(board.read_bytes()))
     reasons = {each.output: each.reason for each in report.cpu}
     assert len(report.cpu) == report.n_operators - report.n_npu
     assert "Float32" in reasons["heat"]
-    if accelerator != "ethos-u85-256":
-        assert "stride: 4, 4" in reasons["fine.0_QuantizeLinear_Output"]
+    assert set(reasons) == {"neck.0_DequantizeLinear_Output/float", "heat", "offset", "size"}  # what was kept float
     assert sum(n for _, n in report.cpu_kinds) == len(report.cpu)
     assert report.n_cycles > 1e6
     assert report.inference_s == pytest.approx(report.n_cycles / report.clock_hz, rel=0.01)
