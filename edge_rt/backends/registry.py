@@ -16,6 +16,7 @@ _BACKENDS = {
     "fpga_sim": "edge_rt.backends.fpga:SimulatedFpgaBackend",
     "npu_qnn": "edge_rt.backends.npu.qnn:QnnBackend",
     "npu_openvino": "edge_rt.backends.npu.openvino:OpenVinoBackend",
+    "npu_serial": "edge_rt.backends.npu.serial_vendor:SerialBackend",
     "null": "edge_rt.backends.null:NullBackend",
 }
 

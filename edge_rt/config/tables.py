@@ -20,11 +20,15 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0.0)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0)]
 # auto, and the names of edge_rt.backends.registry
-Backend = Literal["auto", "native", "llama_cpu", "onnx_cpu", "fpga", "fpga_sim", "npu_qnn", "npu_openvino", "null"]
-NpuName = Literal["npu_qnn", "npu_openvino"]
+Backend = Literal[
+    "auto", "native", "llama_cpu", "onnx_cpu", "fpga", "fpga_sim", "npu_qnn", "npu_openvino", "npu_serial", "null"
+]
+NpuName = Literal["npu_qnn", "npu_openvino", "npu_serial"]
 NpuOption = Annotated[str, Meta(pattern=r"^npu_[a-z]+\.\w+$")]
 # upper clocks of CPUs; of NPUs, GPUs and memory; the energy preference; the chip's own power limit
 Actuator = Literal["cpufreq", "devfreq", "epp", "rapl"]
+# as udev names it, with its speed in baud (921,600)
+SerialPort = Annotated[str, Meta(pattern=r"^/[^\0@]{1,200}(@[0-9]{4,8})?$")]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Mode = Annotated[str, Meta(pattern="^0?[0-7]{3}$")]
 
@@ -91,6 +95,8 @@ class Npu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     retry_s: PositiveSeconds = 0.8  # until a chip that failed is tried again; doubles with each failure, up to 5 times
     soc: dict[NpuName, str] = {}  # the chip by back end, where it cannot be found out: npu_qnn = "57:75"
     options: dict[NpuOption, str] = {}  # of vendors' stacks, by back end: "npu_qnn.htp_performance_mode" = "burst"
+    # of boards with edge_rt's firmware; no other port is ever opened: "/dev/ttyACM0", "/dev/ttyUSB0@115200"
+    serial_ports: tuple[SerialPort, ...] = ()
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

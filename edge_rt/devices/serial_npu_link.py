@@ -13,7 +13,6 @@ there is to send needs a timer.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -24,7 +23,6 @@ from edge_rt.devices.serial_npu_frames import (
     MAX_RANGES,
     NO_SESSION,
     RESET,
-    SHORT_OVERHEAD,
     VERSION,
     Ack,
     Control,
@@ -36,11 +34,10 @@ from edge_rt.devices.serial_npu_frames import (
     pack_data,
     wire_bytes,
 )
+from edge_rt.devices.serial_npu_quality import MAX_SEGMENT, MIN_SEGMENT, LineQuality
 
 State = Literal["closed", "opening", "open", "lost"]
 
-MAX_SEGMENT: Final = 1024
-MIN_SEGMENT: Final = 16
 WINDOW: Final = 24_576  # bytes on their way, at most; both ends must hold them
 ACK_DELAY_US: Final = 5_000  # without another frame
 ACK_LAST_US: Final = 40_000
@@ -51,47 +48,11 @@ RTO_US: Final = (12_000, 2_000_000)
 OPENING_US: Final = (100_000, 800_000)
 MAX_TIMEOUTS: Final = 8  # in a row, without a word from the other end,
 MAX_SILENT_US: Final = 3_000_000  # and for as long
-_UNKNOWN_LINE: Final = (128, 1024)  # half an error in a kilobyte: segments of 116 bytes, until more is known
 _FIRST_WINDOW: Final = 4096  # on their way before anything was acknowledged
 _MAX_IN_FLIGHT: Final = 2048  # segments, and
 _MAX_GAPS: Final = 1024  # ranges behind what is missing: a device keeps tables of these sizes
 _PROBES: Final = 4  # segments sent again after a timeout
-_MEMORY_BYTES: Final = 8192  # on the wire, after which what was seen of the line counts half
 _NO_SESSION_US: Final = 100_000
-
-
-class LineQuality:
-    """Errors a byte, as far as it is known from what was acknowledged and what was lost; decides the segments' size.
-
-    A lost frame of size s tells of one error at least, and of about rate × s where that is more.
-    """
-
-    def __init__(self, max_segment: int) -> None:
-        self.max_segment = max_segment
-        self._errors, self._bytes = _UNKNOWN_LINE  # errors × 256
-
-    def arrived(self, n_bytes: int) -> None:
-        self._count(n_bytes, 0)
-
-    def lost(self, n_bytes: int) -> None:
-        likely = self._errors * n_bytes // self._bytes if self._bytes else 0
-        self._count(n_bytes, min(max(256, likely), 16 * n_bytes))
-
-    def _count(self, n_bytes: int, errors: int) -> None:
-        self._bytes += n_bytes
-        self._errors += errors
-        if self._bytes > _MEMORY_BYTES:
-            self._bytes //= 2
-            self._errors //= 2
-
-    @property
-    def segment(self) -> int:
-        """Give the payload n with the most n / (n + h) × exp(-rate × (n + h)), h being a frame's other bytes."""
-        if self._errors == 0:
-            return self.max_segment
-        h = SHORT_OVERHEAD
-        best = (math.isqrt(h * h + 4 * h * 256 * self._bytes // self._errors) - h) // 2
-        return allowed(min(max(best, MIN_SEGMENT), self.max_segment))
 
 
 @dataclass(slots=True)

@@ -54,3 +54,34 @@ class FakeWire:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class Bench:
+    """A port that a board is plugged into, or not, with one clock through all that is opened there."""
+
+    def __init__(self, device: End, *, bytes_hz: float = 1e7) -> None:
+        self.device, self.bytes_hz = device, bytes_hz
+        self.problem: OSError | None = None
+        self.n_opened = 0
+        self.wire = FakeWire(device, bytes_hz=bytes_hz)
+
+    def open(self, _spec: object) -> FakeWire:
+        if self.problem is not None:
+            raise self.problem
+        now_us, self.n_opened = self.wire.now_us, self.n_opened + 1
+        self.wire = FakeWire(self.device, bytes_hz=self.bytes_hz)
+        self.wire.now_us = now_us
+        return self.wire
+
+    def clock(self) -> float:
+        return self.wire.clock()
+
+    def pause(self, seconds: float) -> None:
+        self.wire.now_us += int(seconds * 1e6)
+
+    def unplug(self) -> None:
+        self.wire.is_gone = True
+        self.problem = FileNotFoundError(2, "No such file or directory")
+
+    def plug_in(self, device: End) -> None:
+        self.device, self.problem = device, None

@@ -23,7 +23,8 @@ from edge_rt.devices.serial_npu_frames import (
     pack_data,
     wire_bytes,
 )
-from edge_rt.devices.serial_npu_link import MAX_SEGMENT, WINDOW, LineQuality, Link
+from edge_rt.devices.serial_npu_link import WINDOW, Link
+from edge_rt.devices.serial_npu_quality import MAX_SEGMENT, LineQuality
 from tests.lossy_line import Line, Noise
 
 ONE_PER_CENT = Noise(corrupt=0.005, drop=0.005)
