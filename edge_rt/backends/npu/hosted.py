@@ -33,6 +33,7 @@ from edge_rt.backends.npu.vendor import (
     CompileRequest,
     Target,
     Telemetry,
+    VendorSession,
     Versions,
 )
 from edge_rt.errors import (
@@ -188,7 +189,7 @@ class HostedVendor:
         finally:
             client.close()
 
-    def load(self, file: ModelFile, device: Device, artifact: Artifact) -> HostedSession:
+    def load(self, file: ModelFile, device: Device, artifact: Artifact) -> VendorSession:
         client = self._new_client()
         told = {
             "folder": str(artifact.folder),
