@@ -57,7 +57,9 @@ def tokenizer_path(store: Store, manifest: Manifest) -> Path | None:
     return store.asset_path(manifest, asset) if asset is not None else None
 
 
-class _Group(click.Group):
+class ReportedErrors(click.Command):
+    """A command whose errors are told in a line."""
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -65,12 +67,12 @@ class _Group(click.Group):
             raise click.ClickException(str(exc)) from exc
 
 
-@click.group(cls=_Group, help=(__doc__ or "").partition("\n")[0])
+@click.group(help=(__doc__ or "").partition("\n")[0])
 def main() -> None:
     pass
 
 
-@main.command()
+@main.command(cls=ReportedErrors)
 @_MODEL
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--method", type=click.Choice(["mse", "minmax"]), default="minmax", show_default=True)
@@ -105,7 +107,7 @@ def _rounded(low: float, high: float) -> tuple[float, float]:
     return float(f"{low:.6g}"), float(f"{high:.6g}")
 
 
-@main.command()
+@main.command(cls=ReportedErrors)
 @_MODEL
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def dataset(model: str, folder: Path) -> None:

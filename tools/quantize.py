@@ -13,7 +13,7 @@ docs/quantize.md explains.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from onnx import ModelProto
 from tabulate import tabulate
 
 from edge_rt.convert.qdq import RangesFile, quantize_int8
+from edge_rt.convert.unquantized import is_quantized
 from edge_rt.errors import EdgeRtError
 from tools.activations import Statistics
 from tools.feeds import Feeds, image_input
 from tools.layers import Form, Judge, Step, find_layers, measure, search
 from tools.lint_ranges import MIN_LEVELS, lint
+from tools.lint_scales import lint_scales
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUT = click.Path(dir_okay=False, path_type=Path)
@@ -202,7 +204,7 @@ def mixed(
 
 @main.command("lint")
 @_MODEL
-@_INPUTS
+@click.argument("inputs", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @_MANIFEST
 @click.option("--min-levels", type=click.FloatRange(min=0), default=MIN_LEVELS, show_default=True)
 @click.pass_context
@@ -211,10 +213,17 @@ def lint_command(
 ) -> None:
     """Find outputs of MODEL whose parts differ so much over INPUTS that they must not share one scale.
 
-    Prints each with the nodes to leave float (`int8 --float NODE …`), and exits with 1 if there is one.
+    Prints each with the nodes to leave float (`int8 --float NODE …`), and exits with 1 if there is one. A quantised
+    MODEL needs no INPUTS: its own scales tell.
     """
     proto = _read(model)
-    findings = lint(proto, Feeds(inputs, proto, image_input(manifest)), min_levels=min_levels)
+    findings: Sequence[object]
+    if is_quantized(proto):
+        findings = lint_scales(proto, min_levels)
+    elif not inputs:
+        raise click.UsageError("a float model needs INPUTS to run over")
+    else:
+        findings = lint(proto, Feeds(inputs, proto, image_input(manifest)), min_levels=min_levels)
     for finding in findings:
         click.echo(str(finding))
     if findings:

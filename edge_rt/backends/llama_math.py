@@ -5,7 +5,7 @@ The matrices' products are a function that is passed in, so an accelerator, its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,15 +63,24 @@ class LlamaMath:
 
     def forward(self, ids: Sequence[int], kv: KvCache, *, want_all: bool = False) -> Floats:
         """Compute the next tokens of the sequence in kv: float32 logits [m, n_vocab], of the last token or of all."""
-        config = self._config
+        for x in self.states(ids, kv):
+            last = x
+        return self.logits(last if want_all else last[-1:])
+
+    def states(self, ids: Sequence[int], kv: KvCache) -> Iterator[Floats]:
+        """Compute as forward does, and give the tokens' states [m, n_embd]: embedded, then behind each layer."""
         x = self._embed(np.asarray(ids, np.intp))
+        yield x
         positions = np.arange(kv.n_past, kv.n_past + len(ids))
-        for i, layer in enumerate(config.layers):
+        for i, layer in enumerate(self._config.layers):
             x = x + self._attend(i, layer, x, kv, positions)
             x = x + self._feed(i, x)
+            yield x
         kv.n_past += len(ids)
-        x = x if want_all else x[-1:]
-        return self._linear(OUTPUT, rms_norm(x, self._vectors["output_norm.weight"], config.norm_eps))
+
+    def logits(self, x: Floats) -> Floats:
+        """Give float32 logits [m, n_vocab] of states [m, n_embd] behind the last layer."""
+        return self._linear(OUTPUT, rms_norm(x, self._vectors["output_norm.weight"], self._config.norm_eps))
 
     def _attend(self, i: int, layer: LayerConfig, x: Floats, kv: KvCache, positions: NDArray[np.int_]) -> Floats:
         config, m = self._config, len(x)

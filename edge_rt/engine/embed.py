@@ -32,7 +32,10 @@ _MAX_TOKENIZER_BYTES = 64 * 2**20
 
 
 class EmbedPipeline:
-    """One embedding for one text in UTF-8. Nothing is cut: a text that is too long is refused."""
+    """One embedding for one text in UTF-8. Nothing is cut: a text that is too long is refused.
+
+    A model for one number of tokens, as NPUs have them, gets each text filled up to it.
+    """
 
     task = "embed"
 
@@ -42,6 +45,9 @@ class EmbedPipeline:
         for field, name in _inputs(spec).items():
             if name:
                 check_tensor(field, self._inputs[name], (-1, -1), "INT64")
+        fixed = self._inputs[spec.ids_input].shape[1]
+        self._fixed_tokens = max(0, fixed)
+        self._max_tokens = min(spec.max_tokens, self._fixed_tokens or spec.max_tokens)
         self._output = model.output(spec.output)
         if len(self._output.shape) != 3 or self._output.datatype != "FP32":
             raise misfit("output", f"must be FP32 [n, tokens, size], {self._output.name} is {self._output.shape}")
@@ -55,14 +61,12 @@ class EmbedPipeline:
             raise InvalidRequestError(
                 param="data", problem=f"is no UTF-8 text: byte {exc.start} is not part of any"
             ) from exc
-        if len(request.data) > (limit_bytes := self._spec.max_tokens * _MAX_TOKEN_BYTES):
-            problem = (
-                f"is {len(request.data)} bytes long, the limit is {limit_bytes} for {self._spec.max_tokens} tokens"
-            )
+        if len(request.data) > (limit_bytes := self._max_tokens * _MAX_TOKEN_BYTES):
+            problem = f"is {len(request.data)} bytes long, the limit is {limit_bytes} for {self._max_tokens} tokens"
             raise InvalidRequestError(param="data", problem=problem)
         ids = self._tokenizer.encode(text).ids
-        if len(ids) > self._spec.max_tokens:
-            raise ContextLengthError(prompt_tokens=len(ids), n_ctx=self._spec.max_tokens)
+        if len(ids) > self._max_tokens:
+            raise ContextLengthError(prompt_tokens=len(ids), n_ctx=self._max_tokens)
         if not ids:
             raise InvalidRequestError(param="data", problem="holds nothing but what the tokenizer leaves out")
         answer = infer(self._feeds(ids))
@@ -79,6 +83,7 @@ class EmbedPipeline:
         """Fill up to whole steps with tokens that the mask tells the model to leave out."""
         spec = self._spec
         n_tokens = min(-(-len(ids) // spec.token_step) * spec.token_step, max(spec.max_tokens, len(ids)))
+        n_tokens = self._fixed_tokens or n_tokens
         feeds = {name: np.zeros((1, n_tokens), np.int64) for name in self._inputs}
         feeds[spec.ids_input][0, : len(ids)] = ids
         if spec.mask_input:

@@ -22,7 +22,10 @@ _MAX_PARTS = 1000  # of a map that are looked at, the highest first: noise may h
 
 
 class DetectTextPipeline:
-    """Boxes around lines of text in a picture or in its regions."""
+    """Boxes around lines of text in a picture or in its regions.
+
+    A model for pictures of one size, as NPUs have them, gets each one filled up to it.
+    """
 
     task = "detect-text"
 
@@ -34,6 +37,8 @@ class DetectTextPipeline:
         n_channels = 1 if spec.color == "gray" else 3
         check_tensor("input", self._input, (-1, n_channels, -1, -1), "FP32")
         check_tensor("output", self._output, (-1, 1, -1, -1), "FP32")
+        height, width = self._input.shape[2:]
+        self._fixed = (height, width) if min(height, width) > 0 else None
 
     def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
         with turn_for(request.data):
@@ -66,11 +71,13 @@ class DetectTextPipeline:
     def _prepare(self, picture: Image.Image, area: Box) -> tuple[NDArray[Any], Fit]:
         """Scale the area to fit, without enlarging it, and fill it up to whole steps at its right and bottom."""
         spec = self._spec
-        scale = min(1.0, spec.max_side / max(area.width, area.height))
+        most_height, most_width = self._fixed or (spec.max_side, spec.max_side)
+        scale = min(1.0, most_height / area.height, most_width / area.width)
         width, height = max(1, round(area.width * scale)), max(1, round(area.height * scale))
         sides = ImageInput(width=width, height=height, color=spec.color, mean=spec.mean, std=spec.std, layout="nchw")
         pixels, fit = prepare(picture, sides, area)
-        grow = [-side % spec.side_step for side in (height, width)]
+        sides_wanted = self._fixed or [-(-side // spec.side_step) * spec.side_step for side in (height, width)]
+        grow = [wanted - side for wanted, side in zip(sides_wanted, (height, width), strict=True)]
         return np.pad(pixels, ((0, 0), (0, grow[0]), (0, grow[1])), mode="edge"), fit
 
 

@@ -118,6 +118,10 @@ class HostedVendor:
         self._versions = Versions()
         self._loaded_s = 0.0  # what the longest load has taken
 
+    def limit(self, limits: Limits) -> None:
+        """Take other limits than the stack's: measurements in a simulator on a busy machine take their time."""
+        self._stack = replace(self._stack, limits=limits)
+
     def installed(self) -> Absent | None:
         return self._stack.installed()
 

@@ -119,3 +119,14 @@ def test_tokenizer_that_is_none_fails_the_load(tmp_path: Path) -> None:
 def test_inputs_that_the_model_does_not_have_fail_the_load(tokenizer: Path) -> None:
     with pytest.raises(ModelFormatError, match=r"pipeline.types_input: 'token_type_ids' is not among"):
         make(tokenizer, SPEC, INPUTS[:2])
+
+
+def test_model_of_one_length_gets_every_text_filled_up_to_it(tokenizer: Path) -> None:
+    """As NPUs have them; a text that its length does not hold is refused, however many tokens the manifest allows."""
+    fixed = tuple(TensorSpec(name=spec.name, datatype="INT64", shape=(-1, 6)) for spec in INPUTS)
+    infer = FakeInfer(one_hot)
+    assert make(tokenizer, inputs=fixed).run(ask("hot"), infer).n_tokens == 3
+    assert infer.calls[0][0]["input_ids"].tolist() == [[1, 3, 2, 0, 0, 0]]
+    with pytest.raises(ContextLengthError) as caught:
+        make(tokenizer, inputs=fixed).run(ask("hot " * 5), infer)
+    assert (caught.value.prompt_tokens, caught.value.n_ctx) == (7, 6)

@@ -197,3 +197,20 @@ def test_map_of_another_size_is_an_error() -> None:
 def test_model_that_gives_no_map_fails_the_load() -> None:
     with pytest.raises(ModelFormatError, match=r"pipeline.output: makes FP32 \? x 1 x \? x \?, the model's y"):
         pipeline(output=TensorSpec(name="y", datatype="FP32", shape=(-1, 10)))
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 30), (200, 50), (50, 200)])
+def test_model_of_one_size_gets_every_picture_filled_up_to_it(width: int, height: int) -> None:
+    """As NPUs have them; boxes come back in the picture's own pixels."""
+    picture = Image.new("L", (width, height))
+    ImageDraw.Draw(picture).rectangle((width // 4, height // 4, width // 2, height // 2), fill=255)
+    fixed = TensorSpec(name="x", datatype="FP32", shape=(1, 1, 48, 80))
+    made = make_pipeline(
+        TensorLoad(pipeline=SPEC), (fixed,), (TensorSpec(name="y", datatype="FP32", shape=(1, 1, 48, 80)),)
+    )
+    assert made is not None
+    infer = FakeInfer(echo)
+    (box,) = made.run(MediaRequest(id="r", model="m", data=encoded(picture)), infer).boxes
+    assert infer.calls[0][0]["x"].shape == (1, 1, 48, 80)
+    assert (box.x, box.y) == (pytest.approx(width / 4, abs=3), pytest.approx(height / 4, abs=3))
+    assert (box.width, box.height) == (pytest.approx(width / 4, abs=5), pytest.approx(height / 4, abs=5))

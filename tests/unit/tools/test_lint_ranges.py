@@ -7,10 +7,12 @@ pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 from onnx import helper
 
+from edge_rt.convert.npu import W8A16, quantize
 from edge_rt.convert.qdq import quantize_int8
 from tests.unit.tools.small_models import SIDE, classifier, detector, model_of, pictures, run, vectors
 from tools.activations import Statistics
-from tools.lint_ranges import lint
+from tools.lint_ranges import MIN_LEVELS, lint
+from tools.lint_scales import lint_scales
 
 
 def test_a_detector_head_whose_scores_die_in_one_scale_is_found_and_remedied() -> None:
@@ -57,3 +59,18 @@ def test_like_ranges_may_be_joined() -> None:
     model = model_of(nodes, {}, [1, 3, SIDE, SIDE], {"y": [1, 6, SIDE, SIDE]})
     assert lint(model, pictures()) == []
     assert len(lint(model, pictures(), min_levels=200)) == 1
+
+
+def test_a_file_that_is_quantised_already_tells_it_by_its_scales() -> None:
+    """No inputs: boxes and scores have scales of their own, and one after the Concat."""
+    model, feeds = detector(), pictures()
+    ranges = Statistics.collect(model, feeds).ranges("minmax")
+    (finding,) = lint_scales(quantize_int8(model, ranges), MIN_LEVELS)
+    assert (finding.tensor, finding.part) == ("y_QuantizeLinear_Input", "input scores")
+    assert finding.levels < 1
+    assert finding.step == pytest.approx(320 / 255, rel=0.05)
+    assert "levels are left" in str(finding)
+    # In 16 bit the same scores have levels enough.
+    assert lint_scales(quantize(model, ranges, W8A16), MIN_LEVELS) == []
+    float_tail = [node.name for node in model.graph.node if node.name in lint(model, feeds)[0].float_nodes]
+    assert lint_scales(quantize_int8(model, ranges, float_nodes=float_tail), MIN_LEVELS) == []

@@ -1,0 +1,56 @@
+"""Forms of the catalog for NPUs, derived as a pull derives them, in Qualcomm's simulator: wholly there, and right.
+
+Only what comes with edge_rt is used, so nothing need be pulled.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime_qnn", reason="the extra npu-qnn is not installed")
+
+import onnx
+
+from edge_rt.backends import registry
+from edge_rt.backends.base import Absent, ModelFile, NpuOptions, TensorBackend, TensorOptions
+from edge_rt.catalog.manifest import SHIPPED_DIR, load_manifest
+from edge_rt.worker.recipe import apply
+from tools.npu_accuracy import on_cpu
+from tools.npu_inputs import board_feed, judge_boards
+from tools.pcb.average_precision import mean_average_precision
+from tools.pcb.detect import boxes_of
+
+pytestmark = [pytest.mark.simulator, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(("form", "cosine"), [("npu-w8a8", 0.99), ("npu-w4a16", 0.9999)])
+def test_pcb_defect_runs_wholly_on_the_npu(form: str, cosine: float, tmp_path: Path) -> None:
+    manifest = load_manifest(SHIPPED_DIR / "pcb-defect.toml")
+    variant = manifest.variant(form)
+    assert variant is not None
+    beside = next(material.file for material in manifest.materials if material.id == variant.derive_with)
+    path = tmp_path / variant.file
+    apply(variant.derive, SHIPPED_DIR / "pcb-defect.int8.onnx", path, SHIPPED_DIR / beside)
+    backend = registry.get(variant.backends[0])
+    assert isinstance(backend, TensorBackend)
+    if isinstance(found := backend.probe(), Absent):
+        pytest.skip(found.reason)
+    file = ModelFile(model=manifest.id, variant=form, path=path, quant=variant.quant)
+    session = backend.load_tensor(file, TensorOptions(npu=NpuOptions(require="npu")))
+    (board,) = judge_boards(1)
+    try:
+        assert session.info.evidence == "simulator"
+        assert [part.reason for part in session.info.placement] == [""]  # every node is on the NPU
+        answer = session.run(board_feed(board))
+    finally:
+        session.close()
+    (expected,) = on_cpu(onnx.load(path), [board_feed(board)])
+    for name, value in answer.items():
+        right = np.asarray(expected[name], np.float64).ravel()
+        found_values = np.asarray(value, np.float64).ravel()
+        assert found_values @ right > cosine * np.linalg.norm(found_values) * np.linalg.norm(right)
+    boxes = boxes_of(answer["heat"], answer["offset"], answer["size"])
+    assert mean_average_precision([boxes], [board.marks]).mean > 0.7
