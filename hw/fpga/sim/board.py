@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 
 from edge_rt.devices import fpga_regs as regs
 from hw.fpga.sim.build import CONFIGS, build
-from hw.fpga.sim.engine import BusError, RtlEngine
+from hw.fpga.sim.engine import BusError, RtlEngine, Setting
 from hw.fpga.sim.handoff import BOARDS, ENGINE_RANGE, Board, Handoff, HandoffError
 
 PAGE_BYTES = 4096
 RUBBISH = 0xA5
 LABEL = "simulated: the engine's RTL in Verilator on a modelled board; no figure of it is a speed"
+# No board has these: the modelled memory's settings, a word each, to be written only. So faults can be planted over the
+# network as well.
+SETTINGS_AT = 0x9F00_0000
 
 # Clocks as the boards' first-stage loaders leave them, and the switches of port widths.
 _CRL, _CRF, _SLCR = 0xFF5E_0000, 0xFD1A_0000, 0xF800_0000
@@ -94,6 +97,8 @@ class SimulatedBoard:
         if self._is_engine(address):
             self.engine.write(address - self.board.engine_at, value)
             self.engine.step(self.cycles_per_access)
+        elif 0 <= address - SETTINGS_AT < 4 * len(Setting):
+            self.engine.set(Setting((address - SETTINGS_AT) // 4), value)
         else:
             self._ps[self._ps_register(address)] = value
 

@@ -98,6 +98,7 @@ void E4Sim::drive() {
         for (int p = E4_PORTS; p > 0; p--) std::swap(order[p], order[random() % (p + 1)]);
     put(&top->m_rvalid, 0, E4_PORTS, 0);
     top->m_wready = 0;
+    uint64_t n_coming = n_beats;  // several ports may get one in the same cycle
     for (int p : order) {
         if (p < 0) {
             if (writes.empty() || silent || stalls() || (cap > 0 && tokens < kBeatBytes)) continue;
@@ -115,7 +116,7 @@ void E4Sim::drive() {
         bool error = !inside(burst.addr, kBeatBytes) || touches(burst.addr, kErrorFrom);
         uint8_t beat[kBeatBytes] = {};
         if (!error) std::memcpy(beat, memory + (burst.addr - base), kBeatBytes);
-        if (settings[kFlipBeat] && n_beats + 1 == settings[kFlipBeat]) beat[0] ^= 1;
+        if (++n_coming == settings[kFlipBeat]) beat[0] ^= 1;
         std::memcpy(reinterpret_cast<uint8_t*>(&top->m_rdata) + p * kBeatBytes, beat, kBeatBytes);
         put(&top->m_rvalid, p, 1, 1);
         put(&top->m_rid, p, 1, burst.id);

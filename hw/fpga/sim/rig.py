@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,4 +131,8 @@ def _numbers(
         scale = random.uniform(0.01, 1, (n, n_groups)) * (1 if asymmetric else random.choice([-1, 1], (n, n_groups)))
         zero = random.uniform(-8, 7.96, (n, n_groups)) if asymmetric else None
         x = random.standard_normal((m, k)) * np.exp(random.standard_normal((m, k // GROUP)) * 2).repeat(GROUP, axis=1)
-    return encode_weights(q, scale, zero, group_log2), encode_activations(x)
+    encoded = encode_activations(x)
+    if extreme:
+        # No float becomes -128, but quantised models have it.
+        encoded = replace(encoded, q=random.choice(np.array([-128, 127], np.int8), (m, k)))
+    return encode_weights(q, scale, zero, group_log2), encoded

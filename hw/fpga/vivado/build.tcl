@@ -15,10 +15,11 @@ set here [file dirname [file normalize [info script]]]
 set rtl [file join $here .. rtl]
 set out [file normalize $out]
 
-# part, board part, clock in MHz, read ports
+# part, board part, clock in MHz, read ports. The clocks are what the boards' PLLs give by a whole number: 1,500 MHz by 5,
+# 1,000 MHz by 7. Of 150 MHz a Zynq-7000 would make 142.857 as well, and the constraint would be another.
 array set boards {
     kv260 {xck26-sfvc784-2LV-c xilinx.com:kv260_som:part0:1.4 300 4}
-    z2    {xc7z020clg400-1 tul.com.tw:pynq-z2:part0:1.0 150 2}
+    z2    {xc7z020clg400-1 tul.com.tw:pynq-z2:part0:1.0 142.857143 2}
 }
 if {![info exists boards($board)]} {
     error "no such board: $board; there are [lsort [array names boards]]"
