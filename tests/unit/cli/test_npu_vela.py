@@ -3,10 +3,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from edge_rt.cli import main
 from edge_rt.convert.tflite_file import read_operators
+
+pytest.importorskip("ethosu.vela", reason="ethos-u-vela is not installed: edge_rt[npu-vela]")
 
 PCB = "models/pcb-defect.int8.onnx"
 

@@ -11,6 +11,8 @@ from edge_rt.convert.tflite_file import read_operators
 from edge_rt.convert.vela import ACCELERATORS, compile_for_ethos
 from edge_rt.errors import BackendLoadError, ModelFormatError
 
+pytest.importorskip("ethosu.vela", reason="ethos-u-vela is not installed: edge_rt[npu-vela]")
+
 PCB = Path("models/pcb-defect.int8.onnx")
 
 
