@@ -28,11 +28,12 @@ _SHIFT: Final = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A constant of integers with its scales; zero points are 0 but for activations'."""
+    """A constant of integers with its scales; zero is what stands for 0, as activations have it and weights do not."""
 
     array: NDArray[Any]
     scales: NDArray[np.float32]
     axis: int
+    zero: int = 0
 
     def real(self) -> NDArray[np.float32]:
         """Give the numbers that it stands for."""
@@ -41,7 +42,7 @@ class Stored:
             shape = [1] * self.array.ndim
             shape[self.axis] = -1
             scales = scales.reshape(shape)
-        return self.array.astype(np.float32) * scales
+        return (self.array.astype(np.float32) - np.float32(self.zero)) * scales
 
 
 class QdqGraph:
@@ -93,12 +94,13 @@ class QdqGraph:
         array = self.constants[dequantize.input[0]]
         scales = np.atleast_1d(self._constant(dequantize.input[1], "scale")).astype(np.float32)
         zeros = self._zeros(dequantize)
-        if array.dtype == np.uint8 and (zeros == _SHIFT).all():
+        zeros = zeros.astype(np.int32)
+        if array.dtype == np.uint8:
             array, zeros = (array.astype(np.int16) - _SHIFT).astype(np.int8), zeros - _SHIFT
-        if array.dtype not in (np.int8, np.int32) or zeros.any():
-            self.refuse(value, f"{array.dtype} constants with zero points {zeros.ravel()[:3]}; int8 around 0 is needed")
-        axis = attribute(dequantize, "axis", 1)
-        return Stored(array=array, scales=scales, axis=axis % max(array.ndim, 1) if scales.size > 1 else 0)
+        if array.dtype not in (np.int8, np.int32) or (zeros.any() and zeros.size > 1):
+            self.refuse(value, f"{array.dtype} constants with zero points {zeros[:3]}; 8 bit around 0 are needed")
+        axis = attribute(dequantize, "axis", 1) % max(array.ndim, 1) if scales.size > 1 else 0
+        return Stored(array=array, scales=scales, axis=axis, zero=int(zeros[0]))
 
     def quant_of(self, node: NodeProto) -> Quant:
         """Give what a QuantizeLinear or DequantizeLinear of an activation says, as int8."""

@@ -8,6 +8,7 @@ kernels round: onnxruntime's in float, TensorFlow Lite's in 32-bit integers.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,6 +68,10 @@ class _Converter:
             "AveragePool": layers.pool,
             "MaxPool": layers.pool,
             "GlobalAveragePool": layers.mean,
+            "ConvTranspose": layers.transposed_conv,
+            "BatchNormalization": layers.affine,
+            "HardSigmoid": layers.affine,
+            "Div": self._divided,
             "QuantizeLinear": self._quantize,
             "DequantizeLinear": self._dequantize,
             "Clip": self._clip,
@@ -152,8 +157,21 @@ class _Converter:
         if sink.quant is not None:
             self._values.rename(sink.value, self._values.fitting(made, sink.quant))
 
-    def _binary(self, node: NodeProto) -> None:
-        wholes = [self._operand(name) for name in node.input]
+    def _divided(self, node: NodeProto) -> None:
+        """Multiply by one divided by a constant."""
+        divisor = self._values.constant(node.input[1])
+        if divisor is None or divisor.size != 1 or not divisor.any():
+            self._graph.refuse(node.name, "a Div by what is computed, or by more than one number")
+        share = 1 / float(divisor.reshape(()))
+        quant = Quant((abs(share) / 127,), (0,))
+        index = self._writer.constant(f"{node.output[0]}/share", np.array([np.sign(share) * 127], np.int8), quant)
+        whole = self._values.integer(node.input[0])
+        if whole is None or not self._values.will_quantize(node):
+            self._graph.refuse(node.name, "a Div in float")
+        self._binary(node, [whole, Value(index=index, shape=(1,), order=(0,), quant=quant)], "Mul")
+
+    def _binary(self, node: NodeProto, wholes: list[Value | None] | None = None, kind: str = "") -> None:
+        wholes = wholes or [self._operand(name) for name in node.input]
         is_integer = None not in wholes and self._values.will_quantize(node)
         found = [w for w in wholes if w is not None] if is_integer else [self._values.real(n) for n in node.input]
         first, second = found
@@ -161,7 +179,8 @@ class _Converter:
             order = second.order
         else:
             order = first.order
-        if len(first.shape) != len(second.shape) and order != tuple(range(len(order))):
+        smaller = min(first, second, key=lambda value: len(value.shape))
+        if len(first.shape) != len(second.shape) and math.prod(smaller.shape) > 1 and order != tuple(range(len(order))):
             self._graph.refuse(node.name, "operands of different ranks, one of them a picture")
         if len(first.shape) == len(second.shape):
             first, second = self._values.moved(first, order), self._values.moved(second, order)
@@ -171,7 +190,7 @@ class _Converter:
             self._graph.refuse(node.name, f"bounds from {sink.low:g} to {sink.high:g} behind it")
         shape = tuple(np.broadcast_shapes(first.shape, second.shape))
         made = self._values.result(sink.value, shape, order, sink.quant)
-        code, options = _BINARY[node.op_type]
+        code, options = _BINARY[kind or node.op_type]
         self._writer.operator(
             code,
             [first.index, second.index],
@@ -187,7 +206,7 @@ class _Converter:
         stored = self._values.stored(name)
         if stored is None or stored.scales.size > 1 or stored.array.dtype != np.int8:
             return None
-        quant = Quant((float(stored.scales[0]),), (0,))
+        quant = Quant((float(stored.scales[0]),), (stored.zero,))
         index = self._writer.constant(name, stored.array, quant)
         return Value(index=index, shape=stored.array.shape, order=tuple(range(stored.array.ndim)), quant=quant)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,8 @@ from edge_rt.convert.tflite_values import CHANNELS_LAST, Sink, Value, Values
 _PADDINGS: Final = {"SAME": tflite.Padding.SAME, "VALID": tflite.Padding.VALID}
 _NO_PADS: Final = (0, 0, 0, 0)
 _MAX_STRIDE: Final = 3  # of Ethos-U
+_MAX_BIAS: Final = 2**30
+_LEAST_SCALE: Final = 1e-30
 Pads = tuple[int, int, int, int]  # top, left, bottom, right
 
 
@@ -69,6 +72,80 @@ class Layers:
             DilationHFactor=dilations[0],
             DilationWFactor=dilations[1],
             **more,
+        )
+
+    def transposed_conv(self, node: NodeProto) -> None:
+        value, is_integer = self._input(node)
+        value = self._values.moved(value, CHANNELS_LAST)
+        weights, scales = self._weights(node.input[1], is_integer)
+        plain = {"dilations": [1, 1], "group": 1, "output_padding": [0, 0], "auto_pad": b"NOTSET", "pads": [0, 0, 0, 0]}
+        strange = [name for name, usual in plain.items() if attribute(node, name, usual) != usual]
+        if weights.ndim != 4 or strange:
+            self._graph.refuse(node.name, f"a ConvTranspose with {', '.join(strange) or 'another rank'}")
+        shape = self._graph.shape(node.output[0])
+        strides = attribute(node, "strides", [1, 1])
+        size = [shape[axis] for axis in CHANNELS_LAST]
+        wanted = self._writer.constant(f"{node.output[0]}/size", np.array(size, np.int32))
+        laid, bias = self._constants(node, value, weights.transpose(1, 2, 3, 0), scales, 0)
+        sink = self._values.sink(node, may_quantize=value.quant is not None)
+        made = self._values.result(sink.value, shape, CHANNELS_LAST, sink.quant)
+        self._writer.operator(
+            "TRANSPOSE_CONV",
+            [wanted, laid, value.index, bias],
+            [made.index],
+            version=3,
+            options_kind="TransposeConvOptions",
+            Padding=_PADDINGS["VALID"],
+            StrideH=strides[0],
+            StrideW=strides[1],
+            FusedActivationFunction=self._activation(node, sink),
+        )
+
+    def affine(self, node: NodeProto) -> None:
+        """BatchNormalization and HardSigmoid in integers: gain and offset, as a depthwise convolution of one point."""
+        value = self._values.integer(node.input[0]) if self._values.will_quantize(node) else None
+        if value is None or len(value.shape) != 4:
+            self._graph.refuse(node.name, f"a {node.op_type} in float, or of something else than a picture")
+        value = self._values.moved(value, CHANNELS_LAST)
+        n_channels = value.shape[1]
+        sink = self._values.sink(node, may_quantize=True)
+        if node.op_type == "HardSigmoid":
+            gains, offsets = (
+                np.full(n_channels, attribute(node, name, usual)) for name, usual in (("alpha", 0.2), ("beta", 0.5))
+            )
+            sink = replace(sink, low=max(sink.low, 0.0), high=min(sink.high, 1.0))
+        else:
+            told = [self._values.constant(name) for name in node.input[1:5]]
+            if any(each is None for each in told):
+                self._graph.refuse(node.name, "a BatchNormalization by what is computed")
+            scale, bias, mean, variance = (np.asarray(each, np.float64).reshape(-1) for each in told)
+            gains = scale / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
+            offsets = bias - mean * gains
+        assert value.quant is not None
+        step = value.quant.scales[0]
+        scales = np.maximum(np.maximum(np.abs(gains) / 127, np.abs(offsets) / (step * _MAX_BIAS)), _LEAST_SCALE)
+        zeros = (0,) * n_channels
+        weights = np.rint(gains / scales).astype(np.int8).reshape(1, 1, 1, n_channels)
+        whole = np.rint(offsets / (step * scales)).astype(np.int32)
+        name = f"{node.output[0]}/{value.index}"
+        constants = [
+            self._writer.constant(f"{name}/gain", weights, Quant(tuple(scales.tolist()), zeros, 3)),
+            self._writer.constant(f"{name}/offset", whole, Quant(tuple((step * scales).tolist()), zeros, 0)),
+        ]
+        made = self._values.result(sink.value, value.shape, CHANNELS_LAST, sink.quant)
+        self._writer.operator(
+            "DEPTHWISE_CONV_2D",
+            [value.index, *constants],
+            [made.index],
+            version=3,
+            options_kind="DepthwiseConv2DOptions",
+            Padding=_PADDINGS["VALID"],
+            StrideH=1,
+            StrideW=1,
+            DilationHFactor=1,
+            DilationWFactor=1,
+            DepthMultiplier=1,
+            FusedActivationFunction=self._activation(node, sink),
         )
 
     def _edges(self, node: NodeProto, value: Value, size: Sequence[int], strides: Sequence[int]) -> Pads:
@@ -152,6 +229,8 @@ class Layers:
         if is_integer:
             stored = self._values.stored(name)
             assert stored is not None
+            if stored.zero:
+                self._graph.refuse(name, f"weights around {stored.zero}; they are needed around 0")
             return stored.array, stored.scales
         array = self._values.constant(name)
         if array is None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from edge_rt.convert import npu
 from edge_rt.convert.qdq import quantize_int8
 from edge_rt.convert.tflite import TfliteModel, tflite_model
 from edge_rt.convert.tflite_file import read_operators
@@ -188,6 +189,51 @@ def test_an_operator_gives_the_same_integers(name: str, kernels: Any) -> None:
     arrays = {key: np.asarray(value) for key, value in weights.items()}
     model = quantised(nodes, shape, arrays, y=(-8.0, 8.0))
     assert np.abs(off(model, {"x": picture(3, *shape)}, kernels)).max() <= 1
+
+
+WHOLE: dict[str, tuple[list[Any], tuple[int, ...], dict[str, NDArray[Any]]]] = {
+    "hard-sigmoid": ([NODE("HardSigmoid", ["x"], ["y"], alpha=1 / 6, beta=0.5)], (1, 3, 6, 6), {}),
+    "normalised": (
+        [NODE("BatchNormalization", ["x", "g", "b", "m", "v"], ["y"])],
+        (1, 4, 6, 6),
+        {
+            "g": np.array([1, -2, 0.5, 0], np.float32),
+            "b": np.array([0, 1, -1, 0.5], np.float32),
+            "m": np.array([0.5, -1, 0, 2], np.float32),
+            "v": np.array([1, 4, 0.25, 1], np.float32),
+        },
+    ),
+    "divided": ([NODE("Div", ["x", "six"], ["y"])], (1, 3, 6, 6), {"six": np.float32(6)}),
+    "shifted": ([NODE("Add", ["x", "c"], ["y"])], (1, 3, 6, 6), {"c": np.float32([-0.7])}),
+    "hard-swish": (
+        [
+            NODE("Add", ["x", "three"], ["a"]),
+            NODE("Clip", ["a", "zero", "six"], ["c"]),
+            NODE("Mul", ["x", "c"], ["p"]),
+            NODE("Div", ["p", "six"], ["y"]),
+        ],
+        (1, 3, 6, 6),
+        {"zero": np.float32(0), "three": np.float32(3), "six": np.float32(6)},
+    ),
+    "transposed": (
+        [NODE("ConvTranspose", ["x", "w"], ["y"], kernel_shape=[2, 2], strides=[2, 2])],
+        (1, 3, 6, 5),
+        {"w": picture(1, 3, 5, 2, 2) / 8},
+    ),
+}
+
+
+@pytest.mark.parametrize("kernels", [FAST, REFERENCE], ids=["fast", "reference"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_operators_of_wholly_quantised_models_are_a_step_off_at_most(name: str, kernels: Any) -> None:
+    nodes, shape, weights = WHOLE[name]
+    ranges = {"x": RANGE, "y": (-8.0, 8.0), "a": (0.0, 6.0), "c": (0.0, 6.0), "p": (-24.0, 24.0)}
+    if name == "hard-sigmoid":
+        ranges["y"] = (0.0, 1.0)
+    float_model = graph(nodes, shape, {key: np.asarray(value) for key, value in weights.items()})
+    model = npu.quantize(float_model, ranges, npu.W8A8)
+    n_steps = 2 if name == "hard-swish" else 1  # which rounds three times
+    assert np.abs(off(model, {"x": picture(3, *shape)}, kernels)).max() <= n_steps
 
 
 def pcb_feeds(model: ModelProto) -> dict[str, NDArray[Any]]:
