@@ -26,7 +26,7 @@ from edge_rt.backends.fpga_engine import EngineReport, FpgaEngine
 from edge_rt.backends.fpga_layout import Layout
 from edge_rt.backends.fpga_llama import GgufMatrices, packed_bytes, unsupported_matrices
 from edge_rt.backends.fpga_pack import Matrix
-from edge_rt.backends.fpga_products import place
+from edge_rt.backends.fpga_products import WORK_BYTES, place
 from edge_rt.backends.llama_library import load_library
 from edge_rt.backends.native import NativeBackend, NativeSession
 from edge_rt.backends.native_config import NativeConfig, read_config
@@ -99,7 +99,7 @@ class FpgaBackend:
     def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed:
         """Estimate from the header: the matrices in the engine's memory, and the native engine's KV and scratch."""
         need = NativeBackend().estimate(file, options)
-        return replace(need, weights_bytes=packed_bytes(file.header, _LAYOUT))
+        return replace(need, weights_bytes=packed_bytes(file.header, _LAYOUT) + WORK_BYTES)
 
     def load(self, file: ModelFile, options: LoadOptions) -> FpgaTokenSession:
         """Load a language model. Raises as Backend.load, DeviceNotFoundError, -MismatchError and -MemoryError."""

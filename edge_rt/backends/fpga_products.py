@@ -21,6 +21,9 @@ from edge_rt.errors import DeviceMismatchError
 _PAGE = 4096
 _RESULTS_ALIGNED = 256
 MAX_VECTORS = 64
+# Of one start: the logits of 64 vectors would take a fifth of a small model's memory.
+_RESULTS_BYTES = 4 * 2**20
+WORK_BYTES = _RESULTS_BYTES + 2**20  # beside the weights, but for a matrix of more rows than that holds
 # The deadline of a chain. No board's memory is so slow; the first part is for a process that has to wait for a core.
 _LEAST_S = 0.05
 _SLOWEST_BYTES_S = 50e6
@@ -45,9 +48,13 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A matrix of n_rows times k as its spots; number is its place among all, and the tag of its jobs."""
+    """A matrix of n_rows times k as its spots; number is its place among all, and the tag of its jobs.
+
+    max_vectors  that one start takes
+    """
 
     number: int
+    max_vectors: int
     n_rows: int
     k: int
     spots: tuple[Spot, ...]
@@ -77,11 +84,12 @@ def place(matrices: Mapping[str, Matrix], layout: Layout, n_vectors: int) -> Pla
             own = (piece.first_row, n_blocks, group_log2, weights.asymmetric, weights.row_unit, Check.of(weights))
             spots.append(Spot(at, *own))
             at = _page(at + layout.weight_bytes(weights.n_rows, weights.k, group_log2))
-        placed[name] = Placed(len(placed), matrix.n_rows, matrix.k, tuple(spots))
-        n_most = -(-MAX_VECTORS // n_vectors) * n_vectors
-        x_bytes = max(x_bytes, n_most * layout.vector_bytes(matrix.k))
-        n_chunks, n_places = n_most // n_vectors, layout.result_places(n_vectors)
-        y_bytes = max(y_bytes, n_chunks * sum(_result_bytes(spot, layout, n_places) for spot in spots))
+        chunk_bytes = sum(_result_bytes(spot, layout, layout.result_places(n_vectors)) for spot in spots)
+        n_chunks = min(MAX_VECTORS // n_vectors, (1 << RING_LOG2) // len(spots), _RESULTS_BYTES // chunk_bytes)
+        n_chunks = max(1, n_chunks)
+        placed[name] = Placed(len(placed), n_chunks * n_vectors, matrix.n_rows, matrix.k, tuple(spots))
+        x_bytes = max(x_bytes, n_chunks * n_vectors * layout.vector_bytes(matrix.k))
+        y_bytes = max(y_bytes, n_chunks * chunk_bytes)
     y_at = _page(at + x_bytes)
     return Placement(layout, n_vectors, placed, at, y_at, _page(y_at + y_bytes))
 
@@ -145,10 +153,9 @@ class FpgaProducts:
         """
         matrix = self._placement.matrices[name]
         out = np.zeros((len(x), matrix.n_rows), np.float32)
-        n_vectors = self._placement.n_vectors
-        step = n_vectors * min((1 << RING_LOG2) // len(matrix.spots), MAX_VECTORS // n_vectors)
-        for first in range(0, len(x), step):
-            self._run(matrix, x[first : first + step], out[first : first + step])
+        for first in range(0, len(x), matrix.max_vectors):
+            some = slice(first, first + matrix.max_vectors)
+            self._run(matrix, x[some], out[some])
         return out
 
     def rounded(self, name: str, x: NDArray[np.float32] | Activations) -> Activations:

@@ -5,7 +5,7 @@ from typing import Final
 ENGINE_ID: Final = 0x45344731
 MAP_VERSION: Final = 2
 # What BUILD reads in a bitstream of this tree's RTL: the first 32 bits of its sources' SHA-256
-BUILD_HASH: Final = 0xB040C637
+BUILD_HASH: Final = 0x140D3065
 
 # Offsets, bytes
 ID: Final = 0x00

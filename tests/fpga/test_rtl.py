@@ -276,3 +276,14 @@ def _runs_again(rig):
     run(rig)
     assert rig.matches() == [True] * len(rig.products)
     assert reset(rig.engine)
+
+
+@names
+@pytest.mark.parametrize(("n", "k"), [(512, 32), (512, 64), (320, 128), (640, 256)])
+def test_rows_that_are_computed_faster_than_they_can_be_written_wait(name, n, k):
+    """The queues of blocks fill up, and their counters wrap while they do."""
+    for n_vectors in {1, CONFIGS[name].n_vectors}:
+        rig = Rig.random(name, [(n, k), (n, k)], n_vectors)
+        run(rig)
+        assert not status(rig.engine).timed_out
+        assert rig.matches() == [True, True]

@@ -28,7 +28,8 @@ module e4_fifo #(
 
     assign valid = head_valid;
     assign data = head;
-    assign full = (n_written - n_read) == DEPTH;
+    // By bits: a difference would be computed in DEPTH's 32 bits, and be another one where n_written has wrapped.
+    assign full = n_written == {~n_read[LOG], n_read[LOG-1:0]};
 
     always @(posedge clk) begin
         if (push) storage[n_written[LOG-1:0]] <= push_data;
