@@ -22,7 +22,6 @@ from PIL import Image
 
 from edge_rt import config
 from edge_rt.backends.base import Absent, ModelFile, NpuOptions, TensorOptions
-from edge_rt.backends.npu.hosted import HostedSession
 from edge_rt.backends.npu.openvino import OpenVinoBackend
 from edge_rt.backends.npu.openvino_driver import CPU
 from edge_rt.backends.npu.session import NpuSession
@@ -80,10 +79,7 @@ def rate(session: Any, feeds: Feeds, spent_s: Callable[[], float], seconds: floa
 
 def with_host(session: NpuSession) -> Callable[[], float]:
     """Give what tells the CPU time of this process and of the session's host together."""
-    npu = session._npu
-    assert isinstance(npu, HostedSession)
-    assert npu.pid is not None
-    host = psutil.Process(npu.pid)
+    host = psutil.Process(session._npu.pid)  # type: ignore[union-attr]
 
     def spent_s() -> float:
         times = host.cpu_times()

@@ -31,8 +31,9 @@ from edge_rt.backends.llama_library import load_library
 from edge_rt.backends.native import NativeBackend, NativeSession
 from edge_rt.backends.native_config import NativeConfig, read_config
 from edge_rt.backends.native_library import load_external
+from edge_rt.backends.onnx_cpu import load_runtime
 from edge_rt.devices import cpu, fpga, fpga_sim
-from edge_rt.errors import BackendLoadError, ConfigError
+from edge_rt.errors import BackendLoadError, BackendUnavailableError, ConfigError
 from edge_rt.types import Evidence, ModelInfo
 
 _log = logging.getLogger(__name__)
@@ -120,17 +121,23 @@ class FpgaBackend:
         return session
 
     def supports_tensor(self, file: ModelFile, options: TensorOptions) -> str | None:
-        from edge_rt.backends import fpga_onnx  # needs the extra `onnx`, which language models do not
+        try:
+            load_runtime()  # of the extra `onnx`, which language models do not need
+        except BackendUnavailableError as exc:
+            return str(exc)
+        from edge_rt.backends import fpga_onnx
 
         return fpga_onnx.supports(file, options)
 
     def estimate_tensor(self, file: ModelFile, options: TensorOptions) -> MemoryNeed:
+        load_runtime()
         from edge_rt.backends import fpga_onnx
 
         return fpga_onnx.estimate(file, options)
 
     def load_tensor(self, file: ModelFile, options: TensorOptions) -> TensorSession:
         """Load an ONNX model. Raises as load does."""
+        load_runtime()
         from edge_rt.backends import fpga_onnx
 
         source = self._source()

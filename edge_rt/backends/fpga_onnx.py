@@ -46,13 +46,7 @@ _TYPES = {
 
 def supports(file: ModelFile, options: TensorOptions, rule: Rule = DEFAULT_RULE) -> str | None:
     """Say why the engine has nothing to do in a model; None if it has. Raises ModelFormatError."""
-    if options.custom_op_libraries:
-        return "the FPGA's engine runs no model with custom operators"
-    _, found = _planned(file, rule)
-    if found.products:
-        return None
-    reasons = "; ".join(dict.fromkeys(found.stayed.values()))
-    return f"{file.model} has no product for the FPGA's engine" + (f": {reasons[:400]}" if reasons else "")
+    return _refusal(file, options, *_planned(file, rule))
 
 
 def estimate(file: ModelFile, options: TensorOptions, rule: Rule = DEFAULT_RULE) -> MemoryNeed:
@@ -90,16 +84,13 @@ def load(
 
     Raises ModelFormatError, BackendLoadError, BackendUnavailableError, and what engine_opener raises.
     """
-    if (reason := supports(file, options, rule)) is not None:
-        raise BackendLoadError(model=file.model, reason=reason)
     runtime = load_runtime()
     n_threads = options.n_threads or len(usable().compute_cpus)
     model, proto = read_checked(file.path)
     graph = OnnxGraph(proto, file.path)
     found, matrices = _with_matrices(graph, rule)
-    if not found.products:
-        reasons = "; ".join(dict.fromkeys(found.stayed.values()))
-        raise BackendLoadError(model=file.model, reason=f"nothing of it fits the FPGA's engine: {reasons[:400]}")
+    if (reason := _refusal(file, options, model, found)) is not None:
+        raise BackendLoadError(model=file.model, reason=reason)
     check_constants(found, model)
     engine = engine_opener(matrices)
     try:
@@ -187,6 +178,15 @@ class FpgaOnnxSession:
 def _planned(file: ModelFile, rule: Rule) -> tuple[OnnxModel, Plan]:
     model, proto = read_checked(file.path)
     return model, plan(OnnxGraph(proto, file.path), rule)
+
+
+def _refusal(file: ModelFile, options: TensorOptions, model: OnnxModel, found: Plan) -> str | None:
+    if options.custom_op_libraries or model.custom_domains:
+        return "it has operators that are not onnxruntime's own, with which the FPGA's engine runs no model"
+    if found.products:
+        return None
+    reasons = "; ".join(dict.fromkeys(found.stayed.values()))
+    return f"{file.model} has no product for the FPGA's engine" + (f": {reasons[:400]}" if reasons else "")
 
 
 def _with_matrices(graph: OnnxGraph, rule: Rule) -> tuple[Plan, dict[str, Matrix]]:

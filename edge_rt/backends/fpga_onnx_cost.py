@@ -1,15 +1,15 @@
 """What an ONNX model would take of a board's FPGA engine, product by product: cycles projected, the rest measured.
 
-The model runs on an engine that answers at once and computes nothing. All of the host's work is done: parts in
-onnxruntime, patches, packing, results read back; so its time is measured, on the machine that this runs on. The jobs
-that the engine would have got are counted, and their cycles are those of the cycle model, each job by itself.
+The model runs with zeros for weights, on an engine that answers at once. All of the host's work is done: parts in
+onnxruntime, patches, packing, results read and checked; so its time is measured, on the machine that this runs on. The
+jobs that the engine would have got are counted, and their cycles are those of the cycle model, each job by itself.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -153,7 +153,7 @@ def measure(
         layout = Layout(board.engine.beat_bits)
         n_bytes = place(matrices, layout, board.engine.n_vectors).memory_bytes
         ports.append(IdlePort(board, np.zeros(n_bytes, np.uint8)))
-        return FpgaEngine.load(ports[-1], matrices)
+        return FpgaEngine.load(ports[-1], {name: _empty(matrix) for name, matrix in matrices.items()})
 
     feeds = {spec.name: _zeros(spec, free_size) for spec in file.onnx.inputs}
     session = fpga_onnx.load(file, options, opener, rule)
@@ -223,6 +223,17 @@ def _costs(session: fpga_onnx.FpgaOnnxSession, jobs: list[Job], board: Board) ->
             )
         )
     return tuple(found)
+
+
+def _empty(matrix: Matrix) -> Matrix:
+    """Give a matrix of this shape and kind whose products are what the idle engine leaves in memory: zeros."""
+    pieces = (
+        replace(
+            piece, weights=replace(piece.weights, q=np.zeros_like(piece.weights.q), z=np.zeros_like(piece.weights.z))
+        )
+        for piece in matrix.pieces
+    )
+    return replace(matrix, pieces=tuple(pieces))
 
 
 def _fastest(session: TensorSession, feeds: Mapping[str, NDArray[Any]], now: Callable[[], float]) -> float:

@@ -34,7 +34,8 @@ class OnnxGraph:
     def __init__(self, model: ModelProto, path: Path) -> None:
         self.model, self._path = model, path
         graph = model.graph
-        self.constants: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+        self.initial: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+        self.constants = dict(self.initial)  # and those that Constant nodes make
         self.inputs = tuple(value.name for value in graph.input if value.name not in self.constants)
         self.outputs = tuple(value.name for value in graph.output)
         self.maker: dict[str, int] = {}

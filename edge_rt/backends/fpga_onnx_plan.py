@@ -109,11 +109,9 @@ def plan(graph: OnnxGraph, rule: Rule = DEFAULT_RULE, refused: Mapping[int, str]
 
 def part_model(graph: OnnxGraph, part: Part, types: Mapping[str, ValueInfoProto]) -> ModelProto:
     """Give a part as a model of its own; types are those of its inputs."""
-    nodes = [_fast(graph.nodes[at]) for at in part.nodes]
-    read = _constants_of(graph, part.nodes)
     proto = GraphProto(name="part")
-    proto.node.extend(nodes)
-    proto.initializer.extend(tensor for tensor in graph.model.graph.initializer if tensor.name in read)
+    proto.node.extend(_fast(graph.nodes[at]) for at in part.nodes)
+    proto.initializer.extend(graph.initial[name] for name in _constants_of(graph, part.nodes))
     proto.input.extend(types[name] for name in part.inputs)
     proto.output.extend(ValueInfoProto(name=name) for name in part.outputs)
     model = ModelProto(ir_version=max(4, graph.model.ir_version), graph=proto)  # since 4 constants are no inputs
@@ -124,14 +122,17 @@ def part_model(graph: OnnxGraph, part: Part, types: Mapping[str, ValueInfoProto]
 
 def check_constants(found: Plan, model: OnnxModel) -> None:
     """Refuse a plan whose parts would hold constants over and over. Raises ModelFormatError."""
-    sizes = {tensor.name: tensor_bytes(tensor) for tensor in found.graph.model.graph.initializer}
+    sizes = {name: tensor_bytes(tensor) for name, tensor in found.graph.initial.items()}
+    functions_bytes = sum(function.ByteSize() for function in found.graph.model.functions)
     limit = 2 * (model.file_bytes + model.external_bytes) + _SPARE_BYTES
     total = 0
     for part in found.steps:
         if isinstance(part, Part):
-            total += sum(sizes.get(name, 0) for name in _constants_of(found.graph, part.nodes))
+            total += functions_bytes + sum(sizes[name] for name in _constants_of(found.graph, part.nodes))
     if total > limit:
-        problem = f"its parts between products would hold {total} bytes of constants, the limit is {limit}"
+        problem = (
+            f"its parts between products would hold {total} bytes of constants and functions, the limit is {limit}"
+        )
         raise ModelFormatError(path=str(model.path), field="graph.initializer", problem=problem)
 
 
@@ -196,8 +197,9 @@ def _part(
     taken: set[str],
 ) -> Part:
     inside = {name for at in nodes for name in graph.nodes[at].output}
-    made = {tensor.name for tensor in graph.model.graph.initializer} | inside
-    inputs = dict.fromkeys(name for at in nodes for name in graph.reads[at] if name not in made)
+    inputs = dict.fromkeys(
+        name for at in nodes for name in graph.reads[at] if name not in inside and name not in graph.initial
+    )
     leaving = [
         name
         for at in own
@@ -231,8 +233,8 @@ def _needed(graph: OnnxGraph, nodes: Iterable[int], unfolding: set[int]) -> set[
     return found
 
 
-def _constants_of(graph: OnnxGraph, nodes: Iterable[int]) -> set[str]:
-    return {name for at in nodes for name in graph.reads[at] if name in graph.constants and name not in graph.maker}
+def _constants_of(graph: OnnxGraph, nodes: Iterable[int]) -> dict[str, None]:
+    return dict.fromkeys(name for at in nodes for name in graph.reads[at] if name in graph.initial)
 
 
 def _fast(node: NodeProto) -> NodeProto:

@@ -27,14 +27,10 @@ class Multiplier(Protocol):
 
 
 class ProductStep:
-    """A product: its input as the engine takes it, and its output as the graph wants it.
-
-    n_vectors, n_runs  of all runs, counted for reports
-    """
+    """A product: its input as the engine takes it, and its output as the graph wants it."""
 
     def __init__(self, product: Product, row_sums: NDArray[np.float64], multiply: Callable[..., Any]) -> None:
         self.product, self._multiply = product, multiply
-        self.n_vectors = self.n_runs = 0
         self._k, self._k_padded = product.weights.k, product.weights.k_padded
         self._names = product.matrix_names
         taken = product.taken
@@ -50,13 +46,13 @@ class ProductStep:
         x = values[self.product.value]
         if not isinstance(x, np.ndarray) or (self._type is not None and x.dtype != self._type):
             raise self._bad(f"gets {getattr(x, 'dtype', type(x).__name__)}, not {self._type or 'floats'}")
-        self.n_runs += 1
         out = self._rows(x) if self.product.window is None else self._pictures(x)
         values[self.product.output] = self._given(out)
 
     def _rows(self, x: NDArray[Any]) -> NDArray[np.float32]:
         if not x.ndim or x.shape[-1] != self._k:
             raise self._bad(f"gets {shown(x.shape)}, its rows have {self._k} weights")
+        self._check_size(x.size // self._k, x.shape)
         vectors = x.reshape(-1, self._k)
         if self._k_padded > self._k:
             vectors = np.pad(vectors, ((0, 0), (0, self._k_padded - self._k)), constant_values=0)
@@ -76,9 +72,9 @@ class ProductStep:
             raise self._bad(f"gets {shown(x.shape)}, its weights are for {n_channels * weights.n_groups} channels")
         pictures = x.reshape(x.shape[0], x.shape[1], *([1] * (2 - window.rank)), *x.shape[2:])
         sizes = [window.geometry(dim, size)[0] for dim, size in enumerate(pictures.shape[2:])]
-        n_elements = len(x) * self.product.n_rows * max(0, sizes[0]) * max(0, sizes[1])
-        if min(sizes) < 1 or n_elements > MAX_ELEMENTS:
-            raise self._bad(f"would make {shown(sizes)} of {shown(x.shape)}; the limit is {MAX_ELEMENTS} elements")
+        if min(sizes) < 1:
+            raise self._bad(f"gets {shown(x.shape)}, less than its window")
+        self._check_size(len(x) * sizes[0] * sizes[1], x.shape)
         out = np.empty((len(x), self.product.n_rows, *sizes), np.float32)
         for picture, made in zip(pictures, out, strict=True):
             last = self._whole(np.ascontiguousarray(picture.transpose(1, 2, 0)))
@@ -95,6 +91,10 @@ class ProductStep:
             out += self._bias[:, None, None]
         return out.reshape(len(x), self.product.n_rows, *sizes[2 - window.rank :])
 
+    def _check_size(self, n_vectors: int, shape: tuple[int, ...]) -> None:
+        if (n_elements := n_vectors * self.product.n_rows) > MAX_ELEMENTS:
+            raise self._bad(f"would make {n_elements} elements of {shown(shape)}, the limit is {MAX_ELEMENTS}")
+
     def _whole(self, x: NDArray[Any]) -> NDArray[Any]:
         """Give INT8 where the input is quantised, FLOAT32 where it is not."""
         if self._type is None:
@@ -103,7 +103,6 @@ class ProductStep:
 
     def _product(self, name: str, vectors: NDArray[Any]) -> NDArray[np.float32]:
         m = len(vectors)
-        self.n_vectors += m
         if not m:
             return np.zeros((0, self.product.weights.n), np.float32)
         taken = self.product.taken

@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -139,8 +140,12 @@ def _open_original(
 
 
 def open_part(runtime: Any, model: OnnxModel, graph: bytes, options: TensorOptions, n_threads: int) -> Any:
-    """Open a graph that is a part of a checked model, whose external data it may name."""
-    settings = _settings(runtime, model, options, n_threads)
+    """Open a graph that is a part of a checked model, whose external data it may name.
+
+    A model may have hundreds of parts; an arena for each would keep the most that each has ever needed.
+    """
+    settings = _settings(runtime, model, replace(options, is_alone=False), n_threads)
+    settings.enable_cpu_mem_arena = False
     settings.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
     folder = str(model.path.resolve().parent)
     settings.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)

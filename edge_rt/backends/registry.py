@@ -17,6 +17,7 @@ _BACKENDS = {
     "npu_qnn": "edge_rt.backends.npu.qnn:QnnBackend",
     "npu_openvino": "edge_rt.backends.npu.openvino:OpenVinoBackend",
     "npu_serial": "edge_rt.backends.npu.serial_vendor:SerialBackend",
+    "npu_rknn": "edge_rt.backends.npu.rknn:RknnBackend",
     "null": "edge_rt.backends.null:NullBackend",
 }
 

@@ -10,6 +10,7 @@ import click
 
 from edge_rt import config
 from edge_rt.cli.checks import CHECKS, Check, Patient, examine, fail
+from edge_rt.cli.npu_checks import NPU_CHECKS
 from edge_rt.cli.service_checks import SERVICE_CHECKS
 from edge_rt.errors import ConfigError
 
@@ -33,7 +34,7 @@ def command(above: config.Loaded | None, file: Path | None, as_json: bool) -> No
         settings = config.Config()
     # The service first: a later check that connects to its socket would start it.
     with config.named(file):
-        results += examine(Patient(config=settings), (*SERVICE_CHECKS, *CHECKS))
+        results += examine(Patient(config=settings), (*SERVICE_CHECKS, *CHECKS, *NPU_CHECKS))
     click.echo(json.dumps([asdict(check) for check in results], indent=2) if as_json else text(results))
     if any(check.status == "fail" for check in results):
         raise click.exceptions.Exit(1)

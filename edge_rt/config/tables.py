@@ -21,9 +21,19 @@ Seconds = Annotated[float, Meta(ge=0.0)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0)]
 # auto, and the names of edge_rt.backends.registry
 Backend = Literal[
-    "auto", "native", "llama_cpu", "onnx_cpu", "fpga", "fpga_sim", "npu_qnn", "npu_openvino", "npu_serial", "null"
+    "auto",
+    "native",
+    "llama_cpu",
+    "onnx_cpu",
+    "fpga",
+    "fpga_sim",
+    "npu_qnn",
+    "npu_openvino",
+    "npu_rknn",
+    "npu_serial",
+    "null",
 ]
-NpuName = Literal["npu_qnn", "npu_openvino", "npu_serial"]
+NpuName = Literal["npu_qnn", "npu_openvino", "npu_rknn", "npu_serial"]
 NpuOption = Annotated[str, Meta(pattern=r"^npu_[a-z]+\.\w+$")]
 # upper clocks of CPUs; of NPUs, GPUs and memory; the energy preference; the chip's own power limit
 Actuator = Literal["cpufreq", "devfreq", "epp", "rapl"]

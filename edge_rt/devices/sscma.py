@@ -8,6 +8,7 @@ comes, and answers are checked as anything else that comes from outside.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -24,6 +25,8 @@ from edge_rt.errors import DeviceError, DeviceRefusedError, DeviceSilentError, I
 
 ALGORITHMS: Final = {0: "undefined", 1: "FOMO", 2: "PFLD", 3: "YOLO", 4: "IMCLS"}
 SENSORS: Final = {0: "undefined", 1: "camera"}
+
+_log = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 2.0
 _LOAD_S: Final = 10.0  # a model out of flash
@@ -69,15 +72,18 @@ class _Stored(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who answers: the chip's number, the board's name, and the versions of protocol, firmware and chip."""
+    """Who answers: the chip's number, the board's name, and the versions of protocol, firmware and chip.
+
+    n_boots, is_ready  None where the firmware does not tell
+    """
 
     id: str
     name: str
     at_api: str
     firmware: str
     hardware: str
-    n_boots: int
-    is_ready: bool
+    n_boots: int | None
+    is_ready: bool | None
 
 
 def connect(path: str, baud: int = BAUD) -> Sscma:
@@ -112,15 +118,18 @@ class Sscma:
         """Ask who is there."""
         number = self._ask("ID", int | _Word)
         version = self._ask("VER", _Version)
-        state = self._ask("STAT", _State)
+        try:
+            state: _State | None = self._ask("STAT", _State)
+        except DeviceRefusedError:  # not all firmware has it
+            state = None
         return Identity(
             id=str(number),
             name=_shown(self._ask("NAME", _Word)),
             at_api=_shown(version.at_api),
             firmware=_shown(version.software),
             hardware=_shown(version.hardware),
-            n_boots=state.boot_count,
-            is_ready=bool(state.is_ready),
+            n_boots=None if state is None else state.boot_count,
+            is_ready=None if state is None else bool(state.is_ready),
         )
 
     def models(self) -> tuple[Model, ...]:
@@ -152,6 +161,15 @@ class Sscma:
             self._labels = labels_of(stored.info)
         return self._labels
 
+    def _labels_if_any(self) -> tuple[str, ...]:
+        """Give the labels, or none where the board has none to give: its classes then have numbers."""
+        try:
+            return self.labels()
+        except DeviceRefusedError as exc:
+            _log.warning("%s; its classes are told by number", exc)
+            self._labels = ()
+            return ()
+
     def invoke(
         self,
         n: int | None = 1,
@@ -170,7 +188,7 @@ class Sscma:
         """
         if n is not None and not 1 <= n <= 65535:
             raise InvalidRequestError(param="n", problem=f"is {n}, and must be from 1 to 65535")
-        labels = self.labels()
+        labels = self._labels_if_any()
         arguments = (_FOREVER if n is None else n, int(only_changes), int(not with_picture))
         tag = self._send("INVOKE", arguments)
         n_left = math.inf if n is None else n

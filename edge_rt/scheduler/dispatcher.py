@@ -343,7 +343,7 @@ class Dispatcher:
         now_s = loop.time()
         place.answered(answer.timings, now_s - begun_at_s, now_s)
         candidate = place.row.candidate
-        return replace(answer, place=candidate.place, variant=candidate.variant)
+        return replace(answer, place=candidate.place_of(answer.place), variant=candidate.variant)
 
     # Answers of new devices are compared with the CPU's.
 

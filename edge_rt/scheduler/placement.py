@@ -61,6 +61,11 @@ class Candidate:
     def place(self) -> str:
         return f"{self.backend}:{self.device}"
 
+    def place_of(self, told: str) -> str:
+        """Give the place of an answer of which the worker told told: another one where a back end stood in for it."""
+        backend = told.partition(":")[0]
+        return told if backend and backend != self.backend else self.place
+
     def __str__(self) -> str:
         return f"{self.variant} on {self.place}"
 
@@ -242,7 +247,8 @@ def _variant_refusal(
 
 
 def _device_refusal(device: DeviceState, policy: Policy) -> str | None:
-    if device.fault:
+    # An NPU that is named and fails is taken all the same: its worker has the CPU behind it, and waits for its return.
+    if device.fault and not (policy.pins_backend and device.kind == "npu"):
         return device.fault
     if device.reference and not policy.pins_backend:
         return f"right but slow ({device.detail}); name the back end to use it"

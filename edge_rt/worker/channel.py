@@ -294,7 +294,7 @@ class Inferred(_WithTensors, kw_only=True, array_like=True, tag="inferred"):
         return TensorAnswer(
             outputs=self.tensors(),
             timings=self.timings,
-            place=self.substitute or place or self.place,
+            place=self.substitute or place or self.place,  # who asks may know of the place what the worker does not
             variant=variant,
             n_stream_calls=self.n_stream_calls,
             energy=self.energy,

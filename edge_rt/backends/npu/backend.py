@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,10 +18,10 @@ from edge_rt.backends.base import (
     TensorSession,
     TokenSession,
 )
-from edge_rt.backends.npu.artifacts import ArtifactCache
+from edge_rt.backends.npu.artifacts import ArtifactCache, artifacts
 from edge_rt.backends.npu.rows import differ, static_refusal
 from edge_rt.backends.npu.session import NpuSession
-from edge_rt.backends.npu.vendor import Artifact, Compiled, CompileRequest, Vendor, VendorSession
+from edge_rt.backends.npu.vendor import Artifact, Compiled, CompileRequest, Target, Vendor, VendorSession
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
 from edge_rt.errors import (
     AcceleratorLostError,
@@ -30,6 +31,7 @@ from edge_rt.errors import (
     EdgeRtError,
     InvalidRequestError,
     NotOnAcceleratorError,
+    VersionSkewError,
 )
 from edge_rt.tensor_types import NodePlacement, TensorModelInfo
 
@@ -90,7 +92,8 @@ class NpuBackend:
             raise BackendLoadError(model=file.model, reason=reason)
         device = self._device(options)
         is_static = self.is_static(device)
-        open_cpu = lambda: self._cpu().load_tensor(file, options)  # noqa: E731 - the Opener's, which may never call it
+        on_cpu = replace(options, device="cpu")
+        open_cpu = lambda: self._cpu().load_tensor(file, on_cpu)  # noqa: E731 - the Opener's, which may never call it
         opener = Opener(self.vendor, file, device, options, open_cpu, is_static=is_static)
         opened: VendorSession | None = None
         lost: EdgeRtError | None = None
@@ -214,12 +217,31 @@ class Opener:
                 if self.has_rows and self._options.max_batch == 1:
                     self._check_rows()  # who joins requests has said that rows are independent
                 request = CompileRequest(file=self._file, device=self.device, target=target, folder=folder, rows=rows)
-                return self._vendor.compile(request)
+                try:
+                    return self._vendor.compile(request)
+                except BackendUnavailableError as exc:
+                    if (made_with := self._skewed(target)) is None:
+                        raise
+                    have = ", ".join(filter(None, astuple(target.versions)))
+                    remedy = f"It must be compiled anew where {self._vendor.label}'s compiler is: {exc.reason}"
+                    raise VersionSkewError(
+                        backend=self._vendor.name, model=self._file.model, made_with=made_with, have=have, remedy=remedy
+                    ) from exc
 
             external = tuple(self._file.path.parent / name for name in self._file.onnx.external)
             context = cache.artifact(self._file, target, rows, compile_to, external=external)
             self._artifact, self._again = self._stack.enter_context(context)
         return self._artifact, self._again
+
+    def _skewed(self, target: Target) -> str | None:
+        """Name the versions that a kept form of this very model was made with, where only they are others."""
+        if self._options.npu.artifacts is None:
+            return None
+        for found in artifacts(self._options.npu.artifacts):
+            then = found.description.target
+            if replace(then, versions=target.versions) == target and then != target:
+                return ", ".join(filter(None, astuple(then.versions)))
+        return None
 
     def _check_rows(self) -> None:
         """Raise BackendLoadError unless each row is computed by itself."""

@@ -1,8 +1,8 @@
 """Where the vendors' environments stand, which of them are there, and taking one away.
 
-ROOT/npu/VENDOR        a link to the environment that is used; it appears when that is whole and has been tried
-ROOT/npu/VENDOR-DIGEST the environment, unless it was made somewhere else; DIGEST is stacks.py's
-ROOT/npu/.VENDOR.lock  held while one is made or removed; never deleted
+ROOT/VENDOR        a link to the environment that is used; it appears when that is whole and has been tried
+ROOT/VENDOR-DIGEST the environment, unless it was made somewhere else; DIGEST is stacks.py's
+ROOT/.VENDOR.lock  held while one is made or removed; never deleted
 
 installing.py makes them.
 """
@@ -53,8 +53,9 @@ class Environment:
 
 
 def usual_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Give where environments are made and looked for first."""
-    return data_dir(environ) / "npu"
+    """Give where environments are made and looked for first: $EDGE_RT_NPU_DIR or below edge_rt's data."""
+    named = environ.get("EDGE_RT_NPU_DIR")
+    return Path(named) if named else data_dir(environ) / "npu"
 
 
 def find(stack: Stack, environ: Mapping[str, str] = os.environ, system_dir: Path = SYSTEM_DIR) -> Environment | None:

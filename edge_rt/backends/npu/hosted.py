@@ -33,6 +33,7 @@ from edge_rt.backends.npu.vendor import (
     CompileRequest,
     Target,
     Telemetry,
+    VendorSession,
     Versions,
 )
 from edge_rt.errors import (
@@ -40,6 +41,7 @@ from edge_rt.errors import (
     AcceleratorMemoryError,
     BackendLoadError,
     BackendStepError,
+    BackendUnavailableError,
     EdgeRtError,
 )
 from edge_rt.tensor_types import Evidence, NodePlacement, TensorSpec
@@ -124,7 +126,12 @@ class HostedVendor:
         return self._stack.installed()
 
     def versions(self) -> Versions:
-        return self._stack.versions()
+        told, here = self._versions, self._stack.versions()
+        return Versions(
+            compiler=told.compiler or here.compiler,
+            runtime=told.runtime or here.runtime,
+            driver=told.driver or here.driver,
+        )
 
     def probe(self) -> tuple[Device, ...] | Absent:
         if (absent := self.installed()) is not None:
@@ -134,7 +141,7 @@ class HostedVendor:
             found = self._ask(client, "probe", {}, _Probed, self._stack.limits.probe_s, model="its probe")
         except AcceleratorLostError as exc:
             return (self._faulty(exc.reason),)
-        except (BackendLoadError, AcceleratorMemoryError) as exc:
+        except (BackendLoadError, BackendUnavailableError, AcceleratorMemoryError) as exc:
             return (self._faulty(exc.reason),)
         finally:
             client.close()
@@ -157,13 +164,7 @@ class HostedVendor:
         )
 
     def target(self, file: ModelFile, device: Device, options: TensorOptions) -> Target:  # noqa: ARG002 - subclasses'
-        told, here = self._versions, self.versions()
-        versions = Versions(
-            compiler=told.compiler or here.compiler,
-            runtime=told.runtime or here.runtime,
-            driver=told.driver or here.driver,
-        )
-        return Target(vendor=self.name, soc=self._socs.get(device.id, ""), versions=versions)
+        return Target(vendor=self.name, soc=self._socs.get(device.id, ""), versions=self.versions())
 
     def capabilities(self, device: Device) -> Capabilities:
         client = self._new_client()
@@ -192,7 +193,7 @@ class HostedVendor:
         finally:
             client.close()
 
-    def load(self, file: ModelFile, device: Device, artifact: Artifact) -> HostedSession:
+    def load(self, file: ModelFile, device: Device, artifact: Artifact) -> VendorSession:
         client = self._new_client()
         told = {
             "folder": str(artifact.folder),
@@ -253,7 +254,7 @@ class HostedSession:
             told, given, took_s = self._client.call("run", {"outputs": list(outputs)}, feeds, timeout_s=limit_s)
         except HostAnswerError as exc:
             error = _told(exc, self._backend, self._model)
-            if isinstance(error, BackendLoadError):
+            if not isinstance(error, AcceleratorMemoryError):
                 raise BackendStepError(reason=f"{self._backend}: {error.reason}") from exc
             raise error from exc
         except ValueError as exc:
@@ -293,9 +294,13 @@ def _patience_s(longest_s: float, max_s: float, *, least_s: float) -> float:
     return max_s if longest_s == 0.0 else min(max_s, max(least_s, _PATIENCE * longest_s))
 
 
-def _told(exc: HostAnswerError, backend: str, model: str) -> BackendLoadError | AcceleratorMemoryError:
+def _told(
+    exc: HostAnswerError, backend: str, model: str
+) -> BackendLoadError | BackendUnavailableError | AcceleratorMemoryError:
     if exc.kind == "memory":
         return AcceleratorMemoryError(backend=backend, model=model, reason=exc.said[:MAX_REASON])
+    if exc.kind == "absent":
+        return BackendUnavailableError(backend=backend, reason=exc.said[:MAX_REASON])
     return BackendLoadError(model=model, reason=f"{backend}: {exc.said[:MAX_REASON]}")
 
 

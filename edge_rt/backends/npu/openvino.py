@@ -19,7 +19,7 @@ from edge_rt.backends.base import Absent, Device, ModelFile, TensorOptions
 from edge_rt.backends.npu.backend import NpuBackend
 from edge_rt.backends.npu.hosted import HostedVendor, Limits, Stack
 from edge_rt.backends.npu.openvino_driver import CPU, DATATYPES
-from edge_rt.backends.npu.vendor import Target, Versions
+from edge_rt.backends.npu.vendor import Artifact, Target, VendorSession, Versions
 from edge_rt.devices import cpu
 
 NAME: Final = "npu_openvino"
@@ -89,7 +89,18 @@ class OpenVinoVendor(HostedVendor):
         for spec in (*file.onnx.inputs, *file.onnx.outputs):
             if spec.datatype not in DATATYPES:
                 return f"{spec.name} is {spec.datatype}, which OpenVINO does not compute in"
+        if any(kind == "GatherND" for kind, _ in file.onnx.kinds):
+            from edge_rt.backends.npu.openvino_bounds import read_unsafe_reason  # needs onnx, as file.onnx does
+
+            return read_unsafe_reason(file.path)
         return None
+
+    def load(self, file: ModelFile, device: Device, artifact: Artifact) -> VendorSession:
+        from edge_rt.backends.npu.openvino_bounds import BoundedSession, read_bounds
+
+        bounds = read_bounds(file.path, file.onnx.inputs, {kind for kind, _ in file.onnx.kinds})
+        session = super().load(file, device, artifact)
+        return BoundedSession(session, bounds) if bounds.numbers or bounds.sizes else session
 
 
 class OpenVinoBackend(NpuBackend):

@@ -79,7 +79,24 @@ _RKNN: Final = Stack(
     stand_ins=MappingProxyType({"torch": _BESIDE / "torch_stand_in.py"}),
 )
 
-STACKS: Final[Mapping[str, Stack]] = MappingProxyType({stack.name: stack for stack in (_RKNN,)})
+_RKNN_LITE: Final = Stack(
+    name="rknn-lite",
+    packages=(
+        "rknn-toolkit-lite2==2.5.0",
+        "numpy==1.26.4",
+        "psutil==7.2.2",
+        "ruamel.yaml==0.19.1",
+        "setuptools==75.8.0",
+    ),
+    imports=("rknnlite.api",),
+    pythons=((3, 11), (3, 12)),
+    machines=("aarch64",),
+    installed_bytes=70_000_000,
+    download_bytes=20_000_000,
+    why="it has no packages for Python 3.13 and later, and runs in a process of its own anyway",
+)
+
+STACKS: Final[Mapping[str, Stack]] = MappingProxyType({stack.name: stack for stack in (_RKNN, _RKNN_LITE)})
 
 
 def stack(name: str) -> Stack:

@@ -166,7 +166,7 @@ class Vendor(Protocol):
         ...
 
     def versions(self) -> Versions:
-        """Tell the versions that are installed, without running any of it; "" where only a probe tells."""
+        """Tell the versions that are installed, without running any of it, and what the last probe has told."""
         ...
 
     def probe(self) -> tuple[Device, ...] | Absent:
@@ -184,7 +184,10 @@ class Vendor(Protocol):
         ...
 
     def compile(self, request: CompileRequest) -> Compiled:
-        """Compile a model. Raises BackendLoadError, AcceleratorLostError or AcceleratorMemoryError."""
+        """Compile a model. Raises BackendLoadError, AcceleratorLostError or AcceleratorMemoryError.
+
+        BackendUnavailableError: no compiler is here, though what one has made elsewhere may run.
+        """
         ...
 
     def load(self, file: ModelFile, device: Device, artifact: Artifact) -> VendorSession:

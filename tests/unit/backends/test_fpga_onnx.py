@@ -482,11 +482,28 @@ def test_feeds_that_the_weights_do_not_fit_are_the_callers_fault(folder: Path) -
     session = load(model, folder / "shapes.onnx", float_opener())
     with pytest.raises(InvalidRequestError, match="'the one' gets \\[1, 31, 8, 8\\], its weights are for 32 channels"):
         session.run({"x": np.zeros((1, 31, 8, 8), np.uint8)})
-    with pytest.raises(InvalidRequestError, match="would make"):
+    with pytest.raises(InvalidRequestError, match="less than its window"):
         session.run({"x": np.zeros((1, 32, 2, 8), np.uint8)})
     session.close()
     with pytest.raises(BackendStepError, match="closed"):
         session.run({"x": np.zeros((1, 32, 8, 8), np.uint8)})
+
+
+def test_outputs_that_would_be_huge_are_refused_before_anything_is_allocated(folder: Path) -> None:
+    """4 MiB of vectors would become 1 GiB of products."""
+    opener = float_opener()
+    session = load(int4(4, k=32, n=8192), folder / "huge.onnx", opener)
+    with pytest.raises(InvalidRequestError, match="would make 268443648 elements of"):
+        session.run({"x": np.zeros((2**15 + 1, 32), np.float32)})
+    assert opener.last.n_products == 0
+
+
+def test_models_with_operators_of_others_are_refused(folder: Path) -> None:
+    model = int8()
+    model.graph.node.append(helper.make_node("Strange", ["y"], ["odd"], domain="of.others"))
+    model.opset_import.append(helper.make_opsetid("of.others", 1))
+    reason = fpga_onnx.supports(saved(model, folder / "strange.onnx"), TensorOptions(), ALL)
+    assert "operators that are not onnxruntime's own" in str(reason)
 
 
 def hostile(nodes: list[Any], output: str = "y") -> ModelProto:
@@ -552,5 +569,5 @@ def test_constants_that_parts_would_hold_over_and_over_are_refused(folder: Path)
         )
         builder.values.append(builder.add("Add", value, pick))
     model = builder.model([len(builder.values) - 3])
-    with pytest.raises(ModelFormatError, match="bytes of constants, the limit is"):
+    with pytest.raises(ModelFormatError, match="bytes of constants and functions, the limit is"):
         load(model, folder / "large.onnx", float_opener())

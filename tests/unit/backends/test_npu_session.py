@@ -21,8 +21,10 @@ from edge_rt.errors import (
     AcceleratorMemoryError,
     BackendLoadError,
     BackendStepError,
+    BackendUnavailableError,
     InvalidRequestError,
     NotOnAcceleratorError,
+    VersionSkewError,
 )
 from tests.fakes import FakeClock
 from tests.npu.fake_npu import FakeNpu, double
@@ -275,6 +277,21 @@ def test_what_will_not_load_is_compiled_once_more(load: Make, npu: FakeNpu, tmp_
     with broken(npu, "load", "bad file"), pytest.raises(BackendLoadError, match="bad file"):
         load()
     assert npu.calls().count("compile") == 3
+
+
+def test_a_form_by_other_versions_is_told_where_it_cannot_be_made_anew(load: Make, npu: FakeNpu) -> None:
+    load().session.close()
+    (npu.folder / "version").write_text("1.1")
+    with broken(npu, "compile", "absent"), pytest.raises(VersionSkewError) as skew:
+        load()
+    assert (skew.value.made_with, skew.value.have) == ("1.0, 1.0", "1.1, 1.1")
+    assert "must be compiled anew where FAKE's compiler is" in str(skew.value)
+    load()  # with a compiler it just is
+
+
+def test_without_a_compiler_and_anything_kept_the_stack_is_not_there(load: Make, npu: FakeNpu) -> None:
+    with broken(npu, "compile", "absent"), pytest.raises(BackendUnavailableError, match=r"libFake\.so"):
+        load()
 
 
 def test_any_number_of_rows_is_computed_part_by_part(load: Make) -> None:

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from edge_rt.backends.base import Absent, Device, ModelFile, NpuOptions, TensorOptions
 from edge_rt.backends.npu.openvino import OpenVinoBackend, OpenVinoVendor
+from edge_rt.backends.npu.openvino_bounds import read_bounds, unsafe_reason
 from edge_rt.backends.npu.openvino_driver import CPU, NPU, npu_absence
 from edge_rt.backends.npu.vendor import Compiled, CompileRequest
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
-from edge_rt.errors import BackendLoadError
+from edge_rt.errors import BackendLoadError, InvalidRequestError
 from tests import tensor_models
 
 pytest.importorskip("openvino", reason="openvino is not installed: edge_rt[npu-openvino]")
@@ -118,15 +119,85 @@ def test_open_shapes_are_refused_on_the_npu_before_anything_is_compiled(tmp_path
     assert "fixed shapes" in (made.supports_tensor(file, ONE) or "")
 
 
-def test_integers_that_it_would_cut_off_are_computed_by_onnxruntime(backend: OpenVinoBackend, tmp_path: Path) -> None:
+def test_integers_that_it_would_cut_off_are_refused(backend: OpenVinoBackend, tmp_path: Path) -> None:
     file = tensor_models.saved(tensor_models.identity(TensorProto.INT64), tmp_path / "wide.onnx")
     session = backend.load_tensor(file, ONE)
     small, wide = np.array([[1, -5]], np.int64), np.array([[2**40 + 3, 1]], np.int64)
     np.testing.assert_array_equal(session.run({"x": small})["y"], small)
-    assert session.computed_on == f"npu_openvino:{CPU}"
-    np.testing.assert_array_equal(session.run({"x": wide})["y"], wide)
-    assert session.computed_on == "onnx_cpu:cpu"
+    with pytest.raises(InvalidRequestError, match="OpenVINO computes in 32 bits, the back end onnx_cpu in 64"):
+        session.run({"x": wide})
+    assert session.state() == "closed"  # it was the request's fault
     session.close()
+
+
+def table(kind: str, **attributes: int) -> ModelProto:
+    """Rows of a table of 10, at indices that a request holds."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
+        helper.make_node(kind, ["w", "i"], ["y"], name="rows", **attributes),
+    ]
+    shape = ["n"] if kind == "Gather" else ["n", 1]
+    weights = {"w": np.arange(40, dtype=np.float32).reshape(10, 4)}
+    return tensor_models.make(nodes, [("x", TensorProto.INT32, shape)], [("y", TensorProto.FLOAT, ["n", 4])], weights)
+
+
+def test_indices_beyond_a_table_are_refused_as_onnxruntime_refuses_them(
+    backend: OpenVinoBackend, tmp_path: Path
+) -> None:
+    """OpenVINO's own answer is a row of zeros."""
+    file = tensor_models.saved(table("Gather"), tmp_path / "table.onnx")
+    sessions = (backend.load_tensor(file, ONE), OnnxCpuBackend().load_tensor(file, ONE))
+    for session in sessions:
+        np.testing.assert_array_equal(session.run({"x": np.array([9, -10], np.int32)})["y"][:, 0], [36, 0])
+        for index in (10, -11):
+            with pytest.raises(InvalidRequestError):
+                session.run({"x": np.array([index], np.int32)})
+        session.close()
+
+
+def test_a_model_that_could_be_made_to_read_beyond_its_memory_is_refused(
+    backend: OpenVinoBackend, tmp_path: Path
+) -> None:
+    file = tensor_models.saved(table("GatherND"), tmp_path / "nd.onnx")
+    with pytest.raises(BackendLoadError, match="rows takes indices from what a request holds"):
+        backend.load_tensor(file, ONE)
+
+
+def test_more_positions_than_a_table_has_are_refused(backend: OpenVinoBackend, tmp_path: Path) -> None:
+    """Row n of x gets row n of a table of 5; OpenVINO's own answer for more rows has zeros."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
+        helper.make_node("Squeeze", ["n", "zero"], ["rows"]),
+        helper.make_node("Range", ["zero_n", "rows", "one_n"], ["positions"]),
+        helper.make_node("Gather", ["w", "positions"], ["table"]),
+        helper.make_node("Add", ["x", "table"], ["y"]),
+    ]
+    weights = {
+        "w": np.arange(10, dtype=np.float32).reshape(5, 2),
+        "zero": np.zeros(1, np.int64),
+        "zero_n": np.array(0),
+        "one_n": np.array(1),
+    }
+    value = ("x", TensorProto.FLOAT, ["n", 2])
+    file = tensor_models.saved(tensor_models.make(nodes, [value], [("y", *value[1:])], weights), tmp_path / "p.onnx")
+    assert read_bounds(file.path, file.onnx.inputs, {"Gather"}).sizes == {("x", 0): 5}
+    sessions = (backend.load_tensor(file, ONE), OnnxCpuBackend().load_tensor(file, ONE))
+    for session in sessions:
+        np.testing.assert_array_equal(session.run({"x": np.zeros((5, 2), np.float32)})["y"], weights["w"])
+        with pytest.raises(InvalidRequestError):
+            session.run({"x": np.zeros((6, 2), np.float32)})
+        session.close()
+
+
+def test_gathernd_by_what_only_shapes_tell_is_safe() -> None:
+    model = table("GatherND")
+    assert "what a request holds" in (unsafe_reason(model) or "")
+    model.graph.node[0].CopyFrom(helper.make_node("Shape", ["x"], ["i"]))
+    assert unsafe_reason(model) is None
+    model.graph.node[0].CopyFrom(helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64))
+    inner = helper.make_node("If", ["c"], ["z"], then_branch=model.graph, else_branch=model.graph)
+    outer = helper.make_graph([inner], "g", [helper.make_tensor_value_info("c", TensorProto.BOOL, [])], [])
+    assert "inside" in (unsafe_reason(helper.make_model(outer)) or "")
 
 
 def test_the_cpu_device_is_no_npu(backend: OpenVinoBackend) -> None:

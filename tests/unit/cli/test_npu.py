@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_list_shows_what_is_there(tmp_path: Path, state: str) -> None:
     assert row["state"] == state
     assert row["folder"] == str(folder)
     assert row["size_bytes"] == 5 * 10**8
-    assert f"rknn      {state}" in run(tmp_path, "list").stdout
+    assert re.search(rf"^rknn +{state}", run(tmp_path, "list").stdout, re.MULTILINE)
 
 
 def test_setup_leaves_a_current_one_as_it_is(tmp_path: Path) -> None:

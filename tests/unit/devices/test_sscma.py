@@ -188,6 +188,18 @@ def test_a_request_that_a_lost_byte_spoiled_is_asked_again() -> None:
     assert line.sent[:2] == [b"AT+e1@ID?\r", b"AT+e2@ID?\r"]
 
 
+def test_firmware_that_stores_no_labels_is_asked_what_it_sees_all_the_same() -> None:
+    refused = [frame(2, "AT", f"Unknown command: e{n}@INFO?", 5) for n in (1, 2, 3)]
+    line = Line(*refused, frame(1, "e4@INVOKE", {"classes": [[90, 1]]}))
+    (label,) = next(on(line).invoke(1)).answer.labels
+    assert (label.label, label.score) == ("1", 0.9)
+
+
+def test_a_reply_that_ends_as_the_pages_break_does_is_read() -> None:
+    (reply,) = ReplyReader().feed(b'\n{"type": 0, "name": "BREAK", "code": 0, "data": 1530898}\r\n')
+    assert reply.payload(int) == 1530898
+
+
 def test_silence_says_what_was_heard_instead() -> None:
     line = Line(b"CircuitPython 9.1.0 REPL >>> ")
     with pytest.raises(DeviceSilentError, match="CircuitPython"):

@@ -101,6 +101,22 @@ def test_pins_leave_one_form_or_one_back_end() -> None:
         rank("m", FORMS, (CPU,), Policy(variant="int2"), pulled=ALL)
 
 
+def test_a_named_npu_that_fails_is_taken_for_its_worker_has_the_cpu_behind_it() -> None:
+    broken = dataclasses.replace(NPU, fault="its driver does not answer")
+    assert order(rank("m", (INT8,), (CPU, broken), Policy(backend="qnn"), pulled=ALL)) == ["int8 on qnn:htp"]
+    absent = dataclasses.replace(NPU, id="none", kind="none", fault="it is not installed")
+    assert order(rank("m", (INT8,), (CPU, absent), Policy(backend="qnn"), pulled=ALL)) == []
+
+
+def test_an_answer_is_of_the_place_that_computed_it() -> None:
+    (row,) = rank("m", (INT8,), (NPU,), Policy(backend="qnn"), pulled=ALL).ranked
+    assert [row.candidate.place_of(told) for told in ("", "qnn:0", "onnx_cpu:cpu")] == [
+        "qnn:htp",
+        "qnn:htp",
+        "onnx_cpu:cpu",
+    ]
+
+
 def test_what_cannot_be_used_is_refused_with_the_reason() -> None:
     broken = dataclasses.replace(NPU, fault="its driver does not answer")
     slow = dataclasses.replace(FPGA, reference=True, detail="emulated")

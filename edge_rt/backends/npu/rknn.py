@@ -1,0 +1,121 @@
+"""Rockchip's NPU (RKNPU): compiled and simulated by rknn-toolkit2, run on a board by rknn-toolkit-lite2.
+
+Both live in environments of their own (`edge_rt npu setup rknn`, `rknn-lite`). The drivers are rknn_driver.py for the
+toolkit and rknnlite_driver.py for the board.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Final
+
+from edge_rt.backends.base import Absent, Device, ModelFile, TensorOptions
+from edge_rt.backends.npu import environments, stacks
+from edge_rt.backends.npu.backend import NpuBackend
+from edge_rt.backends.npu.hosted import HostedVendor, Limits, Stack
+from edge_rt.backends.npu.vendor import Capabilities, Target, Versions
+from edge_rt.errors import BackendLoadError
+
+NAME: Final = "npu_rknn"
+FLOAT: Final = "fp16"  # the only dtype that wants no calibration data
+DATATYPES: Final = frozenset(["UINT8", "INT8", "INT32", "INT64", "FP16", "FP32"])
+_LIMITS: Final = Limits(probe_s=30.0, compile_s=3600.0, load_s=300.0, run_s=120.0)  # a simulated layer takes its time
+_MAX_DATASET_BYTES: Final = 2**30
+
+
+def _stack(name: str, driver: str) -> Stack:
+    wanted = stacks.stack(name)
+
+    def python() -> list[str]:
+        found = environments.find(wanted)
+        return [str(found.python), "-I"] if found is not None else []
+
+    def installed() -> Absent | None:
+        if platform.machine() not in wanted.machines:
+            return Absent(reason=f"{wanted.packages[0]} is for {' and '.join(wanted.machines)}")
+        reason = environments.missing(wanted)
+        return None if reason is None else Absent(reason=reason)
+
+    def versions() -> Versions:
+        version = wanted.packages[0].partition("==")[2]
+        return Versions(compiler=version, runtime=version)
+
+    return Stack(
+        name=NAME,
+        label="RKNN",
+        extra="",
+        driver=Path(__file__).with_name(driver),
+        python=python,
+        installed=installed,
+        versions=versions,
+        limits=_LIMITS,
+        noise=("I ", "D ", "W "),
+    )
+
+
+TOOLKIT: Final = _stack("rknn", "rknn_driver.py")
+LITE: Final = _stack("rknn-lite", "rknnlite_driver.py")
+
+
+def stack_here(machine: str = platform.machine()) -> Stack:
+    """Give the stack of this machine: a board has the runtime, others the toolkit with its simulator."""
+    return LITE if machine == "aarch64" else TOOLKIT
+
+
+class RknnVendor(HostedVendor):
+    """RKNN, as far as it is not the same for all."""
+
+    def __init__(self, stack: Stack | None = None) -> None:
+        super().__init__(stack or stack_here())
+        self._capabilities: dict[str, Capabilities] = {}
+
+    def target(self, file: ModelFile, device: Device, options: TensorOptions) -> Target:
+        """Say for which chip; what ranges are found with is part of it, wherever it lies."""
+        target = super().target(file, device, options)
+        own = dict(options.npu.options.get(self.name, {}))
+        beside = file.path.with_name(f"{file.path.stem}.calibration.npz")
+        if own.get("dtype", FLOAT) != FLOAT and not own.get("dataset") and beside.exists():
+            own["dataset"] = str(beside)
+        soc = options.npu.soc.get(self.name, target.soc)
+        calibration = _digest(file, own["dataset"]) if own.get("dataset") else ""
+        return replace(target, soc=soc, options=own, calibration=calibration)
+
+    def capabilities(self, device: Device) -> Capabilities:
+        """Try what the device computes; that takes a while, and is asked once."""
+        if device.id not in self._capabilities:
+            self._capabilities[device.id] = super().capabilities(device)
+        return self._capabilities[device.id]
+
+    def refusal(self, file: ModelFile, device: Device, options: TensorOptions) -> str | None:  # noqa: ARG002 - the protocol's
+        model = file.onnx
+        if any(kind in {"QuantizeLinear", "MatMulNBits"} for kind, _ in model.kinds):
+            return "it is quantised already, and RKNN quantises float models itself: take its FP32 form"
+        for spec in (*model.inputs, *model.outputs):
+            if spec.datatype not in DATATYPES:
+                return f"{spec.name} is {spec.datatype}, which RKNN does not have"
+        return None
+
+
+def _digest(file: ModelFile, dataset: str) -> str:
+    path = Path(dataset)
+    try:
+        with path.open("rb") as data:
+            if (n_bytes := path.stat().st_size) > _MAX_DATASET_BYTES:
+                reason = f"the calibration data {path} has {n_bytes} bytes, at most {_MAX_DATASET_BYTES} are read"
+                raise BackendLoadError(model=file.model, reason=reason)
+            return hashlib.file_digest(data, "sha256").hexdigest()
+    except OSError as exc:
+        reason = f"the calibration data {path} cannot be read: {exc.strerror}"
+        raise BackendLoadError(model=file.model, reason=reason) from exc
+
+
+class RknnBackend(NpuBackend):
+    """Loads ONNX models on Rockchip's NPU."""
+
+    name: ClassVar[str] = NAME
+
+    def __init__(self) -> None:
+        super().__init__(RknnVendor())
