@@ -43,8 +43,9 @@ OPEN_S: Final = 3.0  # until a device on the port has answered
 _T = TypeVar("_T")
 STEP_S: Final = 0.05  # a wait at most, for a port that cannot be waited for
 
-_AHEAD_S: Final = 0.003  # bytes handed to a port before the line has taken those before them
+_AHEAD_S: Final = 0.02  # handed to a port before the line is free: a busy machine may not come back sooner
 _MAX_WRITE: Final = 4096
+_ECHO_AHEAD: Final = 12_288  # bytes to be echoed: the device ends a session that has more than a window to be answered
 _SESSION_BYTES: Final = 2**30  # after which another begins: a device counts a session's bytes in 32 bits
 
 
@@ -65,13 +66,23 @@ class Wire(Protocol):
 
 
 class SerialWire:
-    """A serial port by pyserial; a pseudo terminal is not paced, since no line is behind it."""
+    """A serial port by pyserial.
 
-    def __init__(self, port: str, baud: int, clock: Callable[[], float] = time.monotonic) -> None:
+    is_paced  bytes are handed over as fast as the line takes them; None: unless it is a pseudo terminal, with none
+    """
+
+    def __init__(
+        self,
+        port: str,
+        baud: int,
+        *,
+        is_paced: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         import serial  # of the extra power; who has no serial NPU need not have it
 
         self._port: Any = serial.Serial(port, baud, timeout=0, write_timeout=STEP_S, exclusive=True)
-        self._byte_s = 0.0 if is_pseudo_terminal(port) else 10.0 / baud
+        self._byte_s = 10.0 / baud if (not is_pseudo_terminal(port) if is_paced is None else is_paced) else 0.0
         self._clock, self._free_s = clock, 0.0
 
     def read(self, timeout_s: float) -> bytes:
@@ -114,11 +125,14 @@ class RunTimes:
 
 
 class SerialNpu:
-    """A device on an open wire. Not for several threads; cancel may come from another."""
+    """A device on an open wire. Not for several threads; cancel may come from another.
 
-    def __init__(self, wire: Wire, *, clock: Callable[[], float] = time.monotonic, link: Link | None = None) -> None:
-        self._wire, self._clock = wire, clock
-        self._link = link or Link()
+    max_chunk  bytes of a tensor or model in one message, beside the device's own limit
+    """
+
+    def __init__(self, wire: Wire, *, clock: Callable[[], float] = time.monotonic, max_chunk: int = 65_536) -> None:
+        self._wire, self._clock, self._max_chunk = wire, clock, max_chunk
+        self._link = Link()
         self._messages = MessageReader()
         self._waiting: list[Message] = []
         self._next_id = 0
@@ -130,6 +144,10 @@ class SerialNpu:
     def facts(self) -> DeviceFacts:
         assert self._facts is not None, "open comes first"
         return self._facts
+
+    @property
+    def _chunk(self) -> int:
+        return min(self.facts.max_chunk, self._max_chunk)
 
     @property
     def counts(self) -> LinkCounts:
@@ -164,7 +182,20 @@ class SerialNpu:
 
     def echo(self, data: bytes, timeout_s: float) -> bytes:
         """Let the device send data back."""
-        return self._ask(ECHO, data, self._clock() + timeout_s).body
+        return self.echo_all([data], timeout_s)[0]
+
+    def echo_all(self, parts: Sequence[bytes], timeout_s: float) -> list[bytes]:
+        """Let the device send each part back, several on their way at a time."""
+        deadline_s = self._clock() + timeout_s
+        said: list[tuple[int, int]] = []
+        answers: list[bytes] = []
+        for part in parts:
+            said.append((self._say(ECHO, part, deadline_s), len(part)))
+            while sum(n_bytes for _, n_bytes in said[len(answers) :]) > _ECHO_AHEAD:
+                answers.append(self._wait_for(ECHO, said[len(answers)][0], deadline_s))
+        while len(answers) < len(said):
+            answers.append(self._wait_for(ECHO, said[len(answers)][0], deadline_s))
+        return answers
 
     def close(self) -> None:
         """Take leave and close the wire; legal after any failure."""
@@ -203,8 +234,8 @@ class SerialNpu:
         digest = hashlib.sha256(model).digest()
         begun = self._ask(MODEL_BEGIN, digest + struct.pack("<I", len(model)), deadline_s)
         if begun.body != b"\1":
-            for start in range(0, len(model), self.facts.max_chunk):
-                chunk = model[start : start + self.facts.max_chunk]
+            for start in range(0, len(model), self._chunk):
+                chunk = model[start : start + self._chunk]
                 self._say(MODEL_DATA, struct.pack("<I", start) + chunk, deadline_s)
         self._ask(MODEL_END, b"", deadline_s)
 
@@ -213,8 +244,8 @@ class SerialNpu:
     ) -> tuple[list[bytes], RunTimes]:
         began_s = self._clock()
         for index, data in enumerate(inputs):
-            for start in range(0, len(data), self.facts.max_chunk):
-                chunk = data[start : start + self.facts.max_chunk]
+            for start in range(0, len(data), self._chunk):
+                chunk = data[start : start + self._chunk]
                 self._say(INPUT, struct.pack("<B3xI", index, start) + chunk, deadline_s)
         self._until(lambda: self._link.is_idle, deadline_s, "it does not take the inputs")
         uploaded_s = self._clock()
@@ -257,6 +288,11 @@ class SerialNpu:
         self._until(lambda: self._link.room >= n_bytes, deadline_s, "it takes nothing more")
         self._link.send(pack_message(op, self._next_id, body))
         return self._next_id
+
+    def _wait_for(self, op: int, message_id: int, deadline_s: float) -> bytes:
+        while (reply := self._take(op, message_id)) is None:
+            self._step(deadline_s, "it does not answer")
+        return reply.body
 
     def _ask(self, op: int, body: bytes, deadline_s: float) -> Message:
         message_id = self._say(op, body, deadline_s)

@@ -2,7 +2,7 @@
 
     DATA, up to 192 bytes   A5  n                 offset u16  payload  check u24
     DATA, 256 to 4224       C3  (n - 192) / 64    offset u16  header check u8  payload  check u24
-    ACK                     5A  flags and count   next u16    [start u16  end u16] × count  check u24
+    ACK                     5A  tail and size     next u16    [gap  length] …, size bytes  check u24
     CONTROL                 3C  what  epoch u32   version u8  segment / 64 u8  window / 64 u16  check u24
 
 Numbers are little-endian. The check is the low 24 bits of CRC-32, begun with the epoch, so that a frame of another
@@ -33,9 +33,10 @@ STEP: Final = 64  # a long payload is 192 and a multiple of this
 MAX_PAYLOAD: Final = MAX_SHORT + 63 * STEP
 SHORT_OVERHEAD: Final = 7
 LONG_OVERHEAD: Final = 8
-MAX_RANGES: Final = 8
+MAX_RANGES: Final = 16
+_MAX_RANGES_BYTES: Final = 6 * MAX_RANGES  # gaps and lengths of up to 3 bytes
 CONTROL_BYTES: Final = 13
-STALE_US: Final = 30_000  # a frame that was begun and does not go on for as long is none
+STALE_US: Final = 150_000  # a frame that was begun and does not go on for as long is none
 
 _BEGINS: Final = re.compile(b"[\xa5\xc3\x5a\x3c]")
 _CONTROL: Final = struct.Struct("<BBIBBH")
@@ -51,6 +52,7 @@ class Data:
 class Ack:
     """What has come: everything before next, and the ranges, which leave nothing out between the first and the last.
 
+    ranges   (start, end), counted from next on; ascending, with gaps between
     is_tail  the ranges are the last ones, and nothing is said of what lies between next and the first of them
     """
 
@@ -98,10 +100,43 @@ def pack_data(offset: int, payload: bytes, epoch: int) -> bytes:
 
 
 def pack_ack(ack: Ack, epoch: int) -> bytes:
-    frame = struct.pack("<BBH", ACK, len(ack.ranges) | (0x80 if ack.is_tail else 0), ack.next & 0xFFFF)
+    ranges = bytearray()
+    before = 0
     for start, end in ack.ranges:
-        frame += struct.pack("<HH", start & 0xFFFF, end & 0xFFFF)
-    return frame + _check(frame, epoch)
+        _put_number(ranges, start - before)
+        _put_number(ranges, end - start)
+        before = end
+    head = struct.pack("<BBH", ACK, len(ranges) | (0x80 if ack.is_tail else 0), ack.next & 0xFFFF)
+    return head + bytes(ranges) + _check(head + bytes(ranges), epoch)
+
+
+def _put_number(out: bytearray, value: int) -> None:
+    """Put a number in 7 bits a byte, the lower ones first."""
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _ranges(data: bytes) -> tuple[tuple[int, int], ...] | None:
+    """Read gaps and lengths as ranges; None where they are none."""
+    edges: list[int] = []
+    value = shift = last = 0
+    for byte in data:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte & 0x80:
+            if shift > 14:
+                return None
+            continue
+        if value == 0:
+            return None
+        last += value
+        edges.append(last)
+        value = shift = 0
+    if shift or len(edges) % 2 or len(edges) > 2 * MAX_RANGES:
+        return None
+    return tuple(zip(edges[::2], edges[1::2], strict=True))
 
 
 def pack_control(control: Control) -> bytes:
@@ -171,8 +206,8 @@ class FrameReader:
         if kind == SHORT:
             return buffer[1] + SHORT_OVERHEAD if 1 <= buffer[1] <= MAX_SHORT else -1
         if kind == ACK:
-            n_ranges = buffer[1] & 0x7F
-            return 7 + 4 * n_ranges if n_ranges <= MAX_RANGES else -1
+            n_bytes = buffer[1] & 0x7F
+            return 7 + n_bytes if n_bytes <= _MAX_RANGES_BYTES else -1
         if not 1 <= buffer[1] <= 63:
             return -1
         if len(buffer) < 5:
@@ -194,5 +229,5 @@ class FrameReader:
             return Data(offset, frame[4:-3])
         if kind == LONG:
             return Data(offset, frame[5:-3])
-        values = struct.unpack(f"<{(len(frame) - 7) // 2}H", frame[4:-3])
-        return Ack(offset, tuple(zip(values[::2], values[1::2], strict=True)), bool(frame[1] & 0x80))
+        ranges = _ranges(frame[4:-3])
+        return None if ranges is None else Ack(offset, ranges, bool(frame[1] & 0x80))

@@ -42,9 +42,9 @@ WINDOW: Final = 24_576  # bytes on their way, at most; both ends must hold them
 ACK_DELAY_US: Final = 5_000  # without another frame
 ACK_LAST_US: Final = 40_000
 ACK_AGAIN_US: Final = (10_000, 160_000)  # while something is missing and nothing comes
-ACK_BYTES: Final = (384, 1536)  # that have come before an ACK goes out: where something is missing, and where not
+ACK_BYTES: Final = (512, 1536)  # that have come before an ACK goes out: where something is missing, and where not
 FIRST_RTO_US: Final = (30_000, 200_000)
-RTO_US: Final = (12_000, 2_000_000)
+RTO_US: Final = (30_000, 2_000_000)
 OPENING_US: Final = (100_000, 800_000)
 MAX_TIMEOUTS: Final = 8  # in a row, without a word from the other end,
 MAX_SILENT_US: Final = 3_000_000  # and for as long
@@ -111,7 +111,7 @@ class Link:
         self._order = self._acked_order = 0
         self._srtt_us, self._rttvar_us, self._rto_us = 0, 0, FIRST_RTO_US[1]
         self._progress_us = self._heard_us = 0
-        self._n_timeouts = 0
+        self._n_timeouts = self._n_stalls = 0
         self._next = 0
         self._ranges: list[list[int]] = []
         self._early = bytearray(window)
@@ -261,7 +261,7 @@ class Link:
         if n_known > len(self._kept):
             return  # says again what an older one has said, or more than was sent
         upto = self._una + n_known
-        ranges = [(upto + ((a - upto) & 0xFFFF), upto + ((b - upto) & 0xFFFF)) for a, b in ack.ranges]
+        ranges = [(upto + start, upto + end) for start, end in ack.ranges]
         told_from = ranges[0][0] if ack.is_tail and ranges else upto
         told_to = ranges[-1][1] if ranges else upto
         newest: _Segment | None = None
@@ -285,7 +285,7 @@ class Link:
         self._allowed = min(self._allowed + n_known, self._window)
         self._una = upto
         if newest is not None:
-            self._progress_us = now_us
+            self._progress_us, self._n_stalls = now_us, 0
             if not newest.is_again:  # others may have been told of late
                 self._measure(now_us - newest.sent_us)
             self._set_rto()
@@ -345,7 +345,9 @@ class Link:
         if self._n_timeouts > MAX_TIMEOUTS and now_us - self._heard_us > MAX_SILENT_US:
             self._lose(f"silent for {(now_us - self._heard_us) / 1e6:.1f} s")
             return
-        self.quality.lost(wire_bytes(waiting[0].end - waiting[0].start))  # else a long one is sent again for ever
+        self._n_stalls += 1
+        if self._n_stalls > 1:  # the other end may have been busy; but a long one must not be sent again for ever
+            self.quality.lost(wire_bytes(waiting[0].end - waiting[0].start))
         for segment in waiting[:_PROBES]:
             segment.is_lost = True
             segment.known_order = min(segment.known_order, segment.order)
@@ -362,7 +364,9 @@ class Link:
             return
         first = self._cursor if self._cursor < len(self._ranges) else 0
         chosen = self._ranges[first : first + MAX_RANGES]
-        out += pack_ack(Ack(self._next, tuple((a, b) for a, b in chosen), first > 0), self._epoch)
+        out += pack_ack(
+            Ack(self._next, tuple((a - self._next, b - self._next) for a, b in chosen), first > 0), self._epoch
+        )
         # The next one goes on with this one's last range, so that what lies between is told too.
         self._cursor = first + MAX_RANGES - 1 if first + MAX_RANGES < len(self._ranges) else 0
         self._unacked_bytes, self._ack_at_us = 0, None

@@ -4,12 +4,12 @@
 
 enum { SHORT = 0xA5, LONG = 0xC3, ACK = 0x5A, CONTROL = 0x3C };
 enum { RESET = 1, ACCEPT = 2, NO_SESSION = 3, CLOSE = 4 };
-enum { MAX_SHORT = 192, STEP = 64, SHORT_OVERHEAD = 7, LONG_OVERHEAD = 8, MAX_RANGES = 8, CONTROL_BYTES = 13 };
-enum { MIN_SEGMENT = 16, ACK_BYTES_GAPS = 384, ACK_BYTES = 1536, MAX_TIMEOUTS = 8, PROBES = 4 };
+enum { MAX_SHORT = 192, STEP = 64, SHORT_OVERHEAD = 7, LONG_OVERHEAD = 8, MAX_RANGES = 16, MAX_RANGES_BYTES = 6 * MAX_RANGES, CONTROL_BYTES = 13 };
+enum { MIN_SEGMENT = 16, ACK_BYTES_GAPS = 512, ACK_BYTES = 1536, MAX_TIMEOUTS = 8, PROBES = 4 };
 enum { MEMORY_BYTES = 8192, UNKNOWN_ERRORS = 128, UNKNOWN_BYTES = 1024, FIRST_WINDOW = 4096 };
-enum { STALE_US = 30000, ACK_DELAY_US = 5000, ACK_LAST_US = 40000, ACK_AGAIN_US = 10000, ACK_AGAIN_LAST_US = 160000 };
+enum { STALE_US = 150000, ACK_DELAY_US = 5000, ACK_LAST_US = 40000, ACK_AGAIN_US = 10000, ACK_AGAIN_LAST_US = 160000 };
 static const uint32_t LAST_OFFSET = 0xE0000000u; /* of a session: the host begins another long before */
-enum { FIRST_RTO_US = 200000, RTO_US = 12000, RTO_LAST_US = 2000000, MAX_SILENT_US = 3000000, NO_SESSION_US = 100000 };
+enum { FIRST_RTO_US = 200000, RTO_US = 30000, RTO_LAST_US = 2000000, MAX_SILENT_US = 3000000, NO_SESSION_US = 100000 };
 
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
@@ -95,7 +95,7 @@ static void begin(link *self, uint32_t epoch, uint32_t max_segment, uint32_t win
     self->window = window;
     self->una = self->n_kept = self->n_unsent = self->order = self->acked_order = 0;
     self->allowed = min_u32(FIRST_WINDOW, window);
-    self->n_in_flight = self->n_timeouts = 0;
+    self->n_in_flight = self->n_timeouts = self->n_stalls = 0;
     self->srtt_us = self->rttvar_us = 0;
     self->rto_us = FIRST_RTO_US;
     self->progress_us = self->heard_us = 0;
@@ -230,14 +230,38 @@ static void measure(link *self, int64_t rtt_us) {
     self->srtt_us += off > 0 ? off >> 3 : off >> 1;
 }
 
+/* Reads gaps and lengths as edges counted from next on; gives their number, -1 where they are none. */
+static int read_edges(const uint8_t *data, int n_bytes, uint32_t edges[2 * MAX_RANGES]) {
+    uint32_t value = 0, shift = 0, last = 0;
+    int n = 0;
+    for (int i = 0; i < n_bytes; i++) {
+        value |= (uint32_t)(data[i] & 0x7F) << shift;
+        shift += 7;
+        if (data[i] & 0x80) {
+            if (shift > 14) return -1;
+            continue;
+        }
+        if (value == 0 || n == 2 * MAX_RANGES) return -1;
+        edges[n++] = last += value;
+        value = shift = 0;
+    }
+    return shift || n % 2 ? -1 : n;
+}
+
+static uint8_t *put_number(uint8_t *to, uint32_t value) {
+    for (; value > 0x7F; value >>= 7) *to++ = (uint8_t)((value & 0x7F) | 0x80);
+    *to++ = (uint8_t)value;
+    return to;
+}
+
 static void hear_ack(link *self, const uint8_t *frame, int64_t now_us) {
-    int n_ranges = frame[1] & 0x7F, is_tail = frame[1] >> 7;
+    uint32_t edges[2 * MAX_RANGES];
+    int n_ranges = read_edges(frame + 4, frame[1] & 0x7F, edges) / 2, is_tail = frame[1] >> 7;
     uint32_t n_known = (get16(frame + 2) - self->una) & 0xFFFF;
     if (n_known > self->n_kept) return;
     uint32_t upto = self->una + n_known, ranges[MAX_RANGES][2];
     for (int i = 0; i < n_ranges; i++)
-        for (int side = 0; side < 2; side++)
-            ranges[i][side] = upto + ((get16(frame + 4 + 4 * i + 2 * side) - upto) & 0xFFFF);
+        for (int side = 0; side < 2; side++) ranges[i][side] = upto + edges[2 * i + side];
     uint32_t told_from = is_tail && n_ranges ? ranges[0][0] : upto, told_to = n_ranges ? ranges[n_ranges - 1][1] : upto;
     link_segment newest = {0};
     int has_newest = 0, n_left = 0;
@@ -269,6 +293,7 @@ static void hear_ack(link *self, const uint8_t *frame, int64_t now_us) {
     self->allowed = min_u32(self->allowed + n_known, self->window);
     if (!has_newest) return;
     self->progress_us = now_us;
+    self->n_stalls = 0;
     if (!newest.is_again) measure(self, now_us - newest.sent_us);
     if (self->srtt_us)
         self->rto_us = min_i64(max_i64(self->srtt_us + 4 * self->rttvar_us + ACK_DELAY_US, RTO_US), RTO_LAST_US);
@@ -280,14 +305,15 @@ static int frame_size(const link *self, const uint8_t *bytes, size_t n) {
     if ((bytes[0] != SHORT && bytes[0] != LONG && bytes[0] != ACK) || !self->has_epoch) return -1;
     if (n < 2) return 0;
     if (bytes[0] == SHORT) return bytes[1] >= 1 && bytes[1] <= MAX_SHORT ? bytes[1] + SHORT_OVERHEAD : -1;
-    if (bytes[0] == ACK) return (bytes[1] & 0x7F) <= MAX_RANGES ? 7 + 4 * (bytes[1] & 0x7F) : -1;
+    if (bytes[0] == ACK) return (bytes[1] & 0x7F) <= MAX_RANGES_BYTES ? 7 + (bytes[1] & 0x7F) : -1;
     if (bytes[1] < 1 || bytes[1] > 63) return -1;
     if (n < 5) return 0;
     return (crc32_of(bytes, 4, 0) & 0xFF) == bytes[4] ? MAX_SHORT + STEP * bytes[1] + LONG_OVERHEAD : -1;
 }
 
 static int is_sound(const link *self, const uint8_t *frame, size_t n) {
-    uint32_t check = crc32_of(frame, n - 3, frame[0] == CONTROL ? 0 : self->epoch);
+    uint32_t check = crc32_of(frame, n - 3, frame[0] == CONTROL ? 0 : self->epoch), edges[2 * MAX_RANGES];
+    if (frame[0] == ACK && read_edges(frame + 4, frame[1] & 0x7F, edges) < 0) return 0;
     return (check & 0xFFFF) == get16(frame + n - 3) && ((check >> 16) & 0xFF) == frame[n - 1];
 }
 
@@ -368,7 +394,7 @@ static void look_at_clock(link *self, int64_t now_us) {
                 self->state = LINK_LOST;
                 return;
             }
-            count_lost(self, wire_bytes(segment->end - segment->start));
+            if (++self->n_stalls > 1) count_lost(self, wire_bytes(segment->end - segment->start));
         }
         segment->is_lost = segment->is_again = segment->is_guess = 1;
         segment->known_order = min_u32(segment->known_order, segment->order);
@@ -384,13 +410,16 @@ static size_t put_ack(link *self, int64_t now_us, uint8_t *out) {
     if (now_us < self->ack_at_us && self->unacked_bytes < (self->n_gaps ? ACK_BYTES_GAPS : ACK_BYTES)) return 0;
     int first = self->cursor < self->n_gaps ? self->cursor : 0;
     int n = self->n_gaps - first < MAX_RANGES ? self->n_gaps - first : MAX_RANGES;
-    out[0] = ACK;
-    out[1] = (uint8_t)(n | (first > 0 ? 0x80 : 0));
-    put16(out + 2, self->next);
+    uint8_t *to = out + 4;
+    uint32_t before = self->next;
     for (int i = 0; i < n; i++) {
-        put16(out + 4 + 4 * i, self->gaps[first + i][0]);
-        put16(out + 6 + 4 * i, self->gaps[first + i][1]);
+        to = put_number(to, self->gaps[first + i][0] - before);
+        to = put_number(to, self->gaps[first + i][1] - self->gaps[first + i][0]);
+        before = self->gaps[first + i][1];
     }
+    out[0] = ACK;
+    out[1] = (uint8_t)((to - out - 4) | (first > 0 ? 0x80 : 0));
+    put16(out + 2, self->next);
     self->cursor = first + MAX_RANGES < self->n_gaps ? first + MAX_RANGES - 1 : 0;
     self->unacked_bytes = 0;
     self->ack_at_us = -1;
@@ -398,7 +427,7 @@ static size_t put_ack(link *self, int64_t now_us, uint8_t *out) {
         self->ack_at_us = now_us + self->ack_again_us;
         self->ack_again_us = min_i64(2 * self->ack_again_us, ACK_AGAIN_LAST_US);
     }
-    return put_check(out, 4 + 4 * (size_t)n, self->epoch);
+    return put_check(out, (size_t)(to - out), self->epoch);
 }
 
 static size_t put_data(link *self, uint32_t start, uint32_t size, int64_t now_us, uint8_t *out) {

@@ -39,7 +39,7 @@ typedef struct {
     uint8_t ring[LINK_RING];
     uint32_t una, n_kept, n_unsent, allowed, order, acked_order;
     link_segment in_flight[LINK_MAX_IN_FLIGHT];
-    int n_in_flight, n_timeouts;
+    int n_in_flight, n_timeouts, n_stalls; /* timeouts in a row, without a frame; without an ACK that tells something */
     int64_t srtt_us, rttvar_us, rto_us, progress_us, heard_us;
     /* receiving: early holds what came before its turn, modulo the window */
     uint32_t next, unacked_bytes;
