@@ -29,6 +29,8 @@ _NO_PRODUCT = "no product with INT4 or INT8 weights"
 _UNFOLDING = frozenset(
     {"Constant", "Cast", "DequantizeLinear", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 )
+_MAX_UNFOLDING = 4
+_MAX_COPIES = 8  # of the graph's nodes, in all parts together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,14 @@ def part_model(graph: OnnxGraph, part: Part, types: Mapping[str, ValueInfoProto]
 
 
 def check_constants(found: Plan, model: OnnxModel) -> None:
-    """Refuse a plan whose parts would hold constants over and over. Raises ModelFormatError."""
+    """Refuse a plan whose parts would hold constants, or nodes that unfold them, over and over.
+
+    Raises ModelFormatError.
+    """
+    n_nodes = sum(len(part.nodes) for part in found.steps if isinstance(part, Part))
+    if n_nodes > (limit := _MAX_COPIES * len(found.graph.nodes)):
+        problem = f"its parts between products would hold {n_nodes} nodes, the limit is {limit}"
+        raise ModelFormatError(path=str(model.path), field="graph.node", problem=problem)
     sizes = {name: tensor_bytes(tensor) for name, tensor in found.graph.initial.items()}
     functions_bytes = sum(function.ByteSize() for function in found.graph.model.functions)
     limit = 2 * (model.file_bytes + model.external_bytes) + _SPARE_BYTES
@@ -210,16 +219,17 @@ def _part(
 
 
 def _unfolding(graph: OnnxGraph, live: set[int], products: Mapping[int, Product]) -> set[int]:
-    found: set[int] = set()
+    """Find the nodes that unfold constants, up to _MAX_UNFOLDING of them in a row: what follows is made once."""
+    depth: dict[int, int] = {}
     for at in graph.order:
         if at not in live or at in products:
             continue
         node = graph.nodes[at]
         if node.op_type in _UNFOLDING and node.domain in ("", "ai.onnx"):
-            makers = [graph.maker.get(name) for name in graph.reads[at] if name not in graph.constants]
-            if all(maker in found for maker in makers):
-                found.add(at)
-    return found
+            before = [graph.maker.get(name, -1) for name in graph.reads[at] if name not in graph.constants]
+            if all(depth.get(maker, _MAX_UNFOLDING) < _MAX_UNFOLDING for maker in before):
+                depth[at] = 1 + max((depth[maker] for maker in before), default=0)
+    return set(depth)
 
 
 def _needed(graph: OnnxGraph, nodes: Iterable[int], unfolding: set[int]) -> set[int]:

@@ -559,6 +559,23 @@ def test_thousands_of_nodes_are_cut_in_a_moment(folder: Path) -> None:
     assert fpga_onnx.estimate(file, TensorOptions(), ALL).total_bytes > 512 * K * K // 2
 
 
+def test_a_long_way_from_a_constant_is_gone_once_and_not_in_every_part(folder: Path) -> None:
+    """3,000 Identity nodes behind a constant that 100 parts read; of the first four every part may have a copy."""
+    builder = Builder(9)
+    value = "bias"
+    for _ in range(3000):
+        value = builder.add("Identity", value)
+    for _ in range(100):
+        builder.values.append(builder.add("Add", builder.nbits(builder.values[-1], "shared0"), value))
+    model = builder.model([len(builder.values) - 3])
+    session = load(model, folder / "way.onnx", float_opener())
+    n_nodes = sum(len(step.nodes) for step in session.plan.steps if isinstance(step, Part))
+    assert n_nodes < 1.1 * len(model.graph.node)
+    feeds = {name: np.ones((2, K), np.float32) for name in ("x", "w")}
+    for name, wanted in whole(folder / "way.onnx", feeds).items():
+        near(session.run(feeds)[name], wanted, 2e-5)
+
+
 def test_constants_that_parts_would_hold_over_and_over_are_refused(folder: Path) -> None:
     builder = Builder(8)
     builder.weights["large"] = np.zeros((2**17, K), np.float32)  # 32 MiB
