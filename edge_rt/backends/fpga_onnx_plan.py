@@ -27,7 +27,7 @@ _SPARE_BYTES = 64 * 2**20  # that parts may take for constants which several of 
 _NO_PRODUCT = "no product with INT4 or INT8 weights"
 # What only unfolds its input: a copy in each part costs little more than the constant.
 _UNFOLDING = frozenset(
-    {"Constant", "Cast", "DequantizeLinear", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+    {"Constant", "Cast", "DequantizeLinear", "Identity", "Mul", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 )
 _MAX_UNFOLDING = 4
 _MAX_COPIES = 8  # of the graph's nodes, in all parts together

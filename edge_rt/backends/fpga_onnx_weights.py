@@ -79,8 +79,13 @@ def nbits_source(graph: OnnxGraph, node: NodeProto) -> WeightSource:
 
 
 def dequantised_source(graph: OnnxGraph, value: str, form: Form, *, n_groups: int = 1) -> WeightSource:
-    """Find the INT4 or INT8 behind weights that a DequantizeLinear makes. Raises NotForEngineError."""
+    """Find the INT4 or INT8 behind weights that a DequantizeLinear makes, or a Cast and a Mul by scales of the rows.
+
+    Raises NotForEngineError.
+    """
     node = graph.producer(value)
+    if node is not None and node.op_type == "Mul":
+        return _scaled_source(graph, node, form, n_groups)
     if node is None or node.op_type != "DequantizeLinear":
         raise NotForEngineError("its weights are floats" if value in graph.constants else "its weights are computed")
     q, scale, zero = inputs(node)[:3]
@@ -136,6 +141,27 @@ def integer_source(
         block=block,
         is_int4=tensor.data_type in _INT4,
     )
+
+
+def _scaled_source(graph: OnnxGraph, node: NodeProto, form: Form, n_groups: int) -> WeightSource:
+    for cast, scale in (inputs(node)[:2], inputs(node)[1::-1]):
+        maker = graph.producer(cast)
+        if (
+            maker is None
+            or maker.op_type != "Cast"
+            or inputs(maker)[0] not in graph.constants
+            or scale not in graph.constants
+        ):
+            continue
+        found = integer_source(graph, cast, scale, "", form, n_groups=n_groups)
+        n, rank = found.n * n_groups, len(graph.constants[found.q].dims)
+        sizes = list(graph.constants[scale].dims)
+        wide = [1] * (rank - len(sizes)) + sizes
+        row_axis = 1 if form == "columns" else 0
+        if len(wide) == rank and all(size == (n if at == row_axis else 1) for at, size in enumerate(wide)):
+            return found
+        raise NotForEngineError(f"its weights have scales of the shape {sizes}, not one for each row")
+    raise NotForEngineError("its weights are computed")
 
 
 def read_matrices(graph: OnnxGraph, source: WeightSource) -> list[Matrix]:

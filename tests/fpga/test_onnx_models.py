@@ -72,17 +72,26 @@ def test_the_detector_finds_the_flaws_that_it_finds_on_the_cpu(form, rule, n_pro
     np.testing.assert_allclose(shown[:, 4], on_cpu[nearest, 4], atol=0.03)
 
 
-@pytest.fixture(scope="module")
-def efficientnet():
-    """The file in the store, and the pictures as its pipeline prepares them."""
-    store = Store.open(config.load().config.catalog, os.environ)
-    manifest = store.get("efficientnet-lite0")
-    path = store.path(manifest, next(variant for variant in manifest.variants if variant.id == "int8"))
+def stored(store, model, variant_id):
+    manifest = store.get(model)
+    path = store.path(manifest, manifest.variant(variant_id))
     if path is None:
-        pytest.skip("efficientnet-lite0:int8 is not in the local store")
+        pytest.skip(f"{model}:{variant_id} is not in the local store")
+    return ModelFile(model=model, variant=variant_id, path=path, quant="INT8"), manifest
+
+
+@pytest.fixture(scope="module")
+def store():
+    """This machine's own, found before _clean_environment empties the environment."""
+    return Store.open(config.load().config.catalog, os.environ)
+
+
+@pytest.fixture(scope="module")
+def efficientnet(store):
+    """The file in the store, and the pictures as its pipeline prepares them."""
+    file, manifest = stored(store, "efficientnet-lite0", "int8")
     image = pytest.importorskip("PIL.Image")
     pictures = [image.open(io.BytesIO(data)).convert("RGB") for data in samples.samples(*samples.IMAGENET).values()]
-    file = ModelFile(model="efficientnet-lite0", variant="int8", path=path, quant="INT8")
     return file, [prepare(picture, manifest.pipeline.image)[0][None] for picture in pictures]
 
 
@@ -101,6 +110,36 @@ def test_efficientnet_sees_what_it_sees_on_the_cpu(efficientnet):
     np.testing.assert_array_equal(found.argmax(axis=1), wanted.argmax(axis=1))
     cosines = (found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)
     assert cosines.min() > 0.99
+
+
+SENTENCES = (
+    "The conveyor belt has stopped moving.",
+    "The transport band stands still.",
+    "Water boils at 100 degrees Celsius.",
+    "At 212 Fahrenheit liquid water turns to steam.",
+)
+
+
+@pytest.mark.model
+def test_minilm_embeds_as_on_the_cpu_with_all_its_weights_on_the_engine(store):
+    """36 matrices of INT8, which the file multiplies with floats; the engine rounds those."""
+    file, manifest = stored(store, "minilm-l6", "int8")
+    tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(
+        str(store.asset_path(manifest, manifest.assets[0]))
+    )
+    session, on_cpu = fpga_onnx.load(file, OPTIONS, golden_opener()), OnnxCpuBackend().load_tensor(file, OPTIONS)
+    vectors = []
+    for sentence in SENTENCES:
+        ids = np.array([tokenizer.encode(sentence).ids], np.int64)
+        feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        for each in (session, on_cpu):
+            mean = each.run(feeds)["last_hidden_state"].mean(axis=1)[0]
+            vectors.append(mean / np.linalg.norm(mean))
+    check_engine(session, 36 * len(SENTENCES))
+    found, wanted = np.array(vectors[::2]), np.array(vectors[1::2])
+    assert (found * wanted).sum(axis=1).min() > 0.999
+    likeness = found @ found.T - 2 * np.eye(len(found))
+    assert likeness.argmax(axis=1).tolist() == [1, 0, 3, 2]
 
 
 @pytest.mark.skipif(shutil.which("verilator") is None, reason="needs verilator: apt-get install verilator")

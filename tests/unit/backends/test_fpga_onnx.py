@@ -362,6 +362,31 @@ def test_gemm_with_int4_and_int8_in_rows_and_blocks(
     near(load(model, folder / "gemm.onnx", float_opener()).run({"x": x})["y"], wanted, 1e-6)
 
 
+@pytest.mark.parametrize("scale_first", [False, True])
+def test_weights_behind_a_cast_and_a_mul_are_found(scale_first: bool, folder: Path) -> None:
+    random = np.random.default_rng(15)
+    names = ["ws", "wc"] if scale_first else ["wc", "ws"]
+    nodes = [
+        helper.make_node("Cast", ["w"], ["wc"], to=F),
+        helper.make_node("Mul", names, ["wd"]),
+        helper.make_node("MatMul", ["x", "wd"], ["y"]),
+    ]
+    arrays: dict[str, NDArray[Any]] = {
+        "w": random.integers(-128, 128, (64, 12)).astype(np.int8),
+        "ws": random.uniform(0.001, 0.01, (1, 12)).astype(np.float32),
+    }
+    model = make(nodes, [("x", F, ["b", "m", 64])], [("y", F, ["b", "m", 12])], arrays)
+    session = load(model, folder / "cast.onnx", float_opener())
+    feeds = {"x": random.standard_normal((2, 3, 64)).astype(np.float32)}
+    near(session.run(feeds)["y"], whole(folder / "cast.onnx", feeds)["y"], 1e-6)
+    assert placed(session) == {FPGA: {"MatMul": 1, "Cast": 1, "Mul": 1}, CPU: {}}
+    # A scale for each weight of a row is none that the engine has.
+    arrays = {"w": np.ones((64, 64), np.int8), "ws": np.ones((64, 1), np.float32)}
+    columns = make(nodes, [("x", F, ["b", "m", 64])], [("y", F, ["b", "m", 64])], arrays)
+    reason = fpga_onnx.supports(saved(columns, folder / "columns.onnx"), TensorOptions(), ALL)
+    assert "scales of the shape [64, 1], not one for each row" in str(reason)
+
+
 def qlinear(kind: str) -> tuple[ModelProto, tuple[int, ...]]:
     random = np.random.default_rng(12)
     arrays: dict[str, NDArray[Any]] = {
