@@ -63,10 +63,11 @@ def load(model: ModelProto, path: Path, opener: Any, rule: Rule = ALL) -> fpga_o
     return fpga_onnx.load(saved(model, path), TensorOptions(n_threads=1), opener, rule)
 
 
-def near(found: NDArray[Any], wanted: NDArray[Any], relative: float) -> None:
+def near(found: NDArray[Any], wanted: NDArray[Any], relative: float, size: float = 1e-3) -> None:
+    """Compare to a share of the largest element, or of size where that is more."""
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
     error = np.abs(found.astype(np.float64) - wanted).max(initial=0)
-    assert error <= relative * max(np.abs(wanted).max(initial=0), 1e-3), error
+    assert error <= relative * max(np.abs(wanted).max(initial=0), size), error
 
 
 def placed(session: fpga_onnx.FpgaOnnxSession) -> dict[str, dict[str, int]]:
@@ -264,7 +265,9 @@ def test_any_convolution_is_onnxruntimes(folder: Path, case: dict[str, Any]) -> 
     feeds = {"x": random.integers(low, high, batch).astype(kind)}
     (found,) = session.run(feeds).values()
     (wanted,) = whole(folder / "conv.onnx", feeds).values()
-    near(found, wanted, 1e-6)
+    # The zero point's share is in the engine's sums, and taken off again: they are rounded at their own size.
+    most = 255 * 0.02 * 0.02 * np.abs(weights.astype(int)).reshape(len(weights), -1).sum(axis=1).max()
+    near(found, wanted, 5e-7, float(most))
     assert placed(session)[FPGA] == {"Conv": 1, "DequantizeLinear": 3}
     assert opener.last.report().n_products == case["group"] * case["batch"]
     session.close()
