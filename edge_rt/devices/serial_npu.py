@@ -6,6 +6,7 @@ anew, an error that passed every check) is begun again once by itself, with the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import select
@@ -84,6 +85,7 @@ class SerialWire:
         self._port: Any = serial.Serial(port, baud, timeout=0, write_timeout=STEP_S, exclusive=True)
         self._byte_s = 10.0 / baud if (not is_pseudo_terminal(port) if is_paced is None else is_paced) else 0.0
         self._clock, self._free_s = clock, 0.0
+        self._unwritten = bytearray()
 
     def read(self, timeout_s: float) -> bytes:
         if timeout_s > 0:
@@ -92,19 +94,23 @@ class SerialWire:
         return data
 
     def room(self) -> int:
+        if self._unwritten:
+            self._flush()
+        if self._unwritten:
+            return 0
         if self._byte_s == 0:
             return _MAX_WRITE if select.select([], [self._port.fileno()], [], 0)[1] else 0
         return min(_MAX_WRITE, max(0, int((self._clock() + _AHEAD_S - self._free_s) / self._byte_s)))
 
     def write(self, data: bytes) -> None:
         self._free_s = max(self._free_s, self._clock()) + len(data) * self._byte_s
-        view = memoryview(data)
-        while view:
-            select.select([], [self._port.fileno()], [], STEP_S)
-            try:
-                view = view[os.write(self._port.fileno(), view) :]
-            except BlockingIOError:
-                continue
+        self._unwritten += data
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write what the port takes now; the rest waits, and room says that there is none."""
+        with contextlib.suppress(BlockingIOError):
+            del self._unwritten[: os.write(self._port.fileno(), self._unwritten)]
 
     def close(self) -> None:
         self._port.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import tty
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_rt.backends.npu import serial_format, serial_golden
-from edge_rt.devices.serial_npu import SerialNpu
+from edge_rt.devices.serial_npu import SerialNpu, SerialWire
 from edge_rt.devices.serial_npu_frames import CONTROL, Control, FrameReader, pack_control
 from edge_rt.devices.serial_npu_link import Link
 from edge_rt.devices.serial_npu_messages import (
@@ -264,3 +266,23 @@ def test_the_firmware_says_no_session_to_strangers() -> None:
     assert isinstance(told, Control)
     assert told.what == 3
     assert pack_control(told)[0] == CONTROL
+
+
+def test_a_port_that_takes_nothing_more_holds_nobody_up() -> None:
+    """A real pseudo terminal whose other end reads nothing: writing must not wait for it."""
+    other, port = os.openpty()
+    tty.setraw(port)
+    wire = SerialWire(os.ttyname(port), 921_600)
+    try:
+        for _ in range(64):
+            wire.write(bytes(1024))
+        assert wire.room() == 0
+        received = bytearray()
+        while len(received) < 64 * 1024:
+            received += os.read(other, 65_536)
+            wire.room()
+        assert wire.room() > 0
+    finally:
+        wire.close()
+        os.close(other)
+        os.close(port)

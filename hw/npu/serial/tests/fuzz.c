@@ -147,7 +147,10 @@ static void random_frames(void) {
         if (below(4)) {
             frame[0] = kinds[below(4)];
             if (frame[0] == 0xA5) frame[1] = (uint8_t)(n = 1 + below(192)), n += 4;
-            else if (frame[0] == 0x5A) n = 4u + 4u * (size_t)((frame[1] &= 0x8F) & 0x7F), n = n > 36 ? 36 : n;
+            else if (frame[0] == 0x5A) {
+                n = 4 + ((frame[1] &= 0x9F) & 0x7F);
+                for (size_t j = 4; j < n; j++) frame[j] = (uint8_t)(below(8) ? 1 + below(100) : next());
+            }
             else if (frame[0] == 0x3C) n = 10;
             if (below(2)) put16(frame + 2, self.link.next + below(64));
             check(frame, n, frame[0] == 0x3C ? 0 : self.link.epoch);
