@@ -2,9 +2,9 @@
 
     python benchmarks/fpga_host.py [--quick] [--check] [--json FILE]
 
-The engine is a port that answers at once, with right results in its memory, so that the host is left: vectors
-rounded and laid out, a chain of descriptors, the start, results turned into products and held to their total. Measured in
-turns for the shapes of SmolLM2-135M's matrices, one vector: in C, and its rival in numpy. A third figure is the rest of a
+The engine is a port that answers at once, with right results in its memory, so that the host is left: vectors rounded
+and laid out, a chain of descriptors, the start, results turned into products and held to their total. Measured in turns
+for the shapes of SmolLM2-135M's matrices, one vector: in C, and its rival in numpy. A third figure is the rest of a
 token's step, the native engine's norms, RoPE and attention after 100 tokens, with products that are zeros. A board's
 cores are several times slower than a server's; the engine's time is what the cycle model says, projected.
 """

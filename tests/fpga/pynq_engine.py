@@ -114,6 +114,16 @@ def case_a_refused_read_is_tried_again_and_then_computed_on_the_cpu():
         assert f"address 0x{at:X}" in report.last_fault, report.last_fault
 
 
+def case_a_flipped_bit_is_noticed_and_tried_again():
+    with Bench() as bench:
+        assert bench.is_right("a", 1)
+        bench.set(Setting.FLIP_BEAT, 60)  # of the next product
+        assert bench.is_right("a", 1)
+        report = bench.engine.report()
+        assert (report.n_products, report.n_on_cpu, report.n_faults, report.n_retried) == (2, 0, 1, 1), report
+        assert "does not add up" in report.last_fault, report
+
+
 def case_one_process_has_the_board_at_a_time():
     with Bench():
         error = raised(DeviceNotFoundError, lambda: fpga.open_board(BIT))

@@ -47,6 +47,7 @@ ENGINE_CASES = [
     "products_are_the_cpus_bit_for_bit",
     "silent_memory_is_an_error_with_status_and_the_cpu_answers",
     "a_refused_read_is_tried_again_and_then_computed_on_the_cpu",
+    "a_flipped_bit_is_noticed_and_tried_again",
     "one_process_has_the_board_at_a_time",
     "too_little_memory_says_how_much_is_needed",
 ]
