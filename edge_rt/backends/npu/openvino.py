@@ -90,17 +90,15 @@ class OpenVinoVendor(HostedVendor):
             if spec.datatype not in DATATYPES:
                 return f"{spec.name} is {spec.datatype}, which OpenVINO does not compute in"
         if any(kind == "GatherND" for kind, _ in file.onnx.kinds):
-            from edge_rt.backends.npu.openvino_bounds import read_unsafe_reason  # needs onnx, as file.onnx does
+            from edge_rt.backends.npu.bounds import read_unsafe_reason  # needs onnx, as file.onnx does
 
             return read_unsafe_reason(file.path)
         return None
 
     def load(self, file: ModelFile, device: Device, artifact: Artifact) -> VendorSession:
-        from edge_rt.backends.npu.openvino_bounds import BoundedSession, read_bounds
+        from edge_rt.backends.npu.bounds import bounded
 
-        bounds = read_bounds(file.path, file.onnx.inputs, {kind for kind, _ in file.onnx.kinds})
-        session = super().load(file, device, artifact)
-        return BoundedSession(session, bounds) if bounds.numbers or bounds.sizes else session
+        return bounded(super().load(file, device, artifact), file)
 
 
 class OpenVinoBackend(NpuBackend):

@@ -13,7 +13,7 @@ from typing import ClassVar
 from edge_rt.backends.base import Absent, Device, ModelFile, TensorOptions
 from edge_rt.backends.npu.backend import NpuBackend
 from edge_rt.backends.npu.hosted import HostedVendor, Limits, Stack
-from edge_rt.backends.npu.vendor import Target, Versions
+from edge_rt.backends.npu.vendor import Artifact, Target, VendorSession, Versions
 
 NAME = "npu_qnn"
 EXTRA = "npu-qnn"
@@ -75,6 +75,11 @@ class QnnVendor(HostedVendor):
             if spec.datatype not in DATATYPES:
                 return f"{spec.name} is {spec.datatype}, which QNN does not have"
         return None
+
+    def load(self, file: ModelFile, device: Device, artifact: Artifact) -> VendorSession:
+        from edge_rt.backends.npu.bounds import bounded  # needs onnx, as file.onnx does
+
+        return bounded(super().load(file, device, artifact), file)
 
 
 class QnnBackend(NpuBackend):

@@ -11,8 +11,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from edge_rt.backends.base import Absent, Device, ModelFile, NpuOptions, TensorOptions
+from edge_rt.backends.npu.bounds import read_bounds, unsafe_reason
 from edge_rt.backends.npu.openvino import OpenVinoBackend, OpenVinoVendor
-from edge_rt.backends.npu.openvino_bounds import read_bounds, unsafe_reason
 from edge_rt.backends.npu.openvino_driver import CPU, NPU, npu_absence
 from edge_rt.backends.npu.vendor import Compiled, CompileRequest
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
@@ -124,7 +124,7 @@ def test_integers_that_it_would_cut_off_are_refused(backend: OpenVinoBackend, tm
     session = backend.load_tensor(file, ONE)
     small, wide = np.array([[1, -5]], np.int64), np.array([[2**40 + 3, 1]], np.int64)
     np.testing.assert_array_equal(session.run({"x": small})["y"], small)
-    with pytest.raises(InvalidRequestError, match="OpenVINO computes in 32 bits, the back end onnx_cpu in 64"):
+    with pytest.raises(InvalidRequestError, match="the stack computes in 32 bits, the back end onnx_cpu in 64"):
         session.run({"x": wide})
     assert session.state() == "closed"  # it was the request's fault
     session.close()

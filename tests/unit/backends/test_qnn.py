@@ -18,7 +18,7 @@ from edge_rt.backends.npu.artifacts import artifacts
 from edge_rt.backends.npu.qnn import QnnBackend
 from edge_rt.backends.npu.session import NpuSession
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
-from edge_rt.errors import BackendLoadError, NotOnAcceleratorError
+from edge_rt.errors import BackendLoadError, InvalidRequestError, NotOnAcceleratorError
 from tests import tensor_models
 
 pytestmark = pytest.mark.simulator
@@ -217,6 +217,29 @@ def test_nodes_that_qnn_has_not_are_told_and_refused_where_it_is_required(backen
     session.close()
     with pytest.raises(NotOnAcceleratorError, match="1 of tiny's 2 nodes to the CPU: Det"):
         backend.load_tensor(file, options())
+
+
+def table() -> onnx.ModelProto:
+    """A model that takes rows of a table of ten, by INT64 indices."""
+    rows = numpy_helper.from_array(np.arange(40, dtype=np.float32).reshape(10, 4), "rows")
+    twice = numpy_helper.from_array(np.float32(2), "two")
+    nodes = [helper.make_node("Gather", ["rows", "x"], ["g"]), helper.make_node("Mul", ["g", "two"], ["y"])]
+    values = [
+        helper.make_tensor_value_info("x", TensorProto.INT64, [2]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4]),
+    ]
+    graph = helper.make_graph(nodes, "table", values[:1], values[1:], [rows, twice])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_indices_beyond_a_table_are_refused_and_the_npu_is_not_blamed(backend: QnnBackend, tmp_path: Path) -> None:
+    session = backend.load_tensor(tensor_models.saved(table(), tmp_path / "m.onnx"), options(require="prefer"))
+    for index in (10, -11, 2**33 + 1):  # the last is 1 in 32 bits
+        with pytest.raises(InvalidRequestError, match="may hold -10 to 9"):
+            session.run({"x": np.array([0, index])})
+    np.testing.assert_allclose(session.run({"x": np.array([1, -1])})["y"][:, 0], [8.0, 72.0], rtol=1e-2)
+    assert session.state() == "closed"
+    session.close()
 
 
 @pytest.mark.parametrize(

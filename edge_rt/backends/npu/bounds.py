@@ -1,8 +1,8 @@
-"""What OpenVINO does not look at: indices beyond a table, and integers beyond 32 bits. So requests are checked for it.
+"""What vendors' stacks do not look at: indices beyond a table, integers beyond 32 bits. So requests are checked for it.
 
-Tried on OpenVINO 2026.4's CPU device. GatherND reads whatever lies at an index that is beyond its data: memory of the
-process, or a crash. Gather gives zeros. 64-bit integers are computed in 32 bits, and what does not fit is cut off.
-onnxruntime refuses the first two, and computes the third.
+OpenVINO 2026.4's CPU device: GatherND reads whatever lies at an index that is beyond its data, memory of the process or
+a crash; Gather gives zeros. QNN 2.7's simulator: a quantised Gather answers with something. Both compute 64-bit
+integers in 32 bits, and cut off what does not fit. onnxruntime refuses the first two, and computes the third.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 
+from edge_rt.backends.base import ModelFile
 from edge_rt.backends.npu.vendor import Telemetry, VendorSession
 from edge_rt.errors import BackendLoadError, InvalidRequestError
 from edge_rt.tensor_types import TensorSpec
@@ -25,7 +26,7 @@ _INT32: Final = (-(2**31), 2**31 - 1)
 _OF_SHAPES: Final = frozenset({"Shape", "Size"})  # tell nothing of values
 _SAME_NUMBERS: Final = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 UNCHECKED: Final = "GatherND"
-_WHY: Final = "and OpenVINO reads beyond the data where they are too large; onnx_cpu refuses such a request"
+_WHY: Final = "and the stack may read beyond the data where they are too large; onnx_cpu refuses such a request"
 
 
 def unsafe_reason(model: ModelProto) -> str | None:
@@ -139,7 +140,7 @@ def read_bounds(path: Path, inputs: Sequence[TensorSpec], kinds: Collection[str]
 
 
 def check(feeds: Mapping[str, NDArray[Any]], bounds: Bounds) -> None:
-    """Raise InvalidRequestError for what OpenVINO would make something else of, or read beyond a table for."""
+    """Raise InvalidRequestError for what a stack would make something else of, or read beyond a table for."""
     for (name, axis), size in bounds.sizes.items():
         if (found := feeds[name].shape[axis]) > size:
             problem = f"has size {found} in dimension {axis}, and this model has a table for up to {size}"
@@ -151,7 +152,7 @@ def check(feeds: Mapping[str, NDArray[Any]], bounds: Bounds) -> None:
         least, greatest = int(feed.min()), int(feed.max())
         if least < low or greatest > high:
             wrong = least if least < low else greatest
-            remedy = "; OpenVINO computes in 32 bits, the back end onnx_cpu in 64" if (low, high) == _INT32 else ""
+            remedy = "; the stack computes in 32 bits, the back end onnx_cpu in 64" if (low, high) == _INT32 else ""
             raise InvalidRequestError(param=name, problem=f"holds {wrong}, and may hold {low} to {high}{remedy}")
 
 
@@ -177,6 +178,16 @@ class BoundedSession:
 
     def close(self) -> None:
         self._session.close()
+
+
+def bounded(session: VendorSession, file: ModelFile) -> VendorSession:
+    """Give a session of the file whose feeds are checked, where there is anything to check. Raises BackendLoadError."""
+    try:
+        bounds = read_bounds(file.path, file.onnx.inputs, {kind for kind, _ in file.onnx.kinds})
+    except BaseException:
+        session.close()
+        raise
+    return BoundedSession(session, bounds) if bounds.numbers or bounds.sizes else session
 
 
 def _bodies(node: NodeProto) -> list[GraphProto]:
