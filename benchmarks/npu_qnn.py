@@ -9,7 +9,7 @@ weights wholly on QNN, and within one point of 8-bit weights: mAP@0.33 there, ha
 on the CPU, whose embeddings QNN's must be. The boards are drawn, or with --data DeepPCB's test pairs. The forms must
 be in the store:
 
-    edge_rt models pull efficientnet-lite0:npu-w8a8 pcb-defect:npu-w8a8 pcb-defect:npu-w4a16 \\
+    edge_rt models pull efficientnet-lite0:fp32 efficientnet-lite0:npu-w8a8 pcb-defect:npu-w8a8 pcb-defect:npu-w4a16 \\
         minilm-l6:npu-w8a16 minilm-l6:npu-w4a16
 """
 
@@ -37,7 +37,9 @@ from edge_rt.backends.npu.client import Client
 from edge_rt.backends.npu.qnn import STACK, QnnBackend
 from edge_rt.backends.npu.session import NpuSession
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
+from edge_rt.catalog.manifest import SHIPPED_DIR
 from edge_rt.catalog.store import Store
+from edge_rt.convert.npu import convert_w8a16
 from tools import npu_inputs, picture_set
 from tools.pcb.average_precision import FoundBoxes, mean_average_precision
 from tools.pcb.boards import Board, read_boards, unpacked
@@ -74,15 +76,20 @@ class Forms:
             sys.exit(f"{model}:{form} is not in the store: edge_rt models pull {model}:{form}")
         return ModelFile(model=model, variant=form, path=path, quant=variant.quant)
 
-    def on_qnn(self, model: str, form: str, *, kept: Path | None = None) -> NpuSession:
+    def on_qnn(self, model: str, form: str, *, kept: Path | None = None, path: Path | None = None) -> NpuSession:
         # Without requiring the NPU: what is not there is measured, and its answers count as wrong.
         npu = NpuOptions(require="prefer", artifacts=kept or self._kept)
         return self._backend.load_tensor(
-            self.file(model, form), TensorOptions(n_threads=1, max_batch=8, device=self.device.id, npu=npu)
+            self._at(model, form, path), TensorOptions(n_threads=1, max_batch=8, device=self.device.id, npu=npu)
         )
 
-    def on_cpu(self, model: str, form: str) -> TensorSession:
-        return OnnxCpuBackend().load_tensor(self.file(model, form), TensorOptions(n_threads=1, max_batch=8))
+    def on_cpu(self, model: str, form: str, *, path: Path | None = None) -> TensorSession:
+        return OnnxCpuBackend().load_tensor(self._at(model, form, path), TensorOptions(n_threads=1, max_batch=8))
+
+    def _at(self, model: str, form: str, path: Path | None) -> ModelFile:
+        if path is None:
+            return self.file(model, form)
+        return ModelFile(model=model, variant=form, path=path, quant="")
 
     def manifest(self, model: str) -> Any:
         return self._store.get(model)
@@ -114,26 +121,51 @@ def run(session: NpuSession, feeds: Arrays) -> dict[str, NDArray[Any]]:
     return answers
 
 
-def classifier(forms: Forms, n: int) -> tuple[list[harness.Figure], dict[str, Any]]:
-    manifest, cosines, same = forms.manifest(_CLASSIFIER), [], []
-    npu, cpu = forms.on_qnn(_CLASSIFIER, "npu-w8a8"), forms.on_cpu(_CLASSIFIER, "npu-w8a8")
-    share = placed(npu)
+def classifier(forms: Forms, n: int, kept: Path) -> tuple[list[harness.Figure], dict[str, Any]]:
+    """Compare what QNN and the CPU see in n photographs by the same 8-bit file, and by one with 16-bit activations.
+
+    Beside it, how far both are from float by the 8-bit file.
+    """
+    manifest = forms.manifest(_CLASSIFIER)
+    wide = kept / f"{_CLASSIFIER}.w8a16.onnx"
+    ranges = SHIPPED_DIR / f"{_CLASSIFIER}-int8-ranges.json"
+    convert_w8a16(forms.file(_CLASSIFIER, "fp32").path, wide, ranges)
+    sides = {
+        "w8a8": (forms.on_qnn(_CLASSIFIER, "npu-w8a8"), forms.on_cpu(_CLASSIFIER, "npu-w8a8")),
+        "w8a16": (forms.on_qnn(_CLASSIFIER, "w8a16", path=wide), forms.on_cpu(_CLASSIFIER, "w8a16", path=wide)),
+    }
+    float_cpu = forms.on_cpu(_CLASSIFIER, "fp32")
+    seen: dict[str, list[tuple[float, bool]]] = {}
     for i, picture in enumerate(picture_set.pictures(n)):
         feeds = npu_inputs.picture_feed(manifest, picture)
-        a, b = run(npu, feeds)["logits"], cpu.run(feeds)["logits"]
-        cosines.append(cosine(a, b))
-        same.append(bool(a.argmax() == b.argmax()))
+        right = float_cpu.run(feeds)["logits"]
+        for form, (npu, cpu) in sides.items():
+            a, b = run(npu, feeds)["logits"], cpu.run(feeds)["logits"]
+            for name, x, y in (
+                (f"{form}: QNN, CPU", a, b),
+                (f"{form}: QNN, float", a, right),
+                (f"{form}: CPU, float", b, right),
+            ):
+                seen.setdefault(name, []).append((cosine(x, y), bool(x.argmax() == y.argmax())))
         if i % 20 == 19:
-            print(f"{i + 1} pictures, same class {np.mean(same):.1%}, cosine {np.mean(cosines):.5f}", flush=True)
-    npu.close()
-    cpu.close()
-    facts = {"n": n, "placed": share, "cosine_min": min(cosines), "cosine_mean": np.mean(cosines).item()}
-    name = f"{_CLASSIFIER}:npu-w8a8"
-    return [
-        lacking(f"{name}: nodes on QNN", share, _MIN_PLACED),
-        lacking(f"{name}: cosine of logits to the CPU's, mean", 100 * float(np.mean(cosines)), _MIN_COSINE),
-        lacking(f"{name}: first class as the CPU's, {n} photographs", 100 * float(np.mean(same)), _MIN_SAME),
-    ], facts | {"same": np.mean(same).item()}
+            print(f"{i + 1} pictures", flush=True)
+    means = {name: np.mean(found, axis=0) for name, found in seen.items()}
+    for name, (mean_cosine, same) in means.items():
+        print(f"{name}: cosine {mean_cosine:.5f}, the same class {same:.1%}", flush=True)
+    figures = []
+    for form, (npu, cpu) in sides.items():
+        mean_cosine, same = means[f"{form}: QNN, CPU"]
+        figures += [
+            lacking(f"{_CLASSIFIER} {form}: nodes on QNN", placed(npu), _MIN_PLACED),
+            lacking(
+                f"{_CLASSIFIER} {form}: cosine of logits to the CPU's, mean", 100 * float(mean_cosine), _MIN_COSINE
+            ),
+            lacking(f"{_CLASSIFIER} {form}: first class as the CPU's, {n} photographs", 100 * float(same), _MIN_SAME),
+        ]
+        npu.close()
+        cpu.close()
+    float_cpu.close()
+    return figures, {"n": n, "cosine_and_same": {name: list(map(float, found)) for name, found in means.items()}}
 
 
 def loads(forms: Forms, n: int) -> tuple[list[harness.Figure], dict[str, Any]]:
@@ -260,7 +292,7 @@ def main() -> None:
             "loads": loads(forms, 2 if quick else 5),
             "detector": detector(forms, boards[:4] if quick else boards),
             "encoder": encoder(forms, 1 if quick else 8, 20 if quick else 200),
-            "classifier": classifier(forms, 10 if quick else picture_set.MAX_PICTURES),
+            "classifier": classifier(forms, 4 if quick else picture_set.MAX_PICTURES, Path(kept)),
         }
     figures = [figure for found, _ in measured.values() for figure in found]
     facts = {name: told for name, (_, told) in measured.items()}

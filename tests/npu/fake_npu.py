@@ -29,7 +29,7 @@ class FakeNpu:
     """The folder that tells the driver what goes wrong."""
 
     folder: Path
-    limits: Limits = field(default_factory=lambda: Limits(probe_s=20.0, load_s=20.0, run_s=20.0))
+    limits: Limits = field(default_factory=lambda: Limits(probe_s=20.0, next_probe_s=20.0, load_s=20.0, run_s=20.0))
 
     def breaks(self, call: str, how: str) -> None:
         (self.folder / call).write_text(how)

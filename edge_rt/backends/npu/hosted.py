@@ -54,9 +54,10 @@ _MIN_LOAD_S, _MIN_RUN_S = 4.0, 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long a host may take for each call, in seconds."""
+    """How long a host may take for each call, in seconds; the first probe reads libraries from the disk."""
 
-    probe_s: float = 5.0
+    probe_s: float = 20.0
+    next_probe_s: float = 5.0
     compile_s: float = 900.0
     load_s: float = 60.0
     run_s: float = 30.0
@@ -116,6 +117,7 @@ class HostedVendor:
         self.name, self.label, self.extra = stack.name, stack.label, stack.extra
         self._socs: dict[str, str] = {}
         self._versions = Versions()
+        self._has_probed = False
         self._loaded_s = 0.0  # what the longest load has taken
 
     def limit(self, limits: Limits) -> None:
@@ -138,7 +140,9 @@ class HostedVendor:
             return absent
         client = self._new_client()
         try:
-            found = self._ask(client, "probe", {}, _Probed, self._stack.limits.probe_s, model="its probe")
+            limits = self._stack.limits
+            limit_s, self._has_probed = limits.next_probe_s if self._has_probed else limits.probe_s, True
+            found = self._ask(client, "probe", {}, _Probed, limit_s, model="its probe")
         except AcceleratorLostError as exc:
             return (self._faulty(exc.reason),)
         except (BackendLoadError, BackendUnavailableError, AcceleratorMemoryError) as exc:

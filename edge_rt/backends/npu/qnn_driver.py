@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -35,6 +36,7 @@ OPTIONS = frozenset(
         "vtcm_mb",
     ]
 )
+_REFUSED_NODE = re.compile(r"Node '([^']*)' OpType:(\w+) .*was inserted using the NHWC format", re.DOTALL)
 _TYPES = {
     "tensor(bool)": "BOOL",
     "tensor(uint8)": "UINT8",
@@ -56,13 +58,16 @@ class QnnError(Exception):
     """What QNN or onnxruntime says; kind: memory, unsupported or failed."""
 
     def __init__(self, said: str) -> None:
+        if node := _REFUSED_NODE.search(said):
+            # The EP asked for the node's layout and then refused the node, which ends the session.
+            said = (
+                f"QNN does not take {node[1]} ({node[2]}) as the file has it: an input or output of it that is not "
+                "quantised beside others that are, for one; docs/quantize.md says how files for NPUs are made"
+            )
         super().__init__(said)
-        self.kind = "failed"
+        self.kind = "unsupported" if node else "failed"
         if "MEM_ALLOC" in said or "bad_alloc" in said or "out of memory" in said.lower():
             self.kind = "memory"
-        elif "NHWC format" in said:
-            # The EP asked for the node's layout and then refused the node: it could not take it as it is quantised.
-            self.kind = "unsupported"
 
 
 class Driver:

@@ -111,6 +111,12 @@ class NpuSession:
         """Give the breaker's: closed, open or half_open."""
         return self._breaker.state(self._clock())
 
+    @property
+    def host_pid(self) -> int | None:
+        """The process that drives the NPU, for those who watch or end it; None where there is none."""
+        pid: int | None = getattr(self._npu, "pid", None)
+        return pid
+
     def telemetry(self) -> Telemetry:
         return self._npu.telemetry() if self._npu is not None else Telemetry()
 

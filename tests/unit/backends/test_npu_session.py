@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edge_rt.backends.base import Absent, NpuOptions, TensorOptions
-from edge_rt.backends.npu.hosted import HostedSession, Limits
+from edge_rt.backends.npu.hosted import Limits
 from edge_rt.backends.npu.session import NpuEvent, NpuSession
 from edge_rt.errors import (
     AcceleratorLostError,
@@ -50,9 +50,8 @@ class Rig:
         return self.session.computed_on
 
     def kill(self) -> None:
-        assert isinstance(self.session._npu, HostedSession)
-        assert self.session._npu.pid is not None
-        os.kill(self.session._npu.pid, signal.SIGKILL)
+        assert self.session.host_pid is not None
+        os.kill(self.session.host_pid, signal.SIGKILL)
 
 
 Make = Callable[..., Rig]

@@ -18,6 +18,7 @@ from edge_rt.backends.npu.artifacts import artifacts
 from edge_rt.backends.npu.qnn import QnnBackend
 from edge_rt.backends.npu.session import NpuSession
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
+from edge_rt.catalog.manifest import SHIPPED_DIR
 from edge_rt.errors import BackendLoadError, InvalidRequestError, NotOnAcceleratorError
 from tests import tensor_models
 
@@ -247,12 +248,19 @@ def test_indices_beyond_a_table_are_refused_and_the_npu_is_not_blamed(backend: Q
     [
         ("[ONNXRuntimeError] : 11 : EP_FAIL : ... QNN_COMMON_ERROR_MEM_ALLOC", "memory"),
         ("std::bad_alloc", "memory"),
-        ("Node 'c' OpType:Conv ... was inserted using the NHWC format as requested by QNN", "unsupported"),
+        ("Node 'c_token_3' OpType:Conv with domain:x was inserted using the NHWC format as requested", "unsupported"),
         ("graph finalize failed 1002", "failed"),
     ],
 )
 def test_errors_are_told_by_kind(said: str, kind: str) -> None:
     assert qnn_driver.QnnError(said).kind == kind
+
+
+def test_a_convolution_of_floats_by_quantised_weights_is_refused_by_name(backend: QnnBackend) -> None:
+    """What `pcb-defect:int8` has behind a Concat whose output is not quantised again."""
+    path = SHIPPED_DIR / "pcb-defect.int8.onnx"
+    with pytest.raises(BackendLoadError, match=r"does not take fine\.0\.conv\w* \(Conv\) as the file has it"):
+        backend.load_tensor(ModelFile(model="m", variant="", path=path, quant="INT8"), options(require="prefer"))
 
 
 def test_what_the_frame_says_and_the_driver_gives_are_the_same_datatypes() -> None:
