@@ -1,4 +1,4 @@
-"""Plant faults in a copy of the engine's RTL and say which tests notice each: python -m tests.fpga.mutants [WORD ...]
+"""Plant faults in a copy of the engine's RTL and say which test notices each: python -m tests.fpga.mutants [WORD ...]
 
 Each fault is one replaced text of one file. The copy is compiled for the configuration in which the fault matters most,
 and tests/fpga/test_rtl.py runs on it as `make test` has it, but for the test of the build's hash, which would notice
@@ -56,7 +56,7 @@ MUTANTS = (
     ),
     Mutant("the 26th bit is not added", "scale", "scaled[0] ? {p_m[S][11:4], 3'b0}", "1'b0 ? {p_m[S][11:4], 3'b0}"),
     Mutant("the 26th bit is added twice as large", "scale", "{p_m[S][11:4], 3'b0}", "{p_m[S][10:4], 4'b0}"),
-    Mutant("scale of the group before", "scale", "p_m[n] <= p_m[n-1]", "p_m[n] <= p_m[n > 2 ? n-2 : 1]"),
+    Mutant("scale of the group after", "scale", "p_m[n] <= p_m[n-1]", "p_m[n] <= p_m[n > 2 ? n-2 : 1]", "kv260-gemv"),
     Mutant("f of the group before", "scale", "{2'b01, p_f[T]}", "{2'b01, p_f[T+1]}"),
     Mutant("e of the group after", "scale", "<<< p_e[P];", "<<< p_e[P-1];", "kv260-gemv"),
     Mutant("a row begins with the sum of the last", "scale", "(p_first[STAGES] ? {SUM_BITS{1'b0}} : sum)", "sum"),
@@ -99,7 +99,10 @@ MUTANTS = (
     Mutant("bursts are forgotten at a clear", "reader", "n_bursts <= reset ?", "n_bursts <= reset || clear ?"),
     Mutant("the second vector is the first", "loader", "vec <= vec + STEP", "vec <= vec", "z2-gemm"),
     Mutant(
-        "the queue says full one late", "fifo", "(n_written - n_read) == DEPTH", "(n_written - n_read) == DEPTH + 4"
+        "a full queue says so only before its counters wrap",
+        "fifo",
+        "n_written == {~n_read[LOG], n_read[LOG-1:0]}",
+        "n_written - n_read == DEPTH",
     ),
     # Order and faults
     Mutant("blocks overlap", "runner", "(ADDR'(block_beats) << SIZE)", "(ADDR'(block_beats - 1) << SIZE)"),
@@ -161,7 +164,7 @@ def noticed_by(mutant: Mutant, work: Path) -> list[str]:
     environment = os.environ | {"PYTHONPATH": str(work), "RTL_CONFIGS": mutant.config, "XDG_CACHE_HOME": str(work)}
     try:
         done = subprocess.run(
-            [*command, "--maxfail=3", "tests/fpga/test_rtl.py"],
+            [*command, "--maxfail=1", "tests/fpga/test_rtl.py"],
             cwd=work,
             env=environment,
             capture_output=True,
