@@ -31,7 +31,7 @@ _WHY: Final = "and the stack may read beyond the data where they are too large; 
 
 def unsafe_reason(model: ModelProto) -> str | None:
     """Say which GatherND has indices that a request may choose; None if there is none."""
-    if any(node.op_type == UNCHECKED for function in model.functions for node in function.node):
+    if any(_is_or_holds(node, UNCHECKED) for function in model.functions for node in function.node):
         return f"a function of its own has a {UNCHECKED}, {_WHY}"
     graph = model.graph
     constants = {each.name for each in graph.initializer}
@@ -122,6 +122,7 @@ def _shapes(graph: GraphProto) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def read_unsafe_reason(path: Path) -> str | None:
+    """Say unsafe_reason of a checked file."""
     return unsafe_reason(onnx.load(path, load_external_data=False))
 
 
@@ -201,7 +202,11 @@ def _bodies(node: NodeProto) -> list[GraphProto]:
 
 
 def _holds(graph: GraphProto, kind: str) -> bool:
-    return any(node.op_type == kind or any(_holds(body, kind) for body in _bodies(node)) for node in graph.node)
+    return any(_is_or_holds(node, kind) for node in graph.node)
+
+
+def _is_or_holds(node: NodeProto, kind: str) -> bool:
+    return node.op_type == kind or any(_holds(body, kind) for body in _bodies(node))
 
 
 def _in_order(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
