@@ -57,6 +57,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--data", type=click.Path(exists=True, path_type=Path), help="DeepPCB, for pcb-defect.")
 @click.option("-n", "n_inputs", type=click.IntRange(2, 1000), default=200, show_default=True)
 @click.option("--soc", default="", help="The chip, as its vendor names it.")
+@click.option(
+    "--cores", is_flag=True, help="Measure the cores that the vendor computes on where it has no NPU: OpenVINO's."
+)
 @click.option("--option", "options", metavar="NAME=VALUE", multiple=True, help="Of the vendor's compiler; repeat it.")
 @click.option("--artifacts", type=click.Path(file_okay=False, path_type=Path), help="Keep what is compiled here.")
 @click.option("--json", "as_json", is_flag=True)
@@ -66,6 +69,7 @@ def main(
     data: Path | None,
     n_inputs: int,
     soc: str,
+    cores: bool,
     options: tuple[str, ...],
     artifacts: Path | None,
     as_json: bool,
@@ -80,7 +84,7 @@ def main(
     judge = judge_for(manifest, n=n_inputs, data=data, tokenizer=tokenizer_path(store, manifest))
     path = variant_path(store, manifest, variant.id)
     npu = NpuOptions(
-        require="npu",
+        require="prefer" if cores else "npu",
         artifacts=artifacts,
         soc={backend: soc} if soc else {},
         options={backend: _parsed(options)} if options else {},
@@ -89,8 +93,11 @@ def main(
     session = load(backend, manifest, variant, path, npu)
     load_s = time.monotonic() - begun_s
     try:
+        device = session.info.device
         given, run_s = run_all(session, judge.feeds)
         info = session.info
+        if info.device != device or (cores and "cpu" not in device):
+            raise ValueError(f"{device} was to be measured, and {info.device} is what answers")
     finally:
         session.close()
     answers = {

@@ -6,7 +6,7 @@ Nothing is in both. What can be given away is drawn, rendered or our own text; p
     model               calibrated with                         compared on
     efficientnet-lite0  photographs of scikit-image, -learn     picture_set.py: 200 photographs, 200 labelled views
     pcb-defect          drawn boards                            other drawn boards, or DeepPCB's test pairs
-    minilm-l6           every other paragraph of docs/          the other paragraphs: the halves of one belong together
+    minilm-l6           every other paragraph of docs/          sentence_pairs.py; halves of the other paragraphs
     pp-ocrv4-det        rendered lines of text                  other rendered lines
 """
 
@@ -122,7 +122,7 @@ def paragraphs() -> tuple[list[str], list[str]]:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for part in text.split("\n\n"):
             plain = " ".join(re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", part).split())
-            if len(plain) >= _MIN_PARAGRAPH and plain[0] not in "|#<!-":
+            if len(plain) >= _MIN_PARAGRAPH and part.lstrip("\n")[0] not in "|#<!- ":
                 found.append(plain)
     return found[::2], found[1::2]
 

@@ -33,6 +33,7 @@ from tools.pcb.average_precision import iou, mean_average_precision
 from tools.pcb.boards import Board, read_boards, unpacked
 from tools.pcb.detect import boxes_of
 from tools.picture_set import MAX_PICTURES, labelled_pictures, pictures
+from tools.sentence_pairs import PAIRS
 
 Outputs = Mapping[str, NDArray[Any]]
 Answers = Mapping[str, Sequence[Outputs]]  # by who gave them: float, cpu, npu
@@ -70,7 +71,7 @@ def judge_for(manifest: Manifest, *, n: int, data: Path | None, tokenizer: Path 
         with unpacked(data) as folder:
             return Boards(read_boards(folder, "test")[:n], "DeepPCB's test pairs")
     if manifest.id == "minilm-l6":
-        return Halves(Texts(tokenizer), n)
+        return Sentences(Texts(tokenizer), n)
     if manifest.id == "pp-ocrv4-det":
         return Plates(manifest, n)
     raise ValueError(f"nothing is known of how to judge {manifest.id}")
@@ -138,29 +139,43 @@ class Boards:
         return found
 
 
-class Halves:
-    """Which second half of a paragraph is nearest to its first: its own, among n."""
+class Sentences:
+    """Which of 32 sentences is nearest to one: that which means the same. Which half of a paragraph is to the other."""
 
     def __init__(self, texts: Texts, n: int):
-        pairs = halves(paragraphs()[1])[: max(n // 2, 2)]
-        ids = [texts.ids(half) for pair in pairs for half in pair]
+        sentences = [sentence for pair in PAIRS for sentence in pair][:n]
+        found = halves(paragraphs()[1])
+        n_halves = min(max(n - len(sentences), 0) // 2, len(found))
+        # Spread over all pages: those of one are all of one matter.
+        pairs = [found[at * len(found) // n_halves] for at in range(n_halves)]
+        ids = [texts.ids(text) for text in (*sentences, *(half for pair in pairs for half in pair))]
+        self._n_sentences = len(sentences)
         self._lengths = [len(tokens) for tokens in ids]
         self.feeds: Sequence[Feed] = [text_feed(tokens) for tokens in ids]
 
     def figures(self, answers: Answers) -> list[Figure]:
-        data = "halves of paragraphs of docs/"
         vectors = {who: self._vectors(given) for who, given in answers.items()}
-        found = cosine_figures({who: [{"vector": v} for v in rows] for who, rows in vectors.items()}, data)
-        nearest = {}
+        sentences, paragraphs_ = "sentences, two of which mean the same", "halves of paragraphs of docs/"
+        found = cosine_figures({who: [{"vector": v} for v in rows] for who, rows in vectors.items()}, "both")
+        nearest: dict[str, dict[str, NDArray[np.intp]]] = {sentences: {}, paragraphs_: {}}
+        n = self._n_sentences
         for who, rows in vectors.items():
-            nearest[who] = (rows[::2] @ rows[1::2].T).argmax(axis=1)
-            right = float((nearest[who] == np.arange(len(rows) // 2)).mean())
-            found.append(Figure(measure="own half nearest", of=who, value=right, n=len(rows) // 2, data=data))
-        for a, b in (("npu", "cpu"), ("npu", "float"), ("cpu", "float")):
-            if a in nearest and b in nearest:
-                same = float((nearest[a] == nearest[b]).mean())
-                n = len(nearest[a])
-                found.append(Figure(measure="same half nearest", of=f"{a} to {b}", value=same, n=n, data=data))
+            alike = rows[:n] @ rows[:n].T - 2 * np.eye(n)
+            nearest[sentences][who] = alike.argmax(axis=1)
+            right = float((nearest[sentences][who] == np.arange(n) ^ 1).mean())
+            found.append(Figure(measure="nearest means the same", of=who, value=right, n=n, data=sentences))
+            if len(rows) > n:
+                own = (rows[n::2] @ rows[n + 1 :: 2].T).argmax(axis=1)
+                nearest[paragraphs_][who] = own
+                right = float((own == np.arange(len(own))).mean())
+                found.append(Figure(measure="nearest is its own", of=who, value=right, n=len(own), data=paragraphs_))
+        for data, by_who in nearest.items():
+            for a, b in (("npu", "cpu"), ("npu", "float"), ("cpu", "float")):
+                if a in by_who and b in by_who:
+                    same = float((by_who[a] == by_who[b]).mean())
+                    found.append(
+                        Figure(measure="same nearest", of=f"{a} to {b}", value=same, n=len(by_who[a]), data=data)
+                    )
         return found
 
     def _vectors(self, given: Sequence[Outputs]) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """Calibrate the catalog's models for NPUs.
 
     python -m tools.npu_ranges ranges  MODEL models/MODEL-npu-ranges.json   what a manifest's npu-* recipes take
-    python -m tools.npu_ranges dataset MODEL FOLDER                         .npy files and dataset.txt, as RKNN has them
+    python -m tools.npu_ranges dataset MODEL FILE.calibration.npz           what RKNN calibrates with
 
 MODEL must be in the store (`edge_rt models pull`). npu_inputs.py says what each is calibrated with.
 """
@@ -109,20 +109,17 @@ def _rounded(low: float, high: float) -> tuple[float, float]:
 
 @main.command(cls=ReportedErrors)
 @_MODEL
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-def dataset(model: str, folder: Path) -> None:
-    """Write MODEL's calibration inputs as .npy files into FOLDER, and dataset.txt with those of a sample in a line."""
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+def dataset(model: str, out: Path) -> None:
+    """Write MODEL's calibration inputs to OUT: an array for each input, a sample at each index of its first axis.
+
+    FILE.calibration.npz beside FILE.onnx is what RKNN calibrates with.
+    """
     store, manifest = opened(model)
     feeds = calibration(manifest, tokenizer_path(store, manifest))
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for index, feed in enumerate(feeds):
-        names = [f"{index:04d}-{name}.npy" for name in feed]
-        for name, value in zip(names, feed.values(), strict=True):
-            np.save(folder / name, value)
-        lines.append(" ".join(str((folder / name).resolve()) for name in names))
-    (folder / "dataset.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    click.echo(f"{folder / 'dataset.txt'}: {len(lines)} samples", err=True)
+    arrays: dict[str, Any] = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
+    np.savez(out, **arrays)
+    click.echo(f"{out}: {len(feeds)} samples", err=True)
 
 
 if __name__ == "__main__":

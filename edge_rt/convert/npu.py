@@ -70,17 +70,6 @@ def convert_npu(precision: Precision, src: Path, dst: Path, beside: Path | None)
 convert_w8a8, convert_w8a16, convert_w4a16 = (partial(convert_npu, precision) for precision in (W8A8, W8A16, W4A16))
 
 
-def convert_static(src: Path, dst: Path, beside: Path | None) -> None:
-    """Write src in float with the shapes that beside tells: what a vendor's own quantiser starts from.
-
-    Raises ModelFormatError.
-    """
-    if beside is None:
-        raise ModelFormatError(path=dst.name, field="derive_with", problem="the recipe needs a file with shapes")
-    model = prepare(onnx.load(src, load_external_data=False), read_ranges(beside), name=src.name)
-    dst.write_bytes(model.SerializeToString(deterministic=True))
-
-
 def prepare(model: ModelProto, told: RangesFile, *, name: str = "model") -> ModelProto:
     """Give the float model that ranges are measured on: without QDQ, of known shapes. Raises ModelFormatError."""
     if is_quantized(model):

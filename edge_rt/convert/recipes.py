@@ -7,16 +7,14 @@ from pathlib import Path
 
 from edge_rt.convert.bert import convert_minilm, convert_minilm_static, convert_minilm_w4a16
 from edge_rt.convert.efficientnet import convert_lite0
-from edge_rt.convert.npu import convert_static, convert_w4a16, convert_w8a8, convert_w8a16
+from edge_rt.convert.npu import convert_w4a16, convert_w8a8, convert_w8a16
 from edge_rt.convert.qdq import convert_int8
-from edge_rt.convert.unquantized import convert_float
 from edge_rt.errors import ModelFormatError
 
 Recipe = Callable[[Path, Path, Path | None], None]  # src, dst, beside
 
 _RECIPES: dict[str, Recipe] = {
     "efficientnet-lite0": convert_lite0,
-    "float": convert_float,
     "minilm-l6": convert_minilm,
     "minilm-l6-static": convert_minilm_static,
     "minilm-l6-w4a16": convert_minilm_w4a16,
@@ -24,7 +22,6 @@ _RECIPES: dict[str, Recipe] = {
     "npu-w8a16": convert_w8a16,
     "npu-w8a8": convert_w8a8,
     "qdq-int8": convert_int8,
-    "static": convert_static,
 }
 
 

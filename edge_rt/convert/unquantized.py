@@ -6,8 +6,6 @@ made with a Relu there, so a Relu takes its place. Where ranges end above is not
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -23,13 +21,6 @@ _LEAST: dict[int, int] = {
     TensorProto.UINT16: 0,
     TensorProto.INT16: -32768,
 }
-
-
-def convert_float(src: Path, dst: Path, beside: Path | None) -> None:
-    """Write src without quantisation. Raises ModelFormatError."""
-    del beside
-    model = unquantize(onnx.load(src, load_external_data=False), name=src.name)
-    dst.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def is_quantized(model: ModelProto) -> bool:

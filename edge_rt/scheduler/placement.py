@@ -181,7 +181,7 @@ def rank(
             continue
         for backend in backends_of(variant, policy):
             for device in by_backend.get(backend, ()):
-                if (reason := _device_refusal(device, policy)) is None:
+                if (reason := _device_refusal(variant, device, policy)) is None:
                     pairs.append((variant, device))
                 else:
                     refused.append(Refused(what=f"{variant.id} on {device.place}", reason=reason))
@@ -246,10 +246,13 @@ def _variant_refusal(
     return None
 
 
-def _device_refusal(device: DeviceState, policy: Policy) -> str | None:
+def _device_refusal(variant: Variant, device: DeviceState, policy: Policy) -> str | None:
     # An NPU that is named and fails is taken all the same: its worker has the CPU behind it, and waits for its return.
     if device.fault and not (policy.pins_backend and device.kind == "npu"):
         return device.fault
+    is_named = policy.pins_backend or policy.variant == variant.id
+    if variant.requires is not None and device.kind == "cpu" and not is_named:
+        return "a form for accelerators; name it, or the back end, to run it on a CPU"
     if device.reference and not policy.pins_backend:
         return f"right but slow ({device.detail}); name the back end to use it"
     return None

@@ -9,7 +9,8 @@ import pytest
 from edge_rt.catalog.manifest import SHIPPED_DIR, Manifest, load_manifest, load_manifests
 from edge_rt.catalog.store import pick_variant
 from edge_rt.errors import ModelFormatError
-from edge_rt.scheduler.placement import Policy, backends_of
+from edge_rt.scheduler.placement import Policy, backends_of, rank
+from edge_rt.tensor_types import DeviceState
 
 MODELS = ("efficientnet-lite0", "minilm-l6", "pcb-defect", "pp-ocrv4-det")
 
@@ -45,6 +46,26 @@ def test_placement_lets_no_other_back_end_have_them() -> None:
                 assert backends_of(variant, Policy()) == variant.backends
                 assert backends_of(variant, Policy(backend="onnx_cpu")) == ()
                 assert backends_of(variant, Policy(backend=variant.backends[0])) == variant.backends[:1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "ranked"),
+    [
+        (Policy(), {"npu-w8a8 npu"}),
+        (Policy(variant="npu-w8a8"), {"npu-w8a8 npu", "npu-w8a8 cores"}),
+        (Policy(backend="npu_openvino"), {"npu-w8a8 npu", "npu-w8a8 cores"}),
+    ],
+)
+def test_cores_that_a_vendor_offers_get_them_only_by_name(policy: Policy, ranked: set[str]) -> None:
+    """OpenVINO computes on the CPU too, under the very back end that the forms name."""
+    devices = [
+        DeviceState(backend="npu_openvino", id=name, kind=kind) for name, kind in (("npu", "npu"), ("cores", "cpu"))
+    ]
+    manifest = shipped("efficientnet-lite0")
+    found = rank(manifest.id, manifest.variants, devices, policy, pulled={"npu-w8a8"})
+    assert {f"{row.candidate.variant} {row.candidate.device}" for row in found.ranked} == ranked
+    refused = {refusal.reason for refusal in found.refused if refusal.what.startswith("npu-w8a8 on npu_openvino")}
+    assert len(ranked) == 2 or refused == {"a form for accelerators; name it, or the back end, to run it on a CPU"}
 
 
 def test_the_file_they_are_made_with_is_of_this_tree() -> None:
