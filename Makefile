@@ -43,7 +43,7 @@ test: lint
 		minilm-l6:fp32 pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
 	@sh tools/system_packages.sh fusermount3=fuse3 $(FPGA_TOOLS) $(NPU_SERIAL_TOOLS)
 	-$(BIN)/python -m tools.llama_server
-	-$(BIN)/python -m pip install --quiet --editable '.[npu-qnn]'
+	-$(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable '.[npu-qnn]'
 	$(BIN)/python -m pytest --models-are-here
 
 test-peer: venv
