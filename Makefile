@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, a C++ compiler and, the first time, the network.
 .POSIX:
 .SUFFIXES:
-.PHONY: help venv demo test test-peer test-systemd lint bench sanitize fuzz emulate-x86 test-kernel test-rtl test-pynq test-npu-serial clean
+.PHONY: help venv demo test test-peer test-systemd lint bench sanitize fuzz emulate-x86 test-kernel test-rtl test-pynq test-npu-serial test-rknn clean
 
 BIN = .venv/bin
 export PYTHON
@@ -20,6 +20,7 @@ help:
 	@echo 'make test-rtl   run the FPGA engine in simulation, 2,000 random products of each configuration'
 	@echo 'make test-npu-serial  run the serial NPU on emulated boards, 1,000 random layers of each'
 	@echo 'make test-pynq  run pynq 4.0.0 and 3.1.2 on the simulated FPGA engine (installs each once, some minutes)'
+	@echo 'make test-rknn  compile for Rockchip NPUs and run it in their simulator (installs 0.6 GB once)'
 	@echo 'make venv    install into .venv only (compiles llama.cpp once, some minutes)'
 	@echo 'make clean   remove .venv and caches; models and the compiled wheel stay'
 
@@ -97,6 +98,13 @@ test-pynq: venv
 	@command -v verilator >/dev/null || apt-get install -y -q --no-install-recommends verilator
 	$(BIN)/python -m tools.pynq_venv
 	$(BIN)/python -m pytest tests/fpga/test_pynq.py
+
+RKNN_DIR = $${EDGE_RT_NPU_DIR:-$${XDG_CACHE_HOME:-$$HOME/.cache}/edge_rt/npu}
+test-rknn: venv
+	@sh tools/system_packages.sh qemu-aarch64-static=qemu-user-static
+	EDGE_RT_NPU_DIR=$(RKNN_DIR) $(BIN)/edge_rt npu setup rknn
+	$(BIN)/python -m pytest tests/unit/backends/test_rknn.py tests/unit/backends/test_rknn_board.py \
+		tests/unit/backends/test_rknn_driver.py tests/unit/backends/test_rknn_scripts.py tests/system/test_rknn_aarch64.py
 
 clean:
 	rm -rf .venv build dist edge_rt.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

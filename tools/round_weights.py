@@ -2,10 +2,10 @@
 
     python -m tools.round_weights MODEL.onnx ROUNDED.onnx --manifest models/ID.toml INPUT...
 
-Compilers for NPUs take float models and round weights to nearest, each output channel by its largest one. In 4 bit that
-is the end of many models. Here the weights are put on that very grid first, one after the other in order of their
-inputs' energy, and those still to come make up for the error (GPTQ); the bias makes up for the mean of what is left. A
-compiler that then scales each channel by its largest weight finds every weight on its grid, and keeps it.
+Compilers for NPUs take float models and round weights to nearest, each output channel (or group of its inputs) by its
+largest one. In 4 bit that is the end of many models. Here the weights are put on that very grid first, one after the
+other in order of their inputs' energy, and those still to come make up for the error (GPTQ); the bias makes up for the
+mean of what is left. A compiler that then scales by the largest weight finds every weight on its grid, and keeps it.
 
 The model stays one of floats, with the same nodes. Layers are Conv of one group, Gemm and MatMul with constant weights;
 depthwise convolutions have few weights, which compilers leave in 16 bit.
@@ -32,8 +32,8 @@ from tools.feeds import Feed, Feeds, image_input
 BITS = 4
 _SHRINK = np.linspace(1.0, 0.5, 26)  # of a channel's range, tried for the least squared error
 _DAMPING = 0.01  # of the mean energy, added to each input's
+_PULL = 0.1  # of the mean energy, towards the weights as they were
 _MAX_ROWS = 512  # of a layer's input that one sample gives
-_TRIES = 8
 
 Rows = NDArray[np.float64]
 
@@ -58,18 +58,21 @@ class Layer:
         return np.moveaxis(rows.reshape(self.shape[self.axis], *rest), 0, self.axis).astype(np.float32)
 
 
-def round_model(model: ModelProto, feeds: Sequence[Feed], *, but: frozenset[str] = frozenset()) -> ModelProto:
+def round_model(
+    model: ModelProto, feeds: Sequence[Feed], *, but: frozenset[str] = frozenset(), group: int = 0
+) -> ModelProto:
     """Give the model with its layers' weights rounded, one after the other, each fed by those rounded before.
 
-    but  names of nodes that stay as they are
+    but    names of nodes that stay as they are
+    group  inputs of an output that share a scale; 0: all of them
     """
     rounded = ModelProto()
     rounded.CopyFrom(model)
     layers = [layer for layer in find_layers(model) if layer.node.name not in but]
     means = _output_means(layers, model, feeds)
     for layer in layers:
-        energy, mean = _observe(layer, rounded, feeds)
-        rows = round_rows(layer.rows, energy)
+        energy, mean = _observe(layer, model, rounded, feeds)
+        rows = round_rows(made_up(layer.rows, energy), energy, group)
         _put(rounded, layer.weights, layer.as_stored(rows))
         if layer.bias:
             shift = means[layer.node.name] - mean + (layer.rows - rows) @ energy.mean
@@ -100,16 +103,28 @@ def find_layers(model: ModelProto) -> list[Layer]:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What a layer's input is: the products of its values with each other, summed, and their means."""
+    """What a layer's input is: the means of its values' products with each other, and of themselves.
+
+    crossed  of the float model's values with these
+    """
 
     products: Rows
     mean: NDArray[np.float64]
+    crossed: Rows
 
 
-def round_rows(rows: Rows, energy: Energy) -> Rows:
+def made_up(rows: Rows, energy: Energy) -> Rows:
+    """Give weights that make of the rounded model's values, as far as they can, what the float model computes. Pure."""
+    pull = _PULL * float(np.mean(np.diag(energy.products))) * np.eye(len(energy.products))
+    solved = np.linalg.solve(energy.products + pull, (rows @ (energy.crossed + pull)).T)
+    return np.asarray(solved.T)
+
+
+def round_rows(rows: Rows, energy: Energy, group: int = 0) -> Rows:
     """Round each row to multiples of a scale, from -7 to 7, so that the products with the inputs change least.
 
-    The largest of a row is ±7: a compiler that scales by it finds the same grid. Pure.
+    group  inputs that share a scale; 0: all of a row
+    The largest of a group is ±7: a compiler that scales by it finds the same grid. Pure.
     """
     products = energy.products.copy()
     silent = np.diag(products) == 0
@@ -118,22 +133,15 @@ def round_rows(rows: Rows, energy: Energy) -> Rows:
     order = np.argsort(-np.diag(products), kind="stable")
     # The rows of this factor say how an input's error is made up for by those that come later.
     factor = np.linalg.cholesky(np.linalg.inv(products[np.ix_(order, order)])).T
-    scales = choose_scales(rows, np.diag(products))
-    grid = np.zeros_like(rows)
-    left = np.arange(len(rows))
-    for _ in range(_TRIES):
-        grid[left] = _on_grid(rows[left][:, order], scales[left], factor)
-        largest = np.abs(grid[left]).max(axis=1)
-        narrow = (largest < _LIMIT) & (largest > 0)
-        left = left[narrow]
-        if not left.size:
-            break
-        scales[left] *= largest[narrow] / _LIMIT
-    for row in left:  # rare: the largest is stretched, by a step or two
-        at = np.abs(grid[row]).argmax()
-        grid[row, at] = np.copysign(_LIMIT, grid[row, at])
+    scales, largest = np.empty_like(rows), np.zeros(rows.shape, bool)
+    size = group or rows.shape[1]
+    for begin in range(0, rows.shape[1], size):
+        part = slice(begin, begin + size)
+        scales[:, part] = choose_scales(rows[:, part], np.diag(products)[part])[:, None]
+        largest[np.arange(len(rows)), begin + np.abs(rows[:, part]).argmax(axis=1)] = True
+    largest &= rows != 0
     rounded = np.empty_like(rows)
-    rounded[:, order] = grid * scales[:, None]
+    rounded[:, order] = _on_grid(rows[:, order], scales[:, order], largest[:, order], factor)
     return rounded
 
 
@@ -152,14 +160,17 @@ def choose_scales(rows: Rows, weights: NDArray[np.float64]) -> NDArray[np.float6
     return np.asarray(best)
 
 
-def _on_grid(rows: Rows, scales: NDArray[np.float64], factor: Rows) -> Rows:
+def _on_grid(rows: Rows, scales: Rows, largest: NDArray[np.bool_], factor: Rows) -> Rows:
     rest = rows.copy()
-    grid = np.empty_like(rows)
+    values = np.empty_like(rows)
     for i in range(rows.shape[1]):
-        grid[:, i] = np.clip(np.rint(rest[:, i] / scales), -_LIMIT, _LIMIT)
-        error = (rest[:, i] - grid[:, i] * scales) / factor[i, i]
+        steps = np.clip(np.rint(rest[:, i] / scales[:, i]), -_LIMIT, _LIMIT)
+        # What others' errors have added to it notwithstanding: it is what the compiler finds the scale by.
+        steps = np.where(largest[:, i], np.copysign(_LIMIT, rows[:, i]), steps)
+        values[:, i] = steps * scales[:, i]
+        error = (rest[:, i] - values[:, i]) / factor[i, i]
         rest[:, i + 1 :] -= np.outer(error, factor[i, i + 1 :])
-    return grid
+    return values
 
 
 def _output_means(
@@ -174,25 +185,30 @@ def _output_means(
     return means
 
 
-def _observe(layer: Layer, model: ModelProto, feeds: Sequence[Feed]) -> tuple[Energy, NDArray[np.float64]]:
-    """Give the energy of a layer's input, and the means of its outputs."""
+def _observe(
+    layer: Layer, model: ModelProto, rounded: ModelProto, feeds: Sequence[Feed]
+) -> tuple[Energy, NDArray[np.float64]]:
+    """Give the energy of a layer's input in the rounded model, and the means of its outputs."""
     names = [layer.node.input[0], layer.node.output[0]]
-    session = _session(model, names)
+    now, was = _session(rounded, names), _session(model, names[:1])
     n_in = layer.rows.shape[1]
-    products, sums, n_rows = np.zeros((n_in, n_in)), np.zeros(n_in), 0
+    products, crossed, sums, n_rows = np.zeros((n_in, n_in)), np.zeros((n_in, n_in)), np.zeros(n_in), 0
     mean = np.zeros(len(layer.rows))
     rng = np.random.default_rng(0)
     for feed in feeds:
-        given, output = session.run(names, dict(feed))
-        rows = input_rows(layer, given)
+        given, output = now.run(names, dict(feed))
+        (before,) = was.run(names[:1], dict(feed))
+        rows, before = input_rows(layer, given), input_rows(layer, before)
         if len(rows) > _MAX_ROWS:
-            rows = rows[rng.choice(len(rows), _MAX_ROWS, replace=False)]
+            some = rng.choice(len(rows), _MAX_ROWS, replace=False)
+            rows, before = rows[some], before[some]
         wide = rows.astype(np.float64)
         products += wide.T @ wide
+        crossed += before.astype(np.float64).T @ wide
         sums += wide.sum(axis=0)
         n_rows += len(rows)
         mean += _channel_means(layer, output) / len(feeds)
-    return Energy(products / n_rows, sums / n_rows), mean
+    return Energy(products / n_rows, sums / n_rows, crossed / n_rows), mean
 
 
 def input_rows(layer: Layer, given: NDArray[Any]) -> NDArray[Any]:
@@ -253,12 +269,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("rounded", type=Path)
     parser.add_argument("inputs", type=Path, nargs="+", help=".npz files, pictures, or folders of them")
     parser.add_argument("--manifest", type=Path, help="whose pipeline prepares the pictures")
+    parser.add_argument(
+        "--group", type=int, default=0, metavar="N", help="inputs that share a scale [all of an output's]"
+    )
     parser.add_argument("--but", action="append", default=[], metavar="NODE", help="leave this one as it is")
     arguments = parser.parse_args(argv)
     try:
         model = onnx.load(str(arguments.model))
         feeds = Feeds(arguments.inputs, model, image_input(arguments.manifest))
-        rounded = round_model(model, feeds, but=frozenset(arguments.but))
+        rounded = round_model(model, feeds, but=frozenset(arguments.but), group=arguments.group)
     except (OSError, ValueError) as exc:
         sys.exit(f"round_weights: {exc}")
     arguments.rounded.write_bytes(rounded.SerializeToString(deterministic=True))
