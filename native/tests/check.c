@@ -251,13 +251,37 @@ static int long_steps(const en_model *model, int kv_type) {
     return failed | (memcmp(logits[0], logits[1], sizeof(float) * N_VOCAB) != 0);
 }
 
+/* The products of an external model, by the kernels: user is the tensors. */
+static int linear(void *user, int32_t matrix, const float *x, int32_t m, int32_t k, float *y, int32_t n) {
+    static const int parts[EN_PER_LAYER_LINEAR][3] = {
+        {EN_ATTN_Q, EN_ATTN_K, EN_ATTN_V}, {EN_ATTN_OUT, -1, -1}, {EN_FFN_GATE, EN_FFN_UP, -1}, {EN_FFN_DOWN, -1, -1}};
+    const en_tensor *tensors = user, *layer = tensors + EN_FIRST_LAYER + matrix / EN_PER_LAYER_LINEAR * EN_PER_LAYER;
+    int at = 0, is_output = EN_FIRST_LAYER + matrix / EN_PER_LAYER_LINEAR * EN_PER_LAYER >= N_TENSORS;
+    for (int i = 0; i < 3; i++) {
+        int part = parts[matrix % EN_PER_LAYER_LINEAR][i];
+        if (is_output ? i > 0 : part < 0 || !layer[part].data) continue;
+        const en_tensor *w = is_output ? &tensors[EN_TOKEN_EMBD] : &layer[part];
+        float *own = malloc(sizeof *own * m * w->n_rows);
+        if (w->n_cols != k || en_matmul(0, w, x, m, own, 0) != EN_OK) return free(own), 1;
+        for (int t = 0; t < m; t++) memcpy(y + (size_t)t * n + at, own + (size_t)t * w->n_rows, w->n_rows * sizeof *y);
+        at += (int)w->n_rows;
+        free(own);
+    }
+    return at != n;
+}
+
+/* isa -1 is an external model. */
 static int steps_of(int isa, int kv_type, int n_rounds, const en_config *g, const en_tensor *t, const int32_t *ids, float *logits) {
     char error[256];
-    en_model *model = en_model_new(g, t, N_TENSORS, isa, NULL, 0, error, sizeof error);
+    int is_external = isa < 0;
+    if (is_external) isa = 0;
+    en_model *model = is_external ? en_model_external(g, t, N_TENSORS, isa, error, sizeof error)
+                                  : en_model_new(g, t, N_TENSORS, isa, NULL, 0, error, sizeof error);
     if (!model) return printf("%s\n", error), 1;
     en_context *c = en_context_new(model, 128, 4, 24, 3, kv_type, error, sizeof error);
     if (!c) return printf("%s\n", error), 1;
-    int failed = run_steps(c, n_rounds, ids, logits) || (t[EN_FIRST_LAYER + 1].type == EN_F16 && long_steps(model, kv_type));
+    if (is_external) en_set_linear(c, linear, (void *)t);
+    int failed = run_steps(c, n_rounds, ids, logits) || (!is_external && t[EN_FIRST_LAYER + 1].type == EN_F16 && long_steps(model, kv_type));
     if (failed) printf("%s: steps with weights of type %d went wrong\n", en_isa_name(isa), t[EN_FIRST_LAYER + 1].type);
     en_context_free(c);
     en_model_free(model);
@@ -293,17 +317,40 @@ static int steps(int which, int kv_type, int n_rounds) {
     for (int i = 0; i < 128; i++) ids[i] = (int32_t)(next() % N_VOCAB);
     float *expected = malloc(sizeof(float) * N_VOCAB * 128), *logits = malloc(sizeof(float) * N_VOCAB * 128);
     int failed = steps_of(0, kv_type, n_rounds, &g, t, ids, expected);
-    for (int isa = 1; isa < en_isa_count(); isa++) {
-        if (!en_isa_usable(isa)) continue;
+    for (int isa = -1; isa < en_isa_count(); isa++) {
+        if (isa == 0 || (isa > 0 && !en_isa_usable(isa))) continue;
         failed |= steps_of(isa, kv_type, n_rounds, &g, t, ids, logits);
         float apart = distance(expected, logits, 45 * N_VOCAB);
         if (apart > 0.02f) { /* sums and exponentials in another order may turn the rounding of an activation */
-            printf("%s: logits with weights of type %d are off by %g\n", en_isa_name(isa), types[which].type, (double)apart);
+            printf("%s: logits with weights of type %d are off by %g\n", isa < 0 ? "external" : en_isa_name(isa), types[which].type, (double)apart);
             failed = 1;
         }
     }
     free(expected), free(logits);
     for (int i = 0; i < N_TENSORS; i++) free((void *)t[i].data);
+    return failed;
+}
+
+/* Vectors for an FPGA's engine, in memory of just their size; sums of zeros are right for a matrix of zeros only. */
+static int fpga(int n_rounds) {
+    int failed = 0;
+    for (int round = 0; round < n_rounds; round++) {
+        int m = 1 + (int)(next() % 5), k = 32 * (1 + (int)(next() % 9)), n = 1 + (int)(next() % 20), stride = (k + k / 8 + 255) / 256 * 256;
+        float *x = malloc(sizeof *x * m * k), *sums = calloc((size_t)n * m, sizeof *sums), *y = calloc((size_t)n * m, sizeof *y);
+        double *units = malloc(sizeof *units * m), *rows = malloc(sizeof *rows * n), *columns = calloc(k, sizeof *columns);
+        uint8_t *vectors = malloc((size_t)m * stride);
+        for (int i = 0; i < m * k; i++) x[i] = uniform() * (round % 3 ? 1.0f : 1e-37f);
+        for (int r = 0; r < n; r++) rows[r] = 1;
+        failed |= en_fpga_encode(x, m, k, vectors, stride, units);
+        en_fpga_task task = {sums, rows, columns, 1e-7, 0, n, m, m, 0, 0, 0};
+        failed |= !en_fpga_finish(&task, 1, vectors, stride, k, units, y, n);
+        columns[next() % k] = 1e6;
+        failed |= round % 3 && en_fpga_finish(&task, 1, vectors, stride, k, units, y, n);
+        x[next() % (m * k)] = NAN;
+        failed |= !en_fpga_encode(x, m, k, vectors, stride, units);
+        free(x), free(sums), free(y), free(units), free(rows), free(columns), free(vectors);
+    }
+    if (failed) puts("vectors for an FPGA went wrong");
     return failed;
 }
 
@@ -313,7 +360,7 @@ int main(int argc, char **argv) {
     for (int isa = 0; isa < en_isa_count(); isa++)
         printf("%s: %s\n", en_isa_name(isa), en_isa_usable(isa) ? "usable" : "not on this CPU");
     printf("best: %s\n", en_isa_best()->name);
-    int failed = products(12 + n_rounds) | quantized(n_rounds) | conversions() | floats(n_rounds);
+    int failed = products(12 + n_rounds) | quantized(n_rounds) | conversions() | floats(n_rounds) | fpga(10 * n_rounds);
     for (int which = 0; which < N_TYPES; which++)
         if (types[which].cols <= 32) failed |= steps(which, EN_F16, n_rounds) | steps(which, EN_Q8_0, n_rounds);
     puts(failed ? "failed" : "all good");
