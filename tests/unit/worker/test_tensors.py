@@ -50,11 +50,13 @@ class FakePipeline:
 
 
 @contextmanager
-def running(engine: TensorEngine, pipeline: Pipeline | None = None) -> Iterator[tuple[Parent, list[bool]]]:
+def running(
+    engine: TensorEngine, pipeline: Pipeline | None = None, substitute: Callable[[], str] = lambda: ""
+) -> Iterator[tuple[Parent, list[bool]]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         out = WorkerChannel(theirs)
-        service = Service(out, engine, pipeline, lambda: 77, place="null:null")
+        service = Service(out, engine, pipeline, lambda: 77, place="null:null", substitute=substitute)
         results: list[bool] = []
         thread = threading.Thread(target=lambda: results.append(service.run(n_clerks=2)))
         thread.start()
@@ -134,6 +136,27 @@ def test_an_answer_is_written_to_the_client_that_was_lent_or_told_to_the_front_p
         parent.send(channel.GiveBack(3))
         assert client.recv(1) == b""
         assert ask(3, right, 1).n_written == 0
+    os.close(permit)
+
+
+def test_what_the_cpu_has_computed_instead_names_it_and_is_not_written_as_the_devices() -> None:
+    expected = alone("", {"x": rows(5)})["y"].tobytes()
+    client, connection = socket.socketpair()
+    permit = os.eventfd(PERMIT, os.EFD_NONBLOCK)
+    engine = TensorEngine(session(), TensorSettings())
+    with running(engine, substitute=lambda: "onnx_cpu:cpu") as (parent, _), client, connection:
+        connection.setblocking(False)
+        socket.send_fds(parent.sock, [channel.encode(channel.Lend(3))], [connection.fileno(), permit])
+        request = tensors("r", 5)
+        reply = channel.SentReply(3, b"head that names the device", (channel.SentTensor("y", "FP32", (1, 4), 16),))
+        attached = [tensor.data for tensor in request.inputs]
+        parent.sock.sendall(b"".join((channel.encode(channel.Infer.of(request, "r", reply), attached), *attached)))
+        message = parent.skip_figures()
+        assert isinstance(message, channel.Inferred)
+        assert (message.n_written, message.tensors()[0].data) == (0, expected)
+        assert message.answer(place="npu_qnn:htp").place == "onnx_cpu:cpu"
+        with pytest.raises(BlockingIOError):
+            client.recv(1, socket.MSG_DONTWAIT)
     os.close(permit)
 
 
