@@ -185,6 +185,10 @@ class FrameReader:
                 frames.append(frame)
 
     @property
+    def is_within_frame(self) -> bool:
+        return bool(self._buffer)
+
+    @property
     def stale_at_us(self) -> int | None:
         """When to feed b"" because a frame has not gone on; None while none is begun."""
         return self._fed_us + STALE_US if self._buffer else None

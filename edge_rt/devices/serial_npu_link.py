@@ -40,9 +40,9 @@ State = Literal["closed", "opening", "open", "lost"]
 
 WINDOW: Final = 24_576  # bytes on their way, at most; both ends must hold them
 ACK_DELAY_US: Final = 5_000  # without another frame
-ACK_LAST_US: Final = 40_000
+ACK_LAST_US: Final = 100_000
 ACK_AGAIN_US: Final = (10_000, 160_000)  # while something is missing and nothing comes
-ACK_BYTES: Final = (512, 1536)  # that have come before an ACK goes out: where something is missing, and where not
+ACK_BYTES: Final = (512, 3072)  # that have come before an ACK goes out: where something is missing, and where not
 FIRST_RTO_US: Final = (30_000, 200_000)
 RTO_US: Final = (30_000, 2_000_000)
 OPENING_US: Final = (100_000, 800_000)
@@ -324,7 +324,7 @@ class Link:
         if self.state == "opening":
             times.append(self._opening_at_us)
         elif self.state == "open":
-            times.append(self._ack_at_us)
+            times.append(None if self._ack_at_us is None else self._ack_due_us())
             if self._in_flight:
                 times.append(self._progress_us + self._rto_us)
         return min((at for at in times if at is not None), default=None)
@@ -357,10 +357,15 @@ class Link:
         if self._n_timeouts > 1:
             self._rto_us = min(2 * self._rto_us, RTO_US[1])
 
+    def _ack_due_us(self) -> int:
+        """Give when an ACK is due: later while a frame is coming in, which it can tell of too."""
+        assert self._ack_at_us is not None
+        return self._ack_last_us if self._reader.is_within_frame else self._ack_at_us
+
     def _put_ack(self, out: bytearray, now_us: int, max_bytes: int) -> None:
         if self._ack_at_us is None or self.state != "open" or len(out) >= max_bytes:
             return
-        if now_us < self._ack_at_us and self._unacked_bytes < ACK_BYTES[0 if self._ranges else 1]:
+        if now_us < self._ack_due_us() and self._unacked_bytes < ACK_BYTES[0 if self._ranges else 1]:
             return
         first = self._cursor if self._cursor < len(self._ranges) else 0
         chosen = self._ranges[first : first + MAX_RANGES]
@@ -371,7 +376,7 @@ class Link:
         self._cursor = first + MAX_RANGES - 1 if first + MAX_RANGES < len(self._ranges) else 0
         self._unacked_bytes, self._ack_at_us = 0, None
         if self._ranges:
-            self._ack_at_us = now_us + self._ack_again_us
+            self._ack_at_us = self._ack_last_us = now_us + self._ack_again_us
             self._ack_again_us = min(2 * self._ack_again_us, ACK_AGAIN_US[1])
 
     def _put_data(self, out: bytearray, now_us: int, max_bytes: int) -> None:

@@ -10,7 +10,7 @@ from edge_rt.devices.serial_npu_frames import SHORT_OVERHEAD, allowed
 MAX_SEGMENT: Final = 1024
 MIN_SEGMENT: Final = 16
 _MEMORY_BYTES: Final = 8192  # on the wire, after which what was seen of the line counts half
-_UNKNOWN_LINE: Final = (128, 1024)  # half an error in a kilobyte: segments of 116 bytes, until more is known
+_UNKNOWN_LINE: Final = (32, 1024)  # an error in 8 kB: segments of 192 bytes, until more is known
 
 
 class LineQuality:

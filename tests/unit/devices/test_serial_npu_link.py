@@ -120,7 +120,7 @@ def test_sizes_that_a_frame_can_have() -> None:
 
 def test_segments_follow_the_line() -> None:
     quality = LineQuality(MAX_SEGMENT)
-    assert quality.segment == 116  # before anything is known
+    assert quality.segment == 192  # before anything is known
     for _ in range(100):
         quality.arrived(wire_bytes(quality.segment))
     assert quality.segment == MAX_SEGMENT

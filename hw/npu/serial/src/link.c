@@ -5,9 +5,9 @@
 enum { SHORT = 0xA5, LONG = 0xC3, ACK = 0x5A, CONTROL = 0x3C };
 enum { RESET = 1, ACCEPT = 2, NO_SESSION = 3, CLOSE = 4 };
 enum { MAX_SHORT = 192, STEP = 64, SHORT_OVERHEAD = 7, LONG_OVERHEAD = 8, MAX_RANGES = 16, MAX_RANGES_BYTES = 6 * MAX_RANGES, CONTROL_BYTES = 13 };
-enum { MIN_SEGMENT = 16, ACK_BYTES_GAPS = 512, ACK_BYTES = 1536, MAX_TIMEOUTS = 8, PROBES = 4 };
-enum { MEMORY_BYTES = 8192, UNKNOWN_ERRORS = 128, UNKNOWN_BYTES = 1024, FIRST_WINDOW = 4096 };
-enum { STALE_US = 150000, ACK_DELAY_US = 5000, ACK_LAST_US = 40000, ACK_AGAIN_US = 10000, ACK_AGAIN_LAST_US = 160000 };
+enum { MIN_SEGMENT = 16, ACK_BYTES_GAPS = 512, ACK_BYTES = 3072, MAX_TIMEOUTS = 8, PROBES = 4 };
+enum { MEMORY_BYTES = 8192, UNKNOWN_ERRORS = 32, UNKNOWN_BYTES = 1024, FIRST_WINDOW = 4096 };
+enum { STALE_US = 150000, ACK_DELAY_US = 5000, ACK_LAST_US = 100000, ACK_AGAIN_US = 10000, ACK_AGAIN_LAST_US = 160000 };
 static const uint32_t LAST_OFFSET = 0xE0000000u; /* of a session: the host begins another long before */
 enum { FIRST_RTO_US = 200000, RTO_US = 30000, RTO_LAST_US = 2000000, MAX_SILENT_US = 3000000, NO_SESSION_US = 100000 };
 
@@ -405,9 +405,12 @@ static void look_at_clock(link *self, int64_t now_us) {
     if (self->n_timeouts > 1) self->rto_us = min_i64(2 * self->rto_us, RTO_LAST_US);
 }
 
+/* Gives when an ACK is due: later while a frame is coming in, which it can tell of too. */
+static int64_t ack_due_us(const link *self) { return self->n_frame ? self->ack_last_us : self->ack_at_us; }
+
 static size_t put_ack(link *self, int64_t now_us, uint8_t *out) {
     if (self->ack_at_us < 0) return 0;
-    if (now_us < self->ack_at_us && self->unacked_bytes < (self->n_gaps ? ACK_BYTES_GAPS : ACK_BYTES)) return 0;
+    if (now_us < ack_due_us(self) && self->unacked_bytes < (self->n_gaps ? ACK_BYTES_GAPS : ACK_BYTES)) return 0;
     int first = self->cursor < self->n_gaps ? self->cursor : 0;
     int n = self->n_gaps - first < MAX_RANGES ? self->n_gaps - first : MAX_RANGES;
     uint8_t *to = out + 4;
@@ -424,7 +427,7 @@ static size_t put_ack(link *self, int64_t now_us, uint8_t *out) {
     self->unacked_bytes = 0;
     self->ack_at_us = -1;
     if (self->n_gaps) {
-        self->ack_at_us = now_us + self->ack_again_us;
+        self->ack_at_us = self->ack_last_us = now_us + self->ack_again_us;
         self->ack_again_us = min_i64(2 * self->ack_again_us, ACK_AGAIN_LAST_US);
     }
     return put_check(out, (size_t)(to - out), self->epoch);
@@ -495,7 +498,7 @@ size_t link_transmit(link *self, int64_t now_us, uint8_t *out, size_t max_bytes)
 int64_t link_wake_at_us(const link *self) {
     int64_t at = self->n_frame ? self->fed_us + STALE_US : INT64_MAX;
     if (self->state == LINK_OPEN) {
-        if (self->ack_at_us >= 0) at = min_i64(at, self->ack_at_us);
+        if (self->ack_at_us >= 0) at = min_i64(at, ack_due_us(self));
         if (self->n_in_flight) at = min_i64(at, self->progress_us + self->rto_us);
     }
     return at == INT64_MAX ? -1 : at;
