@@ -6,9 +6,11 @@ Only what comes with edge_rt is used, so nothing need be pulled.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 pytest.importorskip("onnxruntime_qnn", reason="the extra npu-qnn is not installed")
 
@@ -26,7 +28,7 @@ from tools.pcb.detect import boxes_of
 pytestmark = [pytest.mark.simulator, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(("form", "cosine"), [("npu-w8a8", 0.99), ("npu-w4a16", 0.9999)])
+@pytest.mark.parametrize(("form", "cosine"), [("npu-w8a8", 0.999), ("npu-w4a16", 0.99999)])
 def test_pcb_defect_runs_wholly_on_the_npu(form: str, cosine: float, tmp_path: Path) -> None:
     manifest = load_manifest(SHIPPED_DIR / "pcb-defect.toml")
     variant = manifest.variant(form)
@@ -48,9 +50,14 @@ def test_pcb_defect_runs_wholly_on_the_npu(form: str, cosine: float, tmp_path: P
     finally:
         session.close()
     (expected,) = on_cpu(onnx.load(path), [board_feed(board)])
-    for name, value in answer.items():
-        right = np.asarray(expected[name], np.float64).ravel()
-        found_values = np.asarray(value, np.float64).ravel()
-        assert found_values @ right > cosine * np.linalg.norm(found_values) * np.linalg.norm(right)
+    found_cosine = {name: _cosine(value, expected[name]) for name, value in answer.items()}
+    assert found_cosine["heat"] > cosine
+    # Offsets are small numbers of both signs: a step of 8 bits is more of them.
+    assert min(found_cosine.values()) > 1 - 50 * (1 - cosine)
     boxes = boxes_of(answer["heat"], answer["offset"], answer["size"])
     assert mean_average_precision([boxes], [board.marks]).mean > 0.7
+
+
+def _cosine(found: NDArray[Any], expected: NDArray[Any]) -> float:
+    a, b = (np.asarray(values, np.float64).ravel() for values in (found, expected))
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
