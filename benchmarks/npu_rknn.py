@@ -143,10 +143,8 @@ def measure(
         (compiled,) = Path(folder, "kept").rglob("*.rknn")
         n_bytes = compiled.stat().st_size
         seen = look(session, free, labelled)
-        if session.device_counts.n_cpu:
-            raise SystemExit(
-                f"{session.device_counts.n_cpu} runs were the CPU's: these are no figures of the simulator"
-            )
+        if n_fallbacks := session.device_counts().n_fallbacks:
+            raise SystemExit(f"{n_fallbacks} runs were the CPU's: these are no figures of the simulator")
         return seen, n_bytes, placed
 
 

@@ -29,9 +29,12 @@ _MAX_DATASET_BYTES: Final = 2**30
 def _stack(name: str, driver: str) -> Stack:
     wanted = stacks.stack(name)
 
+    kept: list[Path] = []
+
     def python() -> list[str]:
-        found = environments.find(wanted)
-        return [str(found.python), "-I"] if found is not None else []
+        if not kept or not kept[0].exists():  # it may have been made again, elsewhere
+            kept[:] = [found.python for found in (environments.find(wanted),) if found is not None]
+        return [*map(str, kept), "-I"]
 
     def installed() -> Absent | None:
         if platform.machine() not in wanted.machines:
