@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,11 @@ BACKENDS = (
 Load = Callable[[str], TensorSession]
 
 
+def packages_of(name: str) -> AbstractContextManager[object]:
+    """Let a back end find its vendor's packages, where they have an environment of their own."""
+    return environment("rknn") if name == "npu_rknn" else nullcontext()
+
+
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[TensorBackend]:
     if request.param == "fpga":
@@ -45,7 +50,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[TensorBackend]:
         return
     found: object = registry.get(request.param)
     assert isinstance(found, TensorBackend)
-    with environment("rknn") if request.param == "npu_rknn" else nullcontext():
+    with packages_of(request.param):
         if isinstance(absent := found.probe(), Absent):
             pytest.skip(f"{request.param}: {absent.reason}")
         yield found
@@ -100,7 +105,8 @@ def test_says_what_it_is(backend: TensorBackend, session: TensorSession) -> None
         # Nobody stands in for the chip; RKNN's compiler leaves a layer's reshaping to the board's CPU, and says so.
         assert len(elsewhere) < len(info.placement)
         assert not elsewhere or info.backend == "npu_rknn"
-    (device, *_) = backend.probe()  # type: ignore[misc]
+    with packages_of(backend.name):
+        (device, *_) = backend.probe()  # type: ignore[misc]
     assert info.evidence == device.evidence
 
 
