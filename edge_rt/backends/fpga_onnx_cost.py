@@ -110,7 +110,8 @@ class IdlePort:
         return self._registers.get(offset, 0)
 
     def write(self, offset: int, value: int) -> None:
-        self._registers[offset] = self.read(offset) & ~value if offset == regs.IRQ_STATUS else value
+        if offset != regs.CTRL:  # it stops at once
+            self._registers[offset] = self.read(offset) & ~value if offset == regs.IRQ_STATUS else value
 
     def flush(self, at: int, n_bytes: int) -> None:
         """Nothing to do: nobody reads."""

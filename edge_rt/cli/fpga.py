@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -18,10 +19,19 @@ from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.devices import cpu
 from edge_rt.errors import ModelNotPulledError, UnsupportedFeatureError
 
+# Of the figures by their names, in JSON: what no board has run must not pass for a measurement.
+_EVIDENCE = {"cycles": "projected", "engine_s": "projected", "host_s": "measured here", "cpu_s": "measured here"}
+
 
 @click.group("fpga", short_help="Tell what ONNX models would take of an FPGA's engine.")
 def command() -> None:
     """Tell what models would take of an FPGA's engine. docs/fpga.md tells more of it."""
+
+
+def _number(_context: click.Context, _option: click.Parameter, value: float) -> float:
+    if math.isnan(value):  # which is in every range
+        raise click.BadParameter("nan is no number")
+    return value
 
 
 @command.command("plan", short_help="Show what of a model would run there, and how long.")
@@ -30,6 +40,7 @@ def command() -> None:
 @click.option(
     "--intensity",
     type=click.FloatRange(min=0),
+    callback=_number,
     default=DEFAULT_RULE.min_intensity,
     show_default=True,
     help="Multiplications per byte that crosses; products with fewer stay on the CPU.",
@@ -56,7 +67,7 @@ def plan(
         Rule(min_intensity=intensity),
         free_size=size,
     )
-    click.echo(json.dumps(asdict(cost), indent=2) if as_json else _text(cost))
+    click.echo(json.dumps({"evidence": _EVIDENCE, **asdict(cost)}, indent=2) if as_json else _text(cost))
 
 
 def _file(settings: config.Config, name: str) -> ModelFile:

@@ -181,26 +181,32 @@ class PynqPort:
     def read(self, offset: int) -> int:
         try:
             return int(self._mmio.read(offset))
-        except RuntimeError as exc:  # over PYNQ.remote
-            raise OSError(f"register 0x{offset:02X} cannot be read: {exc}") from exc
+        except Exception as exc:  # PYNQ.remote's RuntimeError, and gRPC's own
+            raise OSError(f"register 0x{offset:02X} cannot be read: {_words(exc)}") from exc
 
     def write(self, offset: int, value: int) -> None:
         try:
             self._mmio.write(offset, value)
-        except RuntimeError as exc:
-            raise OSError(f"register 0x{offset:02X} cannot be written: {exc}") from exc
+        except Exception as exc:
+            raise OSError(f"register 0x{offset:02X} cannot be written: {_words(exc)}") from exc
 
     def flush(self, at: int, n_bytes: int) -> None:
-        if self._sync is not None:
-            self._sync(self._to_device, n_bytes, at)
-        else:
-            self._buffer[at : at + n_bytes].flush()
+        try:
+            if self._sync is not None:
+                self._sync(self._to_device, n_bytes, at)
+            else:
+                self._buffer[at : at + n_bytes].flush()
+        except Exception as exc:  # XRT's RuntimeError, too
+            raise OSError(f"memory cannot be flushed: {_words(exc)}") from exc
 
     def invalidate(self, at: int, n_bytes: int) -> None:
-        if self._sync is not None:
-            self._sync(self._from_device, n_bytes, at)
-        else:
-            self._buffer[at : at + n_bytes].invalidate()
+        try:
+            if self._sync is not None:
+                self._sync(self._from_device, n_bytes, at)
+            else:
+                self._buffer[at : at + n_bytes].invalidate()
+        except Exception as exc:
+            raise OSError(f"memory cannot be invalidated: {_words(exc)}") from exc
 
     def wait(self, limit_s: float) -> bool:
         """Poll: pynq's interrupts need an event loop, and a product takes less time than a thread takes to wake."""

@@ -16,6 +16,8 @@ from edge_rt.errors import DeviceFaultError, DeviceMismatchError, DeviceTimeoutE
 RING_LOG2 = 6
 RING_BYTES = regs.DESCRIPTOR_BYTES << RING_LOG2
 OTHER_BITSTREAM = "build the bitstream from this version's hw/fpga"
+_GROUP = 32  # weights; N_GROUPS counts them
+_MAX_GROUPS = regs.DESCRIPTOR_FIELDS["N_GROUPS"][2]
 _DONE, _STOPPED = 1, 2
 _TIMEOUT_CYCLES = 1_000_000  # without any progress; a refresh of DDR memory takes some hundreds
 _MAX_BURSTS = 8
@@ -73,6 +75,12 @@ class Caps:
             version=field(regs.CAPS_VERSION),
         )
 
+    @property
+    def are_possible(self) -> bool:
+        """Say whether the RTL can be built so: what is read from a bus may be anything."""
+        fits = self.beat_bits in (64, 128) and self.n_ports > 0 and self.n_vectors in (1, 2, 4, 6, 8)
+        return fits and _GROUP <= self.k_max <= _GROUP * _MAX_GROUPS
+
 
 class Registers(Protocol):
     """The part of an EnginePort that a bitstream can be known by."""
@@ -82,16 +90,23 @@ class Registers(Protocol):
 
 def identify(registers: Registers, device: str) -> Caps:
     """Say what engine this is. Raises DeviceMismatchError for none, and for another than this version's."""
+    engine_id, value = registers.read(regs.ID), registers.read(regs.CAPS)
+    caps = Caps.of(value)
     for what, found, wanted in (
-        ("register ID", registers.read(regs.ID), regs.ENGINE_ID),
-        ("register map", Caps.of(registers.read(regs.CAPS)).version, regs.MAP_VERSION),
+        ("register ID", engine_id, regs.ENGINE_ID),
+        ("register map", caps.version, regs.MAP_VERSION),
         ("build", registers.read(regs.BUILD), regs.BUILD_HASH),
     ):
         if found != wanted:
             raise DeviceMismatchError(
                 device=device, what=what, found=f"0x{found:X}", wanted=f"0x{wanted:X}", remedy=OTHER_BITSTREAM
             )
-    return Caps.of(registers.read(regs.CAPS))
+    if not caps.are_possible:
+        wanted_caps = "ports of 64 or 128 bits, one or more, and up to eight vectors"
+        raise DeviceMismatchError(
+            device=device, what="register CAPS", found=f"0x{value:X}", wanted=wanted_caps, remedy=OTHER_BITSTREAM
+        )
+    return caps
 
 
 def descriptors(jobs: Sequence[Job]) -> NDArray[np.uint8]:
@@ -104,8 +119,10 @@ class Ring:
 
     def __init__(self, port: EnginePort, at: int, device: str) -> None:
         self._port, self._at, self._device = port, at, device
-        self.caps = identify(port, device)
-        self._begin()
+        self.caps, self._tail = identify(port, device), 0
+        # Whoever had the engine before may have died while it worked, and it works on.
+        if not self.reset():
+            raise self.fault("it does not stop what it was doing")
 
     def _begin(self) -> None:
         port, address = self._port, self._port.base + self._at
@@ -145,15 +162,27 @@ class Ring:
             self._fail(is_raised, limit_s)
 
     def reset(self) -> bool:
-        """Stop the engine, wait for what memory owes it, and begin anew; False while memory still owes something."""
+        """Stop the engine, wait for what memory owes it, and begin anew.
+
+        False while memory still owes something, and while no such engine answers: logic without power or clock reads
+        as zeros or ones.
+        """
         port = self._port
         port.write(regs.CTRL, _RESET)
         for _ in range(_MAX_RESET_PAUSES):
             if port.read(regs.CTRL) == 0:
+                if not self._is_there():
+                    return False
                 self._begin()
                 return True
             port.pause(_RESET_PAUSE_S)
         return False
+
+    def _is_there(self) -> bool:
+        try:
+            return identify(self._port, self._device) == self.caps
+        except DeviceMismatchError:
+            return False
 
     def busy_cycles(self) -> int:
         return self._wide(regs.CYCLES_LO, regs.CYCLES_HI)

@@ -344,6 +344,9 @@ static int fpga(int n_rounds) {
         failed |= en_fpga_encode(x, m, k, vectors, stride, units);
         en_fpga_task task = {sums, rows, columns, 1e-7, 0, n, m, m, 0, 0, 0};
         failed |= !en_fpga_finish(&task, 1, vectors, stride, k, units, y, n);
+        sums[next() % (unsigned)(n * m)] = round % 2 ? INFINITY : -INFINITY;
+        failed |= en_fpga_finish(&task, 1, vectors, stride, k, units, y, n);
+        memset(sums, 0, sizeof *sums * (size_t)n * (size_t)m);
         columns[next() % k] = 1e6;
         failed |= round % 3 && en_fpga_finish(&task, 1, vectors, stride, k, units, y, n);
         x[next() % (m * k)] = NAN;

@@ -12,7 +12,7 @@ from edge_rt.backends.fpga_numbers import encode_activations, encode_weights
 from edge_rt.backends.fpga_pack import Matrix, fuse
 from edge_rt.backends.fpga_products import place
 from edge_rt.devices import fpga_regs as regs
-from edge_rt.errors import BackendStepError, DeviceMemoryError, DeviceMismatchError
+from edge_rt.errors import BackendStepError, DeviceFaultError, DeviceMemoryError, DeviceMismatchError
 from hw.fpga.sim.build import CONFIGS
 from hw.fpga.sim.port import GoldenPort
 
@@ -204,20 +204,25 @@ def test_a_bit_that_flipped_in_memory_is_noticed_and_written_anew(caplog):
     assert engine.report().n_faults == 1
 
 
-class FlippingPort(GoldenPort):
-    """Its engine's results have one bit wrong, each time."""
+class WrongPort(GoldenPort):
+    """Its engine's results have one word wrong, each time."""
 
     def wait(self, limit_s):
         is_raised = super().wait(limit_s)
         words = self._ddr[self.y_at :].view("<u4")
-        words[5] ^= 1 << 22
+        words[8] = self.spoil(words[8])
         return is_raised
 
 
-def test_an_engine_that_computes_wrong_is_left_for_the_cpu():
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda word: word ^ 1 << 22, lambda _: 0x7F800000, lambda _: 0xFF800000, lambda _: 0xFFFFFFFF],
+    ids=["bit", "inf", "-inf", "nan"],
+)
+def test_an_engine_that_computes_wrong_is_left_for_the_cpu(spoil):
     placement = place(MATRICES, Layout(CONFIG.beat_bits), CONFIG.n_vectors)
-    port = FlippingPort(CONFIG, np.zeros(placement.memory_bytes, np.uint8))
-    port.y_at = placement.y_at
+    port = WrongPort(CONFIG, np.zeros(placement.memory_bytes, np.uint8))
+    port.y_at, port.spoil = placement.y_at, spoil
     engine = FpgaEngine.load(port, MATRICES)
     for _ in range(2):
         check(engine, "a")
@@ -252,6 +257,87 @@ def test_an_engine_of_another_build_and_too_little_memory_are_refused():
     assert caught.value.need_bytes == placement.memory_bytes
     port.write(regs.BUILD, 1)
     with pytest.raises(DeviceMismatchError, match="build"):
+        FpgaEngine.load(port, MATRICES)
+
+
+class DarkPort(GoldenPort):
+    """Logic without power or clock while reads_as is not None: every register reads so, and nothing arrives."""
+
+    reads_as = None
+
+    def read(self, offset):
+        return super().read(offset) if self.reads_as is None else self.reads_as
+
+    def write(self, offset, value):
+        if self.reads_as is None:
+            super().write(offset, value)
+
+    def wait(self, limit_s):
+        return super().wait(limit_s) if self.reads_as is None else self.reads_as != 0
+
+
+@pytest.mark.parametrize("reads_as", [0, 0xFFFFFFFF])
+def test_logic_without_power_is_lost_as_a_whole_and_all_its_matrices_are_back_later(reads_as):
+    clock, placement = Clock(), place(MATRICES, Layout(CONFIG.beat_bits), CONFIG.n_vectors)
+    port = DarkPort(CONFIG, np.zeros(placement.memory_bytes, np.uint8))
+    engine = FpgaEngine.load(port, MATRICES, now=clock)
+    port.reads_as = reads_as
+    for _ in range(3):
+        check(engine, "a")
+        check(engine, "b")
+    report = engine.report()
+    assert (report.n_products, report.n_on_cpu, report.n_faults, report.on_cpu) == (0, 6, 1, ())
+    assert report.is_lost
+    port.reads_as, clock.now_s = None, 31.0
+    check(engine, "a")
+    check(engine, "b")
+    assert (engine.report().n_products, engine.report().is_lost) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (regs.CAPS_BEAT_BYTES, 0),
+        (regs.CAPS_BEAT_BYTES, 17),
+        (regs.CAPS_PORTS, 0),
+        (regs.CAPS_VECTORS, 0),
+        (regs.CAPS_VECTORS, 15),
+        (regs.CAPS_K_MAX_LOG2, 0),
+        (regs.CAPS_K_MAX_LOG2, 31),
+    ],
+)
+def test_capabilities_that_no_engine_has_are_refused(field, value):
+    port = GoldenPort(CONFIG, np.zeros(2**20, np.uint8))
+    caps = port.read(regs.CAPS) & ~(field[1] << field[0]) | value << field[0]
+    port._registers[regs.CAPS] = caps
+    with pytest.raises(DeviceMismatchError, match=f"register CAPS is 0x{caps:X}"):
+        FpgaEngine.load(port, MATRICES)
+
+
+class BusyPort(GoldenPort):
+    """Left by a process that has died: TAIL is ahead of HEAD. One that does not stop does not reset either."""
+
+    stops = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._registers |= {regs.HEAD: 5, regs.TAIL: 9, regs.STATUS: 1}
+
+    def write(self, offset, value):
+        if offset == regs.CTRL and not self.stops:
+            self._registers[offset] = value
+        else:
+            super().write(offset, value)
+
+
+def test_an_engine_that_another_process_left_at_work_is_stopped_first():
+    memory = np.zeros(place(MATRICES, Layout(CONFIG.beat_bits), CONFIG.n_vectors).memory_bytes, np.uint8)
+    engine = FpgaEngine.load(BusyPort(CONFIG, memory), MATRICES)
+    check(engine, "a")
+    assert (engine.report().n_products, engine.report().n_faults) == (1, 0)
+    port = BusyPort(CONFIG, memory)
+    port.stops = False
+    with pytest.raises(DeviceFaultError, match="it does not stop what it was doing"):
         FpgaEngine.load(port, MATRICES)
 
 

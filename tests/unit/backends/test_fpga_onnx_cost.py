@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,13 @@ def test_the_command_says_what_is_projected_and_what_was_measured(tmp_path: Path
     assert "projected for z2-gemm on a PYNQ-Z2; no board has run" in said.output
     for word in ("the one", "engine, projected", "CPU beside it, here", "onnxruntime alone, here"):
         assert word in said.output
+    said = CliRunner().invoke(main, ["fpga", "plan", str(path), "--intensity", "0", "--json"])
+    facts = json.loads(said.output)
+    assert {name for name in facts if name.endswith("_s")} <= set(facts["evidence"])
+    assert set(facts["products"][0]) & {"cycles", "engine_s"} <= set(facts["evidence"])
+    assert facts["evidence"]["engine_s"] == "projected"
+    said = CliRunner().invoke(main, ["fpga", "plan", str(path), "--intensity", "nan"])
+    assert (said.exit_code, "nan is no number" in said.output) == (2, True)
     saved(int4(4), path)
     said = CliRunner().invoke(main, ["fpga", "plan", str(path), "--intensity", "900"])
     assert said.exit_code == 1

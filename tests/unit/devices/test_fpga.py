@@ -218,15 +218,27 @@ def test_an_interrupt_ends_a_wait_even_one_that_was_overslept():
     assert clock.n_sleeps == 0
 
 
-def test_registers_that_cannot_be_reached_are_an_os_error():
-    def fail(*_):
-        raise RuntimeError("the channel is closed")
+class OwnError(Exception):
+    """As grpc.RpcError: of no kind that Python has."""
 
-    port = PynqPort(SimpleNamespace(read=fail, write=fail), Buffer(64, [], SimpleNamespace()))
-    with pytest.raises(OSError, match="register 0x10 cannot be read: the channel is closed"):
-        port.read(regs.STATUS)
-    with pytest.raises(OSError, match="register 0x0C cannot be written"):
-        port.write(regs.CTRL, 1)
+
+@pytest.mark.parametrize("kind", [RuntimeError, OwnError])
+def test_whatever_pynq_or_xrt_raises_is_an_os_error(kind):
+    def fail(*_):
+        raise kind("the channel is closed")
+
+    directions = SimpleNamespace(XCL_BO_SYNC_BO_TO_DEVICE=0, XCL_BO_SYNC_BO_FROM_DEVICE=1)
+    registers, xrt = SimpleNamespace(read=fail, write=fail), SimpleNamespace(xclBOSyncDirection=directions)
+    port = PynqPort(registers, Buffer(64, [], SimpleNamespace(sync=fail)), xrt=xrt)
+    for call, says in (
+        (lambda: port.read(regs.STATUS), "register 0x10 cannot be read: .*the channel is closed"),
+        (lambda: port.write(regs.CTRL, 1), "register 0x0C cannot be written"),
+        (lambda: port.wait(1.0), "register 0x18 cannot be read"),
+        (lambda: port.flush(0, 64), "memory cannot be flushed: .*the channel is closed"),
+        (lambda: port.invalidate(0, 64), "memory cannot be invalidated"),
+    ):
+        with pytest.raises(OSError, match=says):
+            call()
 
 
 def test_the_simulator_says_that_it_is_one_or_why_it_is_not_here():
