@@ -39,7 +39,6 @@ from edge_rt.types import Evidence, ModelInfo
 _log = logging.getLogger(__name__)
 
 _LAYOUT = Layout(128)  # for estimates; with ports of 64 bits a model takes as much
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edge_rt.backends.fpga_layout import LINE_BEATS, Layout
 
 FIFO_BEATS = 512
+MIN_INTENSITY = 16.0  # multiplications per byte that crosses, for a product to be worth the engine
 _FETCH = 4  # states and registers between a write of TAIL and the first address of activations, less the memory's part
 _PIPELINE = 32  # from a row's last weight to its sums in the writer,
 _ADDERS = 4  # and more where the factors of several vectors are added up
@@ -27,6 +28,22 @@ class Memory:
 
     latency_cycles: int
     bytes_per_cycle: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """An engine of a configuration on a board's memory, as far as they are projected."""
+
+    name: str
+    engine: Engine
+    memory: Memory
+    clock_hz: float
+
+
+BOARDS = {
+    "kv260": Board("kv260-gemm on a KV260", Engine(128, 4, 8), Memory(80, 64.0), 300e6),
+    "pynq-z2": Board("z2-gemm on a PYNQ-Z2", Engine(64, 2, 8), Memory(80, 14.0), 150e6),
+}
 
 
 def job_cycles(

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 GROUP = 32
-MAX_GROUP_LOG2 = 2
 F_ONE = 16
 E_MAX = 7
 _F_ONE_LOG2 = 4

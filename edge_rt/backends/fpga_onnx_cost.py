@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends import fpga_onnx
 from edge_rt.backends.base import DTYPES, ModelFile, TensorOptions, TensorSession
-from edge_rt.backends.fpga_cycles import Engine, Memory, job_cycles
+from edge_rt.backends.fpga_cycles import Board, job_cycles
 from edge_rt.backends.fpga_engine import FpgaEngine
 from edge_rt.backends.fpga_layout import Layout
 from edge_rt.backends.fpga_numbers import GROUP
@@ -30,22 +30,6 @@ from edge_rt.devices.fpga_jobs import Job
 from edge_rt.tensor_types import NodePlacement, TensorSpec
 
 _N_RUNS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Board:
-    """An engine of a configuration on a board's memory, as far as they are projected."""
-
-    name: str
-    engine: Engine
-    memory: Memory
-    clock_hz: float
-
-
-BOARDS = {
-    "kv260": Board("kv260-gemm on a KV260", Engine(128, 4, 8), Memory(80, 64.0), 300e6),
-    "pynq-z2": Board("z2-gemm on a PYNQ-Z2", Engine(64, 2, 8), Memory(80, 14.0), 150e6),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,9 @@ from types import MappingProxyType
 
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
+from edge_rt.backends.fpga_cycles import MIN_INTENSITY
 from edge_rt.backends.fpga_onnx_graph import OnnxGraph, tensor_bytes
-from edge_rt.backends.fpga_onnx_products import K_MAX, MIN_INTENSITY, Product, find_product
+from edge_rt.backends.fpga_onnx_products import K_MAX, Product, find_product
 from edge_rt.backends.onnx_facts import OnnxModel
 from edge_rt.backends.onnx_open import ACCURACY_LEVEL
 from edge_rt.errors import ModelFormatError
@@ -257,7 +258,3 @@ def _fast(node: NodeProto) -> NodeProto:
     del copy.attribute[:]
     copy.attribute.extend([*kept, helper.make_attribute("accuracy_level", ACCURACY_LEVEL)])
     return copy
-
-
-def input_types(graph: OnnxGraph) -> dict[str, ValueInfoProto]:
-    return {value.name: value for value in graph.model.graph.input}

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 
+from edge_rt.backends.fpga_cycles import MIN_INTENSITY
 from edge_rt.backends.fpga_numbers import GROUP
 from edge_rt.backends.fpga_onnx_graph import NotForEngineError, OnnxGraph, attribute, inputs
 from edge_rt.backends.fpga_onnx_patches import MAX_REACH, MAX_TAPS, Window
@@ -28,7 +29,6 @@ from edge_rt.backends.fpga_onnx_weights import (
 )
 
 K_MAX = 8192  # weights a row, of every configuration
-MIN_INTENSITY = 16.0
 _RECORD_BYTES = 4  # that a group of activations takes beside its INT8
 
 

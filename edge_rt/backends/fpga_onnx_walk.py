@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,6 @@ from edge_rt.errors import InvalidRequestError
 
 Values = dict[str, Any]
 Run = Callable[[Sequence[str], Mapping[str, Any]], Sequence[Any]]
-
-
-class Multiplier(Protocol):
-    """Matrices by name, and what multiplies vectors [m, k] with them: float32 [m, rows]."""
-
-    def multiply(self, name: str, x: NDArray[np.float32] | Activations) -> NDArray[np.float32]: ...
 
 
 class ProductStep:

@@ -7,17 +7,20 @@ import math
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from tabulate import tabulate
 
 from edge_rt import config
 from edge_rt.backends.base import ModelFile, TensorOptions
-from edge_rt.backends.fpga_onnx_cost import BOARDS, PlanCost, measure
-from edge_rt.backends.fpga_onnx_plan import DEFAULT_RULE, Rule
+from edge_rt.backends.fpga_cycles import BOARDS, MIN_INTENSITY
 from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.devices import cpu
-from edge_rt.errors import ModelNotPulledError, UnsupportedFeatureError
+from edge_rt.errors import BackendUnavailableError, ModelNotPulledError, UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from edge_rt.backends.fpga_onnx_cost import PlanCost
 
 # Of the figures by their names, in JSON: what no board has run must not pass for a measurement.
 _EVIDENCE = {"cycles": "projected", "engine_s": "projected", "host_s": "measured here", "cpu_s": "measured here"}
@@ -41,7 +44,7 @@ def _number(_context: click.Context, _option: click.Parameter, value: float) -> 
     "--intensity",
     type=click.FloatRange(min=0),
     callback=_number,
-    default=DEFAULT_RULE.min_intensity,
+    default=MIN_INTENSITY,
     show_default=True,
     help="Multiplications per byte that crosses; products with fewer stay on the CPU.",
 )
@@ -60,6 +63,11 @@ def plan(
     does beside the engine is measured here, and so is onnxruntime with the whole model: on the board itself the two
     tell what the engine is worth.
     """
+    try:
+        from edge_rt.backends.fpga_onnx_cost import measure
+        from edge_rt.backends.fpga_onnx_plan import Rule
+    except ImportError as exc:
+        raise BackendUnavailableError(backend="fpga", reason=f"{exc.name} is not installed", extra="onnx") from exc
     cost = measure(
         _file((above or config.load()).config, model),
         TensorOptions(n_threads=threads),

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from edge_rt.backends import fpga_onnx
 from edge_rt.backends.base import TensorOptions
-from edge_rt.backends.fpga_cycles import job_cycles
+from edge_rt.backends.fpga_cycles import BOARDS, job_cycles
 from edge_rt.backends.fpga_engine import FpgaEngine
-from edge_rt.backends.fpga_onnx_cost import BOARDS, measure
+from edge_rt.backends.fpga_onnx_cost import measure
 from edge_rt.backends.fpga_onnx_plan import CPU, FPGA, Rule
 from edge_rt.cli import main
 from hw.fpga.sim.build import CONFIGS

@@ -17,7 +17,6 @@ from edge_rt.errors import AcceleratorLostError
 from tests.npu.fake_npu import DRIVER, FakeNpu, is_alive
 
 pytestmark = pytest.mark.stub
-LOADED = {"folder": "", "facts": {"placement": []}, "rows": 0}
 
 
 @pytest.fixture
