@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-sys.path[:0] = [str(_HERE / "fake_rknnlite"), str(_HERE.parents[1] / "edge_rt" / "backends" / "npu")]
+sys.path[:0] = [str(_HERE / "fake_rknnlite"), str(_HERE.parents[1] / "edge_rt" / "backends")]
 
-import rknnlite_driver  # type: ignore[import-not-found] # noqa: E402 - found in the folder just named
+from npu import rknnlite_driver  # type: ignore[import-not-found] # noqa: E402 - found in the folder just named
 
 
 class Driver(rknnlite_driver.Driver):  # type: ignore[misc]

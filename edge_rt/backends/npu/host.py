@@ -184,8 +184,11 @@ def _wait(fd: int, event: int, until_s: float | None) -> None:
 
 
 def load_driver(path: str) -> Any:
-    """Import a driver from its file and make it."""
-    spec = importlib.util.spec_from_file_location("npu_driver", path)
+    """Import a driver from its file and make it. From its folder it gets modules relatively, `from .printed import …`,
+    so none of them hides a vendor's package of the same name.
+    """
+    folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
+    spec = importlib.util.spec_from_file_location("npu_driver", path, submodule_search_locations=[folder])
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)

@@ -16,12 +16,15 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any, Iterator  # noqa: UP035 - Python 3.8 knows no others at run time
 
 import numpy as np
 
+from .printed import Printed
+from .rknn_layers import placement, read_layers
+
+# As boards' device trees name them, too: the first that fits.
 SOCS = ("rk3588", "rk3576", "rk3568", "rk3566", "rk3562", "rv1126b")
 COMPILED = "model.rknn"
 SOURCE = "source.onnx"
@@ -30,9 +33,6 @@ DTYPES = ("fp16", "w8a8", "w8a16", "w16a16i_dfp", "w4a16")
 ALGORITHMS = ("normal", "mmse", "kl_divergence")  # gdq wants PyTorch
 OPTIONS = frozenset(["dtype", "algorithm", "method", "dataset", "float", "cores", "contexts"])
 MAX_SAMPLES = 512
-NOT_TAKEN = "RKNN computes them on the board's CPU"
-_ROW = re.compile(r"RKNN: \[[\d:.]+\] +(\d+) +(\S+) +(\S+) +(NPU|CPU|GPU) +\S+ +\S+ +(\d+)/(\d+)/(\d+) +\S+ +(\S.*)")
-_BORDERS = frozenset(["InputOperator", "OutputOperator"])  # they compute nothing
 _DATATYPES = {1: "FP32", 2: "UINT8", 3: "INT8", 6: "INT32", 7: "INT64", 10: "FP16"}
 
 
@@ -347,73 +347,14 @@ def named(answers: list[Any], facts: dict[str, Any], outputs: list[str]) -> dict
     return {name: found[name] for name in outputs}
 
 
-def read_layers(text: str) -> list[dict[str, Any]]:
-    """Read the compiler's own table of layers: what each is, who computes it and in how many cycles by its estimate."""
-    found: list[dict[str, Any]] = []
-    for line in text.splitlines():
-        if (row := _ROW.search(line)) is None:
-            continue
-        number, kind, _, target, _, _, cycles, name = row.groups()
-        if number == "0":
-            found = []  # a later table is of the model as it is now
-        if kind not in _BORDERS:
-            found.append({"kind": kind, "target": target, "cycles": int(cycles), "name": name.strip()})
-    return found
-
-
-def placement(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Count the layers by who computes them."""
-    kinds: dict[str, Counter[str]] = {}
-    for layer in layers:
-        kinds.setdefault(layer["target"], Counter())[layer["kind"]] += 1
-    return [
-        {
-            "provider": "RKNN" if target == "NPU" else f"RKNN {target}",
-            "n_nodes": sum(found.values()),
-            "kinds": found.most_common(),
-            "reason": "" if target == "NPU" else NOT_TAKEN,
-        }
-        for target, found in sorted(kinds.items(), reverse=True)
-    ]
-
-
-class Said:
-    """What is printed within, by C++ too; it goes on to stderr afterwards."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def __enter__(self) -> Said:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._file = tempfile.TemporaryFile()
-        self._kept = os.dup(1), os.dup(2)
-        os.dup2(self._file.fileno(), 1)
-        os.dup2(self._file.fileno(), 2)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.read()
-        for number, fd in zip((1, 2), self._kept):  # noqa: B905 - Python 3.8 has none
-            os.dup2(fd, number)
-            os.close(fd)
-        self._file.close()
-        os.write(2, self.text[-20_000:].encode(errors="replace"))
-
-    def read(self) -> None:
-        self.text = os.pread(self._file.fileno(), 2**24, 0).decode(errors="replace")
+class Said(Printed):
+    """What the toolkit prints within."""
 
     def words(self) -> str:
         """Give the last lines that tell of an error."""
-        if not self._file.closed:
-            self.read()
-        plain = re.sub(r"\x1b\[[\d;]*m", "", self.text)
-        lines = [
-            line.strip() for line in plain.splitlines() if re.match(r"\s*E (?!rknn-toolkit2 version)|\w*Error\b", line)
-        ]
-        return " | ".join(dict.fromkeys(lines[-3:]))[:600] or "it said nothing"
+        lines = [line.strip() for line in self.plain().splitlines()]
+        telling = [line for line in lines if re.match(r"E (?!rknn-toolkit2 version)|\w*Error\b", line)]
+        return " | ".join(dict.fromkeys(telling[-3:]))[:600] or "it said nothing"
 
 
 def must(code: Any, said: Said, call: str) -> None:

@@ -11,8 +11,6 @@ import hashlib
 import json
 import os
 import re
-import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-COMPILED = "model.rknn"
-# As boards' device trees name the chips that have an NPU of this kind, the first that fits.
-SOCS = ("rk3588", "rk3576", "rk3568", "rk3566", "rk3562", "rv1126b")
+from .printed import Printed
+from .rknn_driver import COMPILED, OPTIONS, SOCS
+
 LIBRARIES = (
     "usr/lib/librknnrt.so",
     "usr/lib64/librknnrt.so",
@@ -31,11 +29,11 @@ LIBRARIES = (
 )
 CORES = {"auto": 0, "0": 1, "1": 2, "2": 4, "0_1": 3, "0_1_2": 7, "all": 0xFFFF}
 MANY_CORES = ("rk3588", "rk3576")
-OPTIONS = frozenset(["dtype", "algorithm", "method", "dataset", "float", "cores", "contexts"])
 MAX_CONTEXTS = 8
 _MAX_TEXT_BYTES = 4096
 _MAX_LIBRARY_BYTES = 64 * 2**20
 _MAX_JSON_BYTES = 2**20
+_FACTS = frozenset(["inputs", "outputs", "placement", "plan"])
 
 
 class RknnError(Exception):
@@ -115,22 +113,19 @@ class Driver:
         source = Path(model)
         ready = source.with_name(f"{source.stem}.{soc}.rknn")
         try:
-            text = ready.with_name(f"{ready.name}.json").read_bytes()[:_MAX_JSON_BYTES]
-            data = ready.read_bytes()
+            told = _told(ready.with_name(f"{ready.name}.json"))
+            sha256 = _copy(ready, Path(folder, COMPILED))
         except OSError as exc:
             raise RknnError(
                 f"{ready.name} is not beside the model ({exc.strerror}): a board compiles nothing. Make it on x86-64 "
                 f"by hw/npu/rknn/convert.py {source.name} --soc {soc}"
             ) from exc
-        told = json.loads(text)
-        of_model = hashlib.sha256(source.read_bytes()).hexdigest()
-        if told["soc"] != soc or told["model_sha256"] != of_model:
+        if told["soc"] != soc or told["model_sha256"] != _copy(source):
             raise RknnError(
                 f"{ready.name} was compiled for {told['soc']} from another file than {source.name}: convert it anew"
             )
-        if told["sha256"] != hashlib.sha256(data).hexdigest():
+        if told["sha256"] != sha256:
             raise RknnError(f"{ready.name} is not what was compiled: copy it and its .json again")
-        Path(folder, COMPILED).write_bytes(data)
         return {"files": [COMPILED], "placement": told["facts"]["placement"], "facts": told["facts"]}
 
     def load(
@@ -148,9 +143,10 @@ class Driver:
         cores = options.get("cores", "auto")
         if cores not in CORES:
             raise RknnError(f"cores {cores} is not known; there are {', '.join(CORES)}")
-        n_contexts = int(options.get("contexts", "1"))
-        if not 1 <= n_contexts <= MAX_CONTEXTS:
-            raise RknnError(f"contexts {n_contexts}: there are 1 to {MAX_CONTEXTS}")
+        wanted = options.get("contexts", "1")
+        if not re.match(r"[0-9]{1,3}\Z", wanted) or not 1 <= int(wanted) <= MAX_CONTEXTS:
+            raise RknnError(f"contexts {wanted[:20]}: there are 1 to {MAX_CONTEXTS}")
+        n_contexts = int(wanted)
         many = soc in MANY_CORES
         if cores != "auto" and not many:
             raise RknnError(f"cores {cores}: {soc} has one core")
@@ -255,41 +251,46 @@ class Driver:
             return ""
 
 
-class Said:
-    """What is printed within, by C++ too; it goes on to stderr afterwards."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def __enter__(self) -> Said:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._file = tempfile.TemporaryFile()
-        self._kept = os.dup(1), os.dup(2)
-        os.dup2(self._file.fileno(), 1)
-        os.dup2(self._file.fileno(), 2)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.text = os.pread(self._file.fileno(), 2**20, 0).decode(errors="replace")
-        for number, fd in zip((1, 2), self._kept):  # noqa: B905 - Python 3.8 has none
-            os.dup2(fd, number)
-            os.close(fd)
-        self._file.close()
-        os.write(2, self.text.encode(errors="replace"))
+class Said(Printed):
+    """What the runtime prints within."""
 
     def words(self) -> str:
         """Say in a line what the library has printed: files that it misses, or its last error."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        text = re.sub(r"\x1b\[[\d;]*m", "", os.pread(self._file.fileno(), 2**20, 0).decode(errors="replace"))
+        text = self.plain()
         if missing := re.findall(r"-v (\S+):\1", text):
             return f"the runtime misses {' and '.join(dict.fromkeys(missing))}"
         lines = [line.strip() for line in text.splitlines()]
         telling = [line for line in lines if re.match(r"E (?!Traceback|Catch)|\w*(Error|Exception)\b", line)] or lines
         return " | ".join(dict.fromkeys(line for line in telling if line))[-600:] or "it said nothing"
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """Read what convert.py wrote of a compiled model."""
+    with path.open("rb") as file:
+        text = file.read(_MAX_JSON_BYTES + 1)
+    if len(text) > _MAX_JSON_BYTES:
+        raise RknnError(f"{path.name} has more than {_MAX_JSON_BYTES} bytes: convert the model anew")
+    try:
+        told = json.loads(text)
+        is_whole = {"soc", "model_sha256", "sha256"} <= set(told) and set(told["facts"]) >= _FACTS
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise RknnError(f"{path.name} is not what convert.py writes: copy it again, or convert the model anew")
+    return dict(told)
+
+
+def _copy(path: Path, into: Path | None = None) -> str:
+    """Hash a file, and write it elsewhere too; a piece at a time."""
+    digest = hashlib.sha256()
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(path.open("rb"))
+        copy = stack.enter_context(into.open("wb")) if into is not None else None
+        while piece := source.read(2**20):
+            digest.update(piece)
+            if copy is not None:
+                copy.write(piece)
+    return digest.hexdigest()
 
 
 def _dtype(datatype: str) -> Any:

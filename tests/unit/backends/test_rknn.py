@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import Absent, ModelFile, NpuOptions, TensorOptions
-from edge_rt.backends.npu import rknn_driver
+from edge_rt.backends.npu import host, rknn_driver
 from edge_rt.backends.npu.artifacts import artifacts
 from edge_rt.backends.npu.environments import Environment
 from edge_rt.backends.npu.rknn import NAME, RknnBackend
@@ -30,6 +30,16 @@ pytestmark = [pytest.mark.simulator, pytest.mark.slow]
 def toolkit() -> Iterator[Environment]:
     with environment("rknn") as found:
         yield found
+
+
+def with_driver(toolkit: Environment, code: str) -> list[Any]:
+    """Give the command that runs code with the driver, imported as its host does."""
+    begin = (
+        "import importlib.util, sys; spec = importlib.util.spec_from_file_location('host', sys.argv[1]); "
+        "host = importlib.util.module_from_spec(spec); spec.loader.exec_module(host); "
+        "host.load_driver(sys.argv[2]); driver = sys.modules['npu_driver']\n"
+    )
+    return [toolkit.python, "-I", "-c", begin + code, host.__file__, rknn_driver.__file__]
 
 
 @pytest.fixture
@@ -120,13 +130,11 @@ def test_a_layer_can_stay_float(backend: RknnBackend, file: ModelFile, dataset: 
 
 def test_capabilities_are_what_a_compiler_took_and_differ_by_chip(toolkit: Environment, tmp_path: Path) -> None:
     code = (
-        "import importlib.util, json, sys; spec = importlib.util.spec_from_file_location('driver', sys.argv[1]); "
-        "driver = importlib.util.module_from_spec(spec); spec.loader.exec_module(driver); "
-        "told = {soc: driver.Driver().capabilities('sim', soc) for soc in ('rk3588', 'rk3576')}; "
-        "open(sys.argv[2], 'w').write(json.dumps(told))"
+        "told = {soc: driver.Driver().capabilities('sim', soc) for soc in ('rk3588', 'rk3576')}\n"
+        "import json; open(sys.argv[3], 'w').write(json.dumps(told))"
     )
     answer = tmp_path / "told.json"
-    subprocess.run([toolkit.python, "-I", "-c", code, rknn_driver.__file__, answer], capture_output=True, check=True)
+    subprocess.run([*with_driver(toolkit, code), answer], capture_output=True, check=True)
     told = json.loads(answer.read_text())
     bits = {soc: {(p["weight_bits"], p["activation_bits"]) for p in t["precisions"]} for soc, t in told.items()}
     assert bits == {"rk3588": {(8, 8), (16, 16)}, "rk3576": {(4, 16), (8, 8), (16, 16)}}
@@ -158,9 +166,6 @@ def test_the_adb_server_that_the_toolkit_starts_is_ended(toolkit: Environment, t
     if is_heard(5037):
         pytest.skip("an adb server runs here already")
     code = (
-        "import importlib.util, sys; spec = importlib.util.spec_from_file_location('driver', sys.argv[1]); "
-        "driver = importlib.util.module_from_spec(spec); spec.loader.exec_module(driver)\n"
-        "sys.modules['driver'] = driver\n"
         "from pathlib import Path\n"
         "from rknn.api import RKNN\n"
         "Path('source.onnx').write_bytes(driver.tiny_model())\n"
@@ -173,8 +178,9 @@ def test_the_adb_server_that_the_toolkit_starts_is_ended(toolkit: Environment, t
         "    assert code != 0\n"
         "    print('\\nstarted', len(driver._adb_servers()))\n"
     )
-    command = [toolkit.python, "-I", "-c", code, rknn_driver.__file__]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
+    done = subprocess.run(
+        with_driver(toolkit, code), capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "started 1" in done.stdout
     assert not is_heard(5037)

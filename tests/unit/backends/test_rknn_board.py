@@ -173,6 +173,7 @@ def test_rows_are_spread_over_contexts(board: Board, file: ModelFile) -> None:
     [
         ({"cores": "5"}, "cores 5 is not known"),
         ({"contexts": "0"}, "contexts 0: there are 1 to 8"),
+        ({"contexts": "many"}, "contexts many: there are 1 to 8"),
         ({"speed": "9"}, "option speed is not known"),
     ],
 )
@@ -193,6 +194,24 @@ def test_what_was_compiled_of_something_else_is_refused(
     board: Board, file: ModelFile, other: dict[str, str], words: str
 ) -> None:
     write_compiled(file.path, **other)
+    with pytest.raises(BackendLoadError, match=words):
+        board.backend().load_tensor(file, options())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not what convert.py writes"),
+        ("[]", "is not what convert.py writes"),
+        ('{"soc": "rk3588", "facts": {}}', "is not what convert.py writes"),
+        (" " * (2**20 + 1), "has more than 1048576 bytes"),
+    ],
+    ids=["cut off", "a list", "without its parts", "too large"],
+)
+def test_a_description_that_convert_did_not_write_is_refused(
+    board: Board, file: ModelFile, text: str, words: str
+) -> None:
+    file.path.with_name("twice.rk3588.rknn.json").write_text(text)
     with pytest.raises(BackendLoadError, match=words):
         board.backend().load_tensor(file, options())
 

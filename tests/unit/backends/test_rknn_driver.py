@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from edge_rt.backends.base import Absent, Device, ModelFile, TensorOptions
-from edge_rt.backends.npu import rknn_driver
+from edge_rt.backends.npu import rknn_driver, rknn_layers
 from edge_rt.backends.npu.rknn import RknnBackend, RknnVendor
 from tests.npu.picture_model import picture_model
 
@@ -55,13 +55,13 @@ D RKNN: [14:04:25.333] 1    ConvClip      INT8     NPU    (1,3),(2)   (1,32,1,1)
 D RKNN: [14:04:25.333] 2    Reshape       INT8     CPU    (1,32,1,1)  (1,32)       0/0/7                 298   Reshape:b
 D RKNN: [14:04:25.333] 3    OutputOperator INT8    CPU    (1,32)      \\            0/0/0                  0       Out:y
 """
-    layers = rknn_driver.read_layers(text + text)
+    layers = rknn_layers.read_layers(text + text)
     assert [(layer["kind"], layer["target"], layer["cycles"]) for layer in layers] == [
         ("ConvClip", "NPU", 225793),
         ("Reshape", "CPU", 7),
     ]
-    assert rknn_driver.placement(layers) == [
+    assert rknn_layers.placement(layers) == [
         {"provider": "RKNN", "n_nodes": 1, "kinds": [("ConvClip", 1)], "reason": ""},
-        {"provider": "RKNN CPU", "n_nodes": 1, "kinds": [("Reshape", 1)], "reason": rknn_driver.NOT_TAKEN},
+        {"provider": "RKNN CPU", "n_nodes": 1, "kinds": [("Reshape", 1)], "reason": rknn_layers.NOT_TAKEN},
     ]
-    assert rknn_driver.read_layers("nothing of the kind") == []
+    assert rknn_layers.read_layers("nothing of the kind") == []
