@@ -8,7 +8,6 @@ beyond that was tried on Qualcomm's compiler: a normalisation's gain is UINT8, a
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from onnxruntime.quantization import QuantType
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
-from edge_rt.convert.qdq import WEIGHTED, Range, RangesFile, read_ranges, weight_rows
+from edge_rt.convert.qdq import WEIGHTED, Range, RangesFile, quantized_by, read_ranges, weight_rows
 from edge_rt.convert.static_shapes import make_static
 from edge_rt.convert.unquantized import dequantize_inputs_first, is_quantized, unquantize
 from edge_rt.errors import ModelFormatError
@@ -132,15 +131,7 @@ def quantize(
             "QDQKeepRemovableActivations": False,
         },
     )
-    level = logging.root.level
-    logging.root.setLevel(logging.ERROR)  # it advises to prepare the model, which has been done
-    try:
-        quantizer.quantize_model()
-    finally:
-        logging.root.setLevel(level)
-    quantized: ModelProto = quantizer.model.model
-    quantized.producer_name = "edge_rt"
-    return quantized
+    return quantized_by(quantizer)
 
 
 def _at_opset(model: ModelProto, precision: Precision) -> ModelProto:

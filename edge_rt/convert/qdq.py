@@ -137,6 +137,13 @@ def quantize_int8(
             "ForceQuantizeNoInputCheck": True,
         },
     )
+    quantized = quantized_by(quantizer)
+    _keep_float(quantized)
+    return quantized
+
+
+def quantized_by(quantizer: Any) -> ModelProto:
+    """Let onnxruntime's quantizer do its work, and give the model."""
     level = logging.root.level
     logging.root.setLevel(logging.ERROR)  # it advises to prepare the model, which has been done
     try:
@@ -145,7 +152,6 @@ def quantize_int8(
         logging.root.setLevel(level)
     quantized: ModelProto = quantizer.model.model
     quantized.producer_name = "edge_rt"
-    _keep_float(quantized)
     return quantized
 
 

@@ -10,7 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_rt.backends.llama_math import KvCache, LlamaMath
-from edge_rt.backends.native_config import LayerConfig, NativeConfig, Rope
+from edge_rt.backends.native_config import NativeConfig
+from tests.unit.backends import test_llama_math
+from tests.unit.backends.test_llama_math import LAYER, ROPE
 
 ort = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
@@ -18,28 +20,7 @@ from edge_rt.convert.llama_chunk import MASKED, Shape, angles, build_chunk, mask
 from edge_rt.convert.npu import W8A16, quantize  # noqa: E402
 from tools.activations import Statistics  # noqa: E402
 
-ROPE = Rope(
-    base=100.0,
-    n_rot=4,
-    pairs_halves=False,
-    scale=1.0,
-    yarn_ramp=None,
-    attention_factor=1.0,
-    n_ctx_original=64,
-    has_factors=False,
-    is_longrope=False,
-)
-LAYER = LayerConfig(n_heads=4, n_kv_heads=2, n_ff=12, window=0, uses_rope=True)
-CONFIG = NativeConfig(
-    layers=(LAYER, LAYER),
-    n_embd=16,
-    head_dim=4,
-    n_vocab=20,
-    norm_eps=1e-9,  # the graph has none
-    rope=ROPE,
-    temperature_scale=0.0,
-    temperature_length=64,
-)
+CONFIG = dataclasses.replace(test_llama_math.CONFIG, norm_eps=1e-9)  # the graph has none
 SHAPE = Shape(chunk=3, n_past=4)
 IDS = [3, 7, 1, 19, 0, 7]
 Floats = NDArray[np.float32]
