@@ -127,7 +127,7 @@ def _gemm(graph: OnnxGraph, at: int) -> Product:
     if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1 or attribute(node, "beta", 1.0) != 1:
         raise NotForEngineError("it scales or transposes its input")
     source = dequantised_source(graph, inputs(node)[1], "rows" if attribute(node, "transB", 0) else "columns")
-    bias = _bias(graph, inputs(node)[2], source.n)
+    bias = _bias(graph, inputs(node)[2], source.n, is_broadcast=True)
     return _product(graph, at, source, bias)
 
 
@@ -211,8 +211,8 @@ def _quantised(graph: OnnxGraph, scale: str, zero: str) -> Quantised:
     return Quantised(scale=size, zero=int(point.reshape(-1)[0]), is_signed=point.dtype == np.int8)
 
 
-def _bias(graph: OnnxGraph, name: str, n: int) -> NDArray[np.float64]:
-    """Read a bias, as it is or behind a DequantizeLinear."""
+def _bias(graph: OnnxGraph, name: str, n: int, *, is_broadcast: bool = False) -> NDArray[np.float64]:
+    """Read a bias, as it is or behind a DequantizeLinear; is_broadcast: one number may stand for all rows."""
     if not name:
         return np.zeros(0)
     found: NDArray[Any] | None = None
@@ -233,7 +233,9 @@ def _bias(graph: OnnxGraph, name: str, n: int) -> NDArray[np.float64]:
             found = (whole.astype(np.float64) - zero.astype(np.float64).reshape(-1)) * scale.astype(np.float64).reshape(
                 -1
             )
-    if found is None or found.size not in (1, n):
+    # What has several rows of its own is another bias for each vector.
+    sizes = (n, 1) if is_broadcast else (n,)
+    if found is None or found.size not in sizes or math.prod(found.shape[:-1]) != 1:
         raise NotForEngineError("its bias is computed, or is not one number for each row")
     return np.broadcast_to(found.astype(np.float64).reshape(-1), (n,)).copy()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +22,14 @@ from edge_rt.backends.fpga_pack import BLOCK_SIZES, Matrix, from_matmul_nbits
 
 _INT4 = (TensorProto.INT4, TensorProto.UINT4)
 _INTEGERS = (TensorProto.INT8, TensorProto.UINT8, *_INT4)
+# What a Cast may make of integers without changing one; it wraps what does not fit.
+_WIDER: Mapping[int, set[int]] = {
+    TensorProto.INT4: {TensorProto.INT4, TensorProto.INT8},
+    TensorProto.UINT4: {TensorProto.UINT4, TensorProto.INT8, TensorProto.UINT8},
+    TensorProto.INT8: {TensorProto.INT8},
+    TensorProto.UINT8: {TensorProto.UINT8},
+}
+_HOLDS_ALL = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT16, TensorProto.INT32}
 _HALF = 8
 
 Form = Literal["nbits", "conv", "rows", "columns"]
@@ -107,10 +116,14 @@ def integer_source(
     """Find the INT4 or INT8 of a quantised node. axis None: that of the rows. Raises NotForEngineError."""
     if (cast := graph.producer(q)) is not None and cast.op_type == "Cast" and q not in graph.constants:
         q = inputs(cast)[0]  # of INT4 to INT8, which onnxruntime's operators take
+    else:
+        cast = None
     _constants(graph, q, scale, zero)
     tensor, scales = graph.constants[q], graph.constants[scale]
     if tensor.data_type not in _INTEGERS:
         raise NotForEngineError("its weights are neither INT4 nor INT8")
+    if cast is not None and attribute(cast, "to", 0) not in _WIDER[tensor.data_type] | _HOLDS_ALL:
+        raise NotForEngineError("a Cast changes its weights")
     dims = list(tensor.dims)
     if len(dims) < 2 or (form != "conv" and len(dims) != 2) or min(dims) < 1:
         raise NotForEngineError(f"its weights have the shape {dims}")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
-from onnx import ModelProto, TensorProto, helper  # noqa: E402
+from onnx import ModelProto, TensorProto, helper, numpy_helper  # noqa: E402
 
 from edge_rt.backends import fpga_onnx  # noqa: E402
 from edge_rt.backends.base import TensorOptions  # noqa: E402
@@ -363,6 +363,53 @@ def test_gemm_with_int4_and_int8_in_rows_and_blocks(
     assert opener.last.report().n_products == 1
     # With nothing rounded on the way, floats are exact, too.
     near(load(model, folder / "gemm.onnx", float_opener()).run({"x": x})["y"], wanted, 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (12,), (1, 1), (1, 12), (12, 1), (12, 12)])
+def test_a_gemm_adds_its_bias_as_onnx_broadcasts_it(shape: tuple[int, ...], folder: Path) -> None:
+    random = np.random.default_rng(18)
+    model = gemm(trans_b=True, blocks=0, bits=8, is_float=True)
+    n = next(each for each in model.graph.initializer if each.name == "c").dims[0]
+    sizes = tuple(n if size == 12 else 1 for size in shape)
+    bias = numpy_helper.from_array(np.asarray(random.uniform(-9, 9, sizes), np.float32), "c")
+    next(each for each in model.graph.initializer if each.name == "c").CopyFrom(bias)
+    saved(model, folder / "bias.onnx")
+    x = random.standard_normal((n, 64)).astype(np.float32)
+    wanted = whole(folder / "bias.onnx", {"x": x})["y"]
+    if shape[:1] == (12,) and len(shape) == 2:  # another number for each vector
+        reason = fpga_onnx.supports(saved(model, folder / "bias.onnx"), TensorOptions(), ALL)
+        assert "its bias is computed, or is not one number for each row" in str(reason)
+    else:
+        near(load(model, folder / "bias.onnx", float_opener()).run({"x": x})["y"], wanted, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("to", "is_kept"),
+    [(TensorProto.UINT8, False), (TensorProto.INT4, False), (TensorProto.UINT4, False), (TensorProto.INT8, True)],
+)
+def test_a_cast_of_weights_that_changes_them_stays_on_the_cpu(to: int, is_kept: bool, folder: Path) -> None:
+    random = np.random.default_rng(19)
+    nodes = [
+        helper.make_node("Cast", ["w"], ["wc"], to=to),
+        helper.make_node("DequantizeLinear", ["wc", "ws", "wz"], ["wd"]),
+        helper.make_node("MatMul", ["x", "wd"], ["y"]),
+    ]
+    arrays: dict[str, NDArray[Any]] = {
+        "w": random.integers(-90, 100, (64, 12)).astype(np.int8),
+        "ws": np.asarray(np.float32(0.01)),
+    }
+    model = make(nodes, [("x", F, ["m", 64])], [("y", F, ["m", 12])], arrays, opset=21)
+    model.graph.initializer.append(helper.make_tensor("wz", to, [], [5]))
+    file = saved(model, folder / "cast.onnx")
+    reason = fpga_onnx.supports(file, TensorOptions(), ALL)
+    if not is_kept:
+        assert "a Cast changes its weights" in str(reason)
+        return
+    assert reason is None
+    feeds = {"x": random.standard_normal((3, 64)).astype(np.float32)}
+    near(
+        load(model, folder / "cast.onnx", float_opener()).run(feeds)["y"], whole(folder / "cast.onnx", feeds)["y"], 1e-6
+    )
 
 
 @pytest.mark.parametrize("scale_first", [False, True])
