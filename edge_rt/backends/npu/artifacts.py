@@ -8,6 +8,7 @@ written by us, root or the model's owner, is deleted and made again: a vendor's 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -34,6 +35,7 @@ _log = logging.getLogger(__name__)
 DESCRIPTION = "artifact.json"
 MAX_DESCRIPTION_BYTES = 4 * 2**20
 FORMAT = 1
+_MAX_TRIES = 3
 _LEFT_OVER_S = 3600.0  # a folder of a compiler that ended before it was through
 Key = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
@@ -88,10 +90,20 @@ def artifact_key(model_sha256: str, target: Target, rows: int) -> str:
 
 
 class ArtifactCache:
-    """The compiled forms of one model. folder None keeps none: what is compiled goes with the session."""
+    """The compiled forms of one model. folder None keeps none: what is compiled goes with the session.
 
-    def __init__(self, folder: Path | None, *, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._max_bytes, self._clock = folder, max_bytes, clock
+    passing  the folder for what is not kept; None: the system's
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        max_bytes: int,
+        passing: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._max_bytes, self._passing, self._clock = folder, max_bytes, passing, clock
 
     @contextmanager
     def artifact(
@@ -109,7 +121,11 @@ class ArtifactCache:
         """
         sha256 = model_digest(file, external)
         key = artifact_key(sha256, target, rows)
-        with tempfile.TemporaryDirectory(prefix="edge_rt-npu-") as passing:
+        try:
+            made = tempfile.TemporaryDirectory(prefix="edge_rt-npu-", dir=self._passing, ignore_cleanup_errors=True)
+        except OSError as exc:
+            raise _unwritable(file, exc) from exc
+        with made as passing:
             kept = self._usable_folder()
 
             def make() -> Artifact:
@@ -117,7 +133,7 @@ class ArtifactCache:
                 return self._make(into, key, file, sha256, target, rows, compile_to)
 
             def again() -> Artifact:
-                shutil.rmtree((kept or Path(passing)) / key, ignore_errors=True)
+                _remove((kept or Path(passing)) / key)
                 return make()
 
             found = _open(kept / key, key, file) if kept is not None else None
@@ -144,7 +160,10 @@ class ArtifactCache:
         compile_to: Callable[[Path], Compiled],
     ) -> Artifact:
         _remove_left_overs(into)
-        new = Path(tempfile.mkdtemp(prefix=".new-", dir=into))
+        try:
+            new = Path(tempfile.mkdtemp(prefix=".new-", dir=into))
+        except OSError as exc:
+            raise _unwritable(file, exc) from exc
         try:
             begun_s = self._clock()
             compiled = compile_to(new)
@@ -163,18 +182,15 @@ class ArtifactCache:
             _write(new / DESCRIPTION, msgspec.json.format(msgspec.json.encode(description)))
             for left in new.iterdir():  # what the compiler has left beside
                 if left.name not in {DESCRIPTION, *compiled.files}:
-                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+                    _remove(left)
             new.chmod(0o755)
-            target_folder = into / key
-            if target_folder.exists():  # by another process meanwhile, or not whole
-                shutil.rmtree(target_folder)
-            new.rename(target_folder)
+            artifact = _placed(new, into / key, key, file) or _as_artifact(into / key, description)
         except OSError as exc:
-            raise BackendLoadError(model=file.model, reason=f"its compiled form cannot be written: {exc}") from exc
+            raise _unwritable(file, exc) from exc
         finally:
             shutil.rmtree(new, ignore_errors=True)
         self._prune(into, key)
-        return _as_artifact(target_folder, description)
+        return artifact
 
     def _prune(self, folder: Path, newest: str) -> None:
         """Delete what was used least recently, until the rest has no more than max_bytes; never the newest."""
@@ -196,21 +212,56 @@ def artifacts(folder: Path) -> list[Found]:
     return found
 
 
+def is_whole(artifact: Artifact, file: ModelFile) -> bool:
+    """Say whether an artefact is still what was written; what is not is deleted."""
+    return _open(artifact.folder, artifact.key, file) is not None
+
+
 def _open(folder: Path, key: str, file: ModelFile) -> Artifact | None:
     """Give a kept artefact if it is whole and by somebody who may write it; delete it if not."""
-    if not folder.is_dir():
+    if not os.path.lexists(folder):
         return None
-    description = _read(folder)
-    problem = "its description cannot be read"
-    if description is not None:
-        problem = "it is another model's" if description.key != key else _problem(folder, description, file.path)
-        if not problem:
-            with contextlib.suppress(OSError):
-                os.utime(folder / DESCRIPTION)
-            return _as_artifact(folder, description)
+    if folder.is_symlink() or not folder.is_dir():
+        problem = "it is no folder"
+    elif (description := _read(folder)) is None:
+        problem = "its description cannot be read"
+    elif description.key != key:
+        problem = "it is another model's"
+    elif not (problem := _problem(folder, description, file.path)):
+        with contextlib.suppress(OSError):
+            os.utime(folder / DESCRIPTION)
+        return _as_artifact(folder, description)
     _log.warning("%s: a compiled form cannot be used and is made anew: %s", file.model, problem)
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder)
     return None
+
+
+def _placed(new: Path, place: Path, key: str, file: ModelFile) -> Artifact | None:
+    """Put a folder in its place; give the one that another process has put there meanwhile. Raises OSError."""
+    for _ in range(_MAX_TRIES):
+        if (theirs := _open(place, key, file)) is not None:
+            return theirs  # it may be loading that
+        try:
+            new.rename(place)
+        except OSError as exc:
+            if exc.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
+        else:
+            return None
+    raise OSError(errno.EEXIST, "what is there cannot be removed", str(place))
+
+
+def _remove(place: Path) -> None:
+    """Remove what is there, as far as possible; of a link the link."""
+    with contextlib.suppress(OSError):
+        if place.is_symlink() or not place.is_dir():
+            place.unlink()
+        else:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _unwritable(file: ModelFile, exc: OSError) -> BackendLoadError:
+    return BackendLoadError(model=file.model, reason=f"its compiled form cannot be written: {exc}")
 
 
 def _problem(folder: Path, description: Description, model: Path) -> str:

@@ -18,7 +18,7 @@ from edge_rt.backends.base import (
     TensorSession,
     TokenSession,
 )
-from edge_rt.backends.npu.artifacts import ArtifactCache, artifacts
+from edge_rt.backends.npu.artifacts import ArtifactCache, artifacts, is_whole
 from edge_rt.backends.npu.rows import differ, static_refusal
 from edge_rt.backends.npu.session import NpuSession
 from edge_rt.backends.npu.vendor import Artifact, Compiled, CompileRequest, Target, Vendor, VendorSession
@@ -172,7 +172,10 @@ class Opener:
         """Open it. Raises BackendLoadError, AcceleratorLostError, AcceleratorMemoryError or NotOnAcceleratorError."""
         if self._fault:
             self._probe()
+        is_first = self._artifact is None
         artifact, again = self._compiled()
+        if not is_first and not is_whole(artifact, self._file):  # a loader may crash on it, time and again
+            artifact = self._artifact = again()
         try:
             self._check(artifact.compiled.placement)
             session = self._vendor.load(self._file, self.device, artifact)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -23,7 +24,9 @@ from edge_rt.backends.npu import host
 from edge_rt.errors import AcceleratorLostError
 
 _MAX_LINE_BYTES = 400
+_MAX_TOOK_S = 86_400.0
 _REAP_S = 2.0
+_LOOK_MS = 1000
 _WORDS_S = 0.2  # for the last lines of a process that has ended
 
 
@@ -80,21 +83,24 @@ class Client:
                 raise host.FrameError(f"an answer to call {answer.get('id')}, this is {self._n_calls}")
             if (error := answer.get("error")) is not None:
                 raise HostAnswerError(str(error["kind"]), str(error["said"]))
-            return answer["result"], given, float(answer["took_s"])
+            return answer["result"], given, _seconds(answer["took_s"])
         except host.EndedError as exc:
             raise self._lost(self._ended()) from exc
         except host.LateError as exc:
             raise self._lost(f"its process did not answer {name} within {timeout_s:g} s") from exc
         except (host.FrameError, KeyError, TypeError) as exc:
             raise self._lost(f"its process does not keep to the protocol: {exc}") from exc
+        except (OSError, MemoryError) as exc:  # half a message may have gone: nothing more can be said there
+            raise self._lost(f"arrays cannot be shared with its process: {exc}") from exc
 
     def close(self) -> None:
         """End the host; idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
+        # With what the vendor's code has started, which may be there when the host is not.
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -103,7 +109,7 @@ class Client:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_REAP_S)
         if self._reader is not None:
-            self._reader.join(_WORDS_S)
+            self._reader.join(_WORDS_S)  # it ends by itself where something has left the host's group with its stderr
         self._frames = None
         for fd in self._fds:
             os.close(fd)
@@ -122,6 +128,7 @@ class Client:
                 stderr=subprocess.PIPE,
                 pass_fds=fds,
                 bufsize=0,
+                start_new_session=True,
             )
         except OSError as exc:
             for fd in fds:
@@ -143,7 +150,15 @@ class Client:
         """Keep what the vendor's code says last; to read it all keeps it from waiting for us."""
         assert process.stderr is not None
         with process.stderr as pipe:
-            while line := pipe.readline(_MAX_LINE_BYTES):
+            poll = select.poll()
+            poll.register(pipe, select.POLLIN)
+            while True:
+                if not poll.poll(_LOOK_MS):
+                    if process.returncode is not None:
+                        return  # what holds the pipe is not the host
+                    continue
+                if not (line := pipe.readline(_MAX_LINE_BYTES)):
+                    return
                 text = line.decode("utf-8", "replace").strip()
                 if text and not text.startswith(self._noise):
                     self._words.append(text)
@@ -163,6 +178,12 @@ class Client:
         self.close()
         words = self._words[-1] if self._words else ""
         return AcceleratorLostError(backend=self._backend, reason=f"{reason}: {words}" if words else reason)
+
+
+def _seconds(told: Any) -> float:
+    if type(told) not in (int, float) or not 0 <= told <= _MAX_TOOK_S:
+        raise host.FrameError(f"{str(told)[:40]} is no time that a call takes")
+    return float(told)
 
 
 def _shared(name: str) -> int:

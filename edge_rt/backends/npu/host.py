@@ -35,6 +35,7 @@ MAX_MESSAGE_BYTES = 8 * 2**20
 MAX_ARRAY_BYTES = 2**30  # of one message's arrays together
 INLINE_BYTES = 16 * 1024  # a larger array is shared
 _ALIGN = 64
+_MAX_DIMS = 32
 _DTYPES = frozenset(["|b1", "|u1", "<u2", "<u4", "<u8", "|i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8"])
 _WATCH_S = 1.0
 
@@ -100,15 +101,19 @@ class Frames:
 
     def _arrays(self, told: Any, data: memoryview) -> dict[str, Any]:
         arrays: dict[str, Any] = {}
+        all_bytes = 0
         for entry in told:
             dtype, shape = entry["dtype"], tuple(entry["shape"])
+            if len(shape) > _MAX_DIMS:  # to multiply them could take hours
+                raise ValueError(f"an array of {len(shape)} dimensions")
             if dtype not in _DTYPES or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
                 raise ValueError(f"an array of type {dtype!r} and shape {shape}")
             n_bytes = np.dtype(dtype).itemsize
             for n in shape:
                 n_bytes *= n
-            if n_bytes > MAX_ARRAY_BYTES:
-                raise ValueError(f"an array of {n_bytes} bytes")
+            all_bytes += n_bytes
+            if all_bytes > MAX_ARRAY_BYTES:  # together: several may lie at the same place
+                raise ValueError(f"arrays of {all_bytes} bytes")
             if "at" in entry:
                 raw = self._other.read(entry["at"], n_bytes)
             elif n_bytes <= len(data):
@@ -244,6 +249,8 @@ def _watch_parent(parent: int) -> None:
     """End with the process that has started this one, even where the driver hangs and reads nothing."""
     while os.getppid() == parent:
         time.sleep(_WATCH_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # and with what the vendor's code has started
     os._exit(1)
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from edge_rt.backends.base import DeviceCounts, NpuOptions, TensorSession
+from edge_rt.backends.base import DTYPES, DeviceCounts, NpuOptions, TensorSession
 from edge_rt.backends.npu.rows import random_feeds, run_in_parts
 from edge_rt.backends.npu.vendor import Telemetry, VendorSession
-from edge_rt.backends.tensor_feeds import FeedCheck, check_outputs
+from edge_rt.backends.tensor_feeds import FeedCheck, check_outputs, shown
 from edge_rt.breaker import Breaker, Ticket
 from edge_rt.errors import (
     AcceleratorLostError,
@@ -154,9 +154,24 @@ class NpuSession:
     def _compute(
         self, npu: VendorSession, feeds: Mapping[str, NDArray[Any]], wanted: Sequence[str]
     ) -> dict[str, NDArray[Any]]:
-        if self._rows:
-            return run_in_parts(npu.run, feeds, self._rows, self.outputs, wanted)
-        return npu.run(feeds, wanted)
+        def run(some: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+            return self._checked(npu.run(some, names), names)
+
+        return run_in_parts(run, feeds, self._rows, self.outputs, wanted) if self._rows else run(feeds, wanted)
+
+    def _checked(self, given: Mapping[str, NDArray[Any]], wanted: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Give what was asked for of an NPU's answers. Raises AcceleratorLostError for what the model cannot give."""
+        for spec in self.outputs:
+            if spec.name not in wanted:
+                continue
+            if (array := given.get(spec.name)) is None:
+                raise AcceleratorLostError(backend=self.info.backend, reason=f"it gives no {spec.name}")
+            shape = (self._rows, *spec.shape[1:]) if self._rows else spec.shape
+            fits = array.ndim == len(shape) and all(n in (-1, have) for n, have in zip(shape, array.shape, strict=True))
+            if array.dtype != DTYPES[spec.datatype] or not fits:
+                told = f"{array.dtype} and {shown(array.shape)}, the model's of {spec.datatype} and {shown(shape)}"
+                raise AcceleratorLostError(backend=self.info.backend, reason=f"its {spec.name} is of {told}")
+        return {name: given[name] for name in wanted}
 
     def _without_npu(
         self, feeds: Mapping[str, NDArray[Any]], wanted: Sequence[str], failure: BackendError | None
@@ -216,7 +231,8 @@ class NpuSession:
         session: VendorSession | None = None
         try:
             session = self._open_npu()
-            session.run(random_feeds(session.inputs, 1), [spec.name for spec in session.outputs])
+            names = [spec.name for spec in self.outputs]
+            self._checked(session.run(random_feeds(session.inputs, 1), names), names)
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is tried again and nobody waits for it
             if session is not None:
                 session.close()

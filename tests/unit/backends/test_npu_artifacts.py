@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -132,6 +133,62 @@ def test_what_is_not_what_was_written_is_made_again(
     assert compiler.n_calls == 2
     opened(cache(tmp_path), file, compiler)
     assert compiler.n_calls == 2
+
+
+def _replace(folder: Path, how: Callable[[Path], object]) -> None:
+    elsewhere = folder.parent.parent / "elsewhere"
+    folder.rename(elsewhere)
+    (elsewhere / "model.bin").write_bytes(b"damaged")
+    how(folder)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda place: place.symlink_to(place.parent.parent / "elsewhere"),
+        lambda place: place.symlink_to("/nowhere"),
+        lambda place: place.write_bytes(b"a file"),
+    ],
+)
+def test_what_stands_in_its_place_is_removed_and_what_a_link_leads_to_is_not(
+    tmp_path: Path, file: ModelFile, how: Callable[[Path], object]
+) -> None:
+    compiler = Compiler()
+    _replace(opened(cache(tmp_path), file, compiler), how)
+    assert not opened(cache(tmp_path), file, compiler).is_symlink()
+    assert compiler.n_calls == 2
+    opened(cache(tmp_path), file, compiler)
+    assert compiler.n_calls == 2
+    assert (tmp_path / "elsewhere" / "model.bin").read_bytes() == b"damaged"
+
+
+def test_of_two_that_compile_at_once_the_second_takes_what_the_first_has_kept(tmp_path: Path, file: ModelFile) -> None:
+    first, second = Compiler(), Compiler()
+
+    def overtaken(folder: Path) -> Compiled:
+        opened(cache(tmp_path), file, first)
+        return second(folder)
+
+    folder = opened(cache(tmp_path), file, overtaken)
+    with cache(tmp_path).artifact(file, TARGET, 0, first) as (artifact, _):
+        assert artifact.folder == folder
+        assert artifact.compiled.facts == {"n": 1}
+        written = (folder / "model.bin").stat().st_ino
+    again = opened(cache(tmp_path), file, first)
+    assert (again / "model.bin").stat().st_ino == written
+    assert (first.n_calls, second.n_calls) == (1, 1)
+    assert [path.name for path in (tmp_path / ".m.onnx.npu").iterdir()] == [folder.name]
+
+
+def test_a_disk_that_takes_nothing_is_an_error_of_the_load(tmp_path: Path, file: ModelFile) -> None:
+    def full(folder: Path) -> Compiled:
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    with pytest.raises(BackendLoadError, match="No space left"), cache(tmp_path).artifact(file, TARGET, 0, full):
+        pass
+    gone = ArtifactCache(tmp_path / ".m.onnx.npu", max_bytes=1, passing=tmp_path / "nowhere")
+    with pytest.raises(BackendLoadError, match="cannot be written"), gone.artifact(file, TARGET, 0, Compiler()):
+        pass
 
 
 def test_what_another_user_may_have_written_is_not_loaded(tmp_path: Path, file: ModelFile) -> None:

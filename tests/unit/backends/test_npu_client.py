@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from edge_rt.backends.npu import host
@@ -17,6 +19,7 @@ from edge_rt.errors import AcceleratorLostError
 from tests.npu.fake_npu import DRIVER, FakeNpu, is_alive
 
 pytestmark = pytest.mark.stub
+SIZES = ",".join(["2147483647"] * 10_000)
 
 
 @pytest.fixture
@@ -96,6 +99,24 @@ def test_a_host_that_dies_is_told_with_its_last_words(
     assert client.call("probe", {}, timeout_s=20)[0]["devices"]
 
 
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_what_a_vendors_code_has_started_ends_with_its_host(npu: FakeNpu, client: Client, end: str) -> None:
+    threads = threading.active_count()
+    npu.breaks("server", "")
+    client.call("telemetry", {}, timeout_s=20)
+    server = psutil.Process(int((npu.folder / "server").read_text()))
+    if end == "kill":
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(AcceleratorLostError, match="SIGKILL"):
+            client.call("telemetry", {}, timeout_s=20)
+    else:
+        client.close()
+    psutil.wait_procs([server], timeout=10)
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+    assert threading.active_count() == threads
+
+
 def test_a_host_that_hangs_is_ended_when_its_time_is_over(npu: FakeNpu, client: Client) -> None:
     client.call("telemetry", {}, timeout_s=20)
     pid = client.pid
@@ -139,6 +160,23 @@ def test_an_interpreter_that_is_not_there_is_told() -> None:
         "os.write(1, struct.pack('<4sII', b'enp1', len(t), 0) + t); input()",
         'import os, struct; t = b\'{"id": 1, "result": 1, "took_s": 0, "arrays": '
         '[{"name": "y", "dtype": "|O8", "shape": [9]}]}\'; '
+        "os.write(1, struct.pack('<4sII', b'enp1', len(t), 0) + t); input()",
+        *(
+            f"import os, struct; t = {text.encode()!r}; "
+            "os.write(1, struct.pack('<4sII', b'enp1', len(t), 0) + t); input()"
+            for text in (
+                '{"id": 1, "result": 1, "took_s": "long", "arrays": []}',
+                '{"id": 1, "result": 1, "took_s": NaN, "arrays": []}',
+                '{"id": 1, "result": 1, "took_s": -1, "arrays": []}',
+                f'{{"id": 1, "result": 1, "took_s": 1{"0" * 400}, "arrays": []}}',
+                '{"id": 1, "error": "no", "arrays": []}',
+                # Sizes that take hours to multiply, and arrays that together have more bytes than may be sent
+                f'{{"id": 1, "arrays": [{{"name": "y", "dtype": "<f4", "shape": [{SIZES}]}}]}}',
+            )
+        ),
+        "import os, struct, sys; os.ftruncate(int(sys.argv[-1]), 2**20); "
+        'a = b\'{"name": "y", "dtype": "|u1", "shape": [1048576], "at": 0}\'; '
+        't = b\'{"id": 1, "result": 1, "took_s": 0, "arrays": [\' + b\',\'.join([a] * 1025) + b\']}\'; '
         "os.write(1, struct.pack('<4sII', b'enp1', len(t), 0) + t); input()",
         "import os, struct; t = b'['*100000; os.write(1, struct.pack('<4sII', b'enp1', len(t), 0) + t); input()",
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,11 @@ class Rig:
 
 
 Make = Callable[..., Rig]
+
+
+def _things() -> tuple[int, int]:
+    """Count this process's open files and threads."""
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
 
 @pytest.fixture
@@ -214,6 +220,57 @@ def test_a_run_that_hangs_is_bounded(load: Make, npu: FakeNpu) -> None:
         assert rig.run() == "onnx_cpu:cpu"
     (event,) = rig.events
     assert "did not answer run within" in event.reason
+
+
+@pytest.mark.parametrize("rows", [2, 0])
+@pytest.mark.parametrize("how", ["shape", "rows", "type"])
+def test_arrays_that_are_none_of_the_models_are_no_answer(load: Make, npu: FakeNpu, rows: int, how: str) -> None:
+    rig = load(rows=rows)
+    npu.breaks("answers", how)
+    assert rig.run() == "onnx_cpu:cpu"
+    (event,) = rig.events
+    assert (event.kind, event.reason[:11]) == ("lost", "its y is of")
+
+
+@pytest.mark.parametrize("rows", [2, 0])
+def test_arrays_that_nobody_has_asked_for_are_left_out(load: Make, npu: FakeNpu, rows: int) -> None:
+    rig = load(rows=rows)
+    npu.breaks("answers", "more")
+    assert rig.run() == "npu_fake:fake0"
+    assert rig.session.run({"x": X}).keys() == {"y"}
+    assert rig.events == []
+
+
+@pytest.mark.parametrize("damage", ["truncated", "gone"])
+def test_what_was_damaged_since_it_was_loaded_is_never_given_to_the_loader_again(
+    load: Make, npu: FakeNpu, tmp_path: Path, damage: str
+) -> None:
+    rig = load()
+    (compiled,) = (tmp_path / "kept").glob("*/model.bin")
+    compiled.write_text("fk1 but short") if damage == "truncated" else compiled.unlink()
+    rig.kill()
+    assert rig.run() == "onnx_cpu:cpu"
+    rig.clock.advance(RETRY_S)
+    assert rig.run() == "npu_fake:fake0"
+    assert compiled.read_text() == "fk1 m2.onnx"
+    assert npu.calls().count("compile") == 2
+
+
+def test_losses_leave_nothing_behind(load: Make, npu: FakeNpu) -> None:
+    rig = load()
+
+    def lose() -> None:
+        rig.kill()
+        assert rig.run() == "onnx_cpu:cpu"
+        rig.clock.advance(5 * RETRY_S)
+        assert rig.run() == "npu_fake:fake0"
+
+    lose()
+    before = _things()
+    for _ in range(20):
+        lose()
+    assert _things() == before
+    assert [event.kind for event in rig.events] == ["lost", "back"] * 21
 
 
 def test_a_request_that_is_wrong_does_not_blame_the_npu(load: Make, npu: FakeNpu) -> None:
