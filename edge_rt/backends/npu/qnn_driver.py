@@ -14,6 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from .chip_heat import hottest_c
+
 EP = "QNNExecutionProvider"
 CONTEXT = "model.onnx"
 SIMULATED_SOC = "57:75"  # Snapdragon 8 Gen 3; without a chip named, the simulator computes floats as no HTP does
@@ -26,6 +28,7 @@ _REFUSED = {
     "cpu": "the package has no libQnnCpu.so on Linux, and onnxruntime's own CPU would compute in its place",
     "gpu": "it is no NPU",
 }
+_ZONES = ("nsp", "cdsp", "npu")  # as kernels name the sensors of the NPU's subsystem
 OPTIONS = frozenset(
     [
         "backend_type",
@@ -104,7 +107,7 @@ class Driver:
             "soc": SIMULATED_SOC if is_simulator else "",
             "evidence": "simulator" if is_simulator else "device",
             "reference": is_simulator,
-            "temp_c": _temp_c(),
+            "temp_c": hottest_c(Path("/"), _ZONES),
             "fault": fault,
         }
         return {"devices": [device], "versions": versions}
@@ -196,7 +199,7 @@ class Driver:
         return {"compute_s": time.monotonic() - begun_s}, dict(zip(outputs, answers))  # noqa: B905 - Python 3.8 has none
 
     def telemetry(self) -> dict[str, Any]:
-        temp_c = _temp_c()
+        temp_c = hottest_c(Path("/"), _ZONES)
         return {"temp_c": temp_c, "temp_source": "none" if temp_c is None else "sysfs"}
 
     def _open_library(self) -> None:
@@ -316,16 +319,3 @@ def _placement(session: Any) -> list[dict[str, Any]]:
 
 def _specs(values: Any) -> list[dict[str, Any]]:
     return [{"name": value.name, "datatype": _TYPES[value.type], "shape": value.shape} for value in values]
-
-
-def _temp_c() -> float | None:
-    """Read the hottest sensor of the NPU's subsystem, where the kernel has one."""
-    found = []
-    for zone in Path("/sys/class/thermal").glob("thermal_zone*"):
-        try:
-            kind = (zone / "type").read_text().lower()
-            if any(word in kind for word in ("nsp", "cdsp", "npu")):
-                found.append(int((zone / "temp").read_text()) / 1000)
-        except (OSError, ValueError):
-            continue
-    return max(found, default=None)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from .chip_heat import hottest_c
 from .printed import Printed
 from .rknn_driver import COMPILED, OPTIONS, SOCS
 
@@ -85,7 +86,7 @@ class Driver:
             "detail": "; ".join(told),
             "soc": soc,
             "evidence": self._evidence,
-            "temp_c": self._temp_c(),
+            "temp_c": hottest_c(self._root, ("npu",)),
             "fault": fault,
         }
         return {"devices": [device], "versions": {"compiler": lite, "runtime": runtime, "driver": driver}}
@@ -191,7 +192,7 @@ class Driver:
         return {"compute_s": time.monotonic() - begun_s}, answers
 
     def telemetry(self) -> dict[str, Any]:
-        temp_c = self._temp_c()
+        temp_c = hottest_c(self._root, ("npu",))
         return {"temp_c": temp_c, "temp_source": "none" if temp_c is None else "sysfs"}
 
     def _n_parts(self, feeds: dict[str, Any]) -> int:
@@ -233,15 +234,6 @@ class Driver:
             if now.isdigit() and most.isdigit():
                 return f"{int(now) / 1e6:.0f} of {int(most) / 1e6:.0f} MHz by {governor or 'an unknown governor'}"
         return ""
-
-    def _temp_c(self) -> float | None:
-        found = []
-        for zone in (self._root / "sys/class/thermal").glob("thermal_zone*"):
-            name = f"sys/class/thermal/{zone.name}"
-            value = self._read(f"{name}/temp")
-            if "npu" in self._read(f"{name}/type") and re.match(r"-?\d{1,6}\Z", value):
-                found.append(int(value) / 1000)
-        return max(found, default=None)
 
     def _read(self, name: str) -> str:
         try:
