@@ -67,6 +67,12 @@ METRICS: Final = (
     Metric("edge_rt_device_products", "counter", "Products or runs of the accelerator a model runs on.", ("model",)),
     Metric("edge_rt_device_faults", "counter", "Failures of the accelerator that a model runs on.", ("model",)),
     Metric("edge_rt_device_fallbacks", "counter", "Products or runs that the CPU computed in its place.", ("model",)),
+    Metric(
+        "edge_rt_stand_in",
+        "gauge",
+        "1 since a simulator, emulator or stub in a device's place has been loaded: no figure of the model is a speed.",
+        ("model", "evidence"),
+    ),
     Metric("edge_rt_step_rows", "histogram", "Rows (tokens of all requests) in one decode step.", ("model",)),
     Metric("edge_rt_requests_running", "gauge", "Admitted requests.", ("model",)),
     Metric("edge_rt_requests_waiting", "gauge", "Requests in the queue.", ("model",)),
@@ -303,6 +309,10 @@ class Telemetry:
             steps.counts = [n + new - old for n, new, old in zip(steps.counts, stats.step_rows, before, strict=True)]
             steps.rows += stats.rows_total - last.rows_total
         self._last[model] = stats
+
+    def stand_in_loaded(self, model: str, evidence: str) -> None:
+        """Note what computes in a device's place. It stays: histograms and totals keep what it took, too."""
+        self._gauges["edge_rt_stand_in"].labels(model, evidence).set(1)
 
     def engine_gone(self, model: str) -> None:
         """Drop an unloaded or dead engine's gauges; its totals stay."""

@@ -46,7 +46,7 @@ class Scrape:
 
     values  (name, model) → value; places: (name, model, place) → value
     ttft    the histogram's buckets by model; durations: by model and place
-    energies  joules by model and phase
+    energies  joules by model and phase; stand_ins: what computes in a device's place, by model
     """
 
     time_s: float
@@ -56,6 +56,7 @@ class Scrape:
     durations: Mapping[tuple[str, str], Buckets]
     energies: Mapping[tuple[str, str], float] = field(default_factory=dict)
     power: PowerLoad | None = None
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, text: str, time_s: float) -> Scrape:
@@ -65,6 +66,7 @@ class Scrape:
         places: dict[tuple[str, str, str], float] = {}
         durations: dict[tuple[str, str], list[tuple[float, float]]] = {}
         energies: dict[tuple[str, str], float] = {}
+        stand_ins: dict[str, str] = {}
         power: PowerLoad | None = None
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -76,6 +78,8 @@ class Scrape:
                     durations.setdefault(key, []).append((float(sample.labels["le"]), sample.value))
                 elif sample.name == "edge_rt_energy_joules_total":
                     energies[model, sample.labels["phase"]] = sample.value
+                elif sample.name == "edge_rt_stand_in":
+                    stand_ins[model] = sample.labels["evidence"]
                 elif sample.name == "edge_rt_power_watts":
                     power = PowerLoad(power_w=sample.value, **sample.labels)
                 elif set(sample.labels) == {"model", "place"}:
@@ -90,6 +94,7 @@ class Scrape:
             {key: tuple(buckets) for key, buckets in durations.items()},
             energies,
             power,
+            stand_ins,
         )
 
     def models(self) -> list[str]:
@@ -111,6 +116,11 @@ class Scrape:
         ]
         return round(sum(found)) if found else None
 
+    def stand_in(self, model: str) -> str | None:
+        """Say what stands in for a device of the model, on any of its places."""
+        found = (kind for slot, kind in self.stand_ins.items() if slot == model or slot.startswith(f"{model} "))
+        return next(found, None)
+
     def count(self, name: str, model: str = "") -> int | None:
         value = self.values.get((f"edge_rt_{name}", model))
         return None if value is None else round(value)
@@ -118,7 +128,10 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
-    """One model's line. None where the model is not loaded, has answered nothing yet, or nothing is measured."""
+    """One model's line. None where the model is not loaded, has answered nothing yet, or nothing is measured.
+
+    stand_in  simulator, emulated or stub where such a one has computed since the daemon started: no figure is a speed
+    """
 
     model: str
     loaded: bool
@@ -133,6 +146,7 @@ class ModelLoad:
     rss_bytes: int | None
     restarts: int
     decode_j_per_token: float | None
+    stand_in: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +157,7 @@ class PlaceLoad:
     p50_s, p95_s  request to answer, of those in the interval
     failed      requests since the daemon started that failed there and went on
     running, waiting, rss_bytes  of the model, on the first of its places; None on the others
+    stand_in    as ModelLoad has it, on any of the model's places
     """
 
     model: str
@@ -156,6 +171,7 @@ class PlaceLoad:
     p95_s: float | None
     failed: int
     rss_bytes: int | None
+    stand_in: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +215,7 @@ def _model(model: str, before: Scrape, now: Scrape) -> ModelLoad:
         rss_bytes=now.count("worker_resident_memory_bytes", model),
         restarts=now.count("worker_restarts_total", model) or 0,
         decode_j_per_token=_ratio(now.energies.get((model, "decode")), now.count("completion_tokens_total", model)),
+        stand_in=now.stand_in(model),
     )
 
 
@@ -233,6 +250,7 @@ def _places(before: Scrape, now: Scrape) -> tuple[PlaceLoad, ...]:
                 p95_s=quantile(buckets, 0.95),
                 failed=round(now.places.get(("edge_rt_place_failures_total", model, place), 0.0)),
                 rss_bytes=now.rss_bytes(model) if is_first else None,
+                stand_in=now.stand_in(model),
             )
         )
     return tuple(rows)
@@ -280,7 +298,8 @@ def command(above: config.Loaded | None, socket: Path | None, interval_s: float,
     Tokens per second are those of the last interval, prefill without what came from the prefix cache. TTFT P50 is the
     median of all answers since the daemon started, interpolated in the histogram's buckets. J/TOKEN is what a token of
     an answer has taken since then, idle power included, where a meter is (docs/energy.md). KV CELLS are those in use
-    and all of the model's pool; one holds one token of a conversation that is being answered.
+    and all of the model's pool; one holds one token of a conversation that is being answered. A model that a simulator,
+    an emulator or a stub computes is called that and shows no speed.
 
     A tensor model has a line for each of its places. JOINED is how many requests a run answered, P50 and P95 are from
     request to answer, all of the last interval; FAILED counts since the daemon started; RUN, WAIT and RSS are the whole
@@ -339,14 +358,14 @@ def _places_table(places: Sequence[PlaceLoad]) -> str:
     rows = [
         (
             p.model if p.running is not None else "",
-            p.place,
+            p.place + _kind(p.stand_in),
             p.breaker,
             "" if p.running is None else p.running,
             "" if p.waiting is None else p.waiting,
-            f"{p.requests_hz:.1f}",
+            "-" if p.stand_in else f"{p.requests_hz:.1f}",
             "-" if p.joined is None else f"{p.joined:.1f}",
-            "-" if p.p50_s is None else f"{p.p50_s * 1e3:.1f} ms",
-            "-" if p.p95_s is None else f"{p.p95_s * 1e3:.1f} ms",
+            "-" if p.p50_s is None or p.stand_in else f"{p.p50_s * 1e3:.1f} ms",
+            "-" if p.p95_s is None or p.stand_in else f"{p.p95_s * 1e3:.1f} ms",
             p.failed,
             "" if p.running is None else _mib(p.rss_bytes),
         )
@@ -361,22 +380,32 @@ def _models_table(models: Sequence[ModelLoad]) -> str:
     rows = [
         (
             m.model,
-            ("loaded" if m.loaded else "unloaded") + (f", {m.restarts} restarts" if m.restarts else ""),
+            ("loaded" if m.loaded else "unloaded")
+            + _kind(m.stand_in)
+            + (f", {m.restarts} restarts" if m.restarts else ""),
             m.running,
             m.waiting,
-            f"{m.decode_tps:.1f}",
-            f"{m.prefill_tps:.1f}",
-            "-" if m.ttft_p50_s is None else f"{m.ttft_p50_s * 1e3:.0f} ms",
+            "-" if m.stand_in else f"{m.decode_tps:.1f}",
+            "-" if m.stand_in else f"{m.prefill_tps:.1f}",
+            "-" if m.ttft_p50_s is None or m.stand_in else f"{m.ttft_p50_s * 1e3:.0f} ms",
             _or_dash(m.threads),
             "-" if m.kv_cells is None else f"{m.kv_cells_used} / {m.kv_cells}",
             _mib(m.rss_bytes),
-            *(["-" if m.decode_j_per_token is None else f"{m.decode_j_per_token:.3g}"] if has_energy else []),
+            *(
+                ["-" if m.decode_j_per_token is None or m.stand_in else f"{m.decode_j_per_token:.3g}"]
+                if has_energy
+                else []
+            ),
         )
         for m in models
     ]
     columns = (*_COLUMNS, _ENERGY_COLUMN) if has_energy else _COLUMNS
     align = ("left", "left", *["right"] * (len(columns) - 2))
     return tabulate(rows, columns, "plain", disable_numparse=True, colalign=align)
+
+
+def _kind(stand_in: str | None) -> str:
+    return f" ({stand_in})" if stand_in else ""
 
 
 def _or_dash(value: Any) -> str:

@@ -91,6 +91,31 @@ def test_power_and_joules_show_where_there_is_a_meter() -> None:
     assert Load.between(before, Scrape.of(text(metrics), 2.0)).power is None
 
 
+def test_what_stands_in_for_a_device_is_called_that_and_shows_no_speed() -> None:
+    metrics = telemetry(completion_tokens_total=10, steps_total=1, n_threads=2)
+    metrics.place_answered("t", "fpga_sim", spilled=False, took_s=7.0, n_joined=1)
+    before = Scrape.of(text(metrics), 100.0)
+    metrics.engine_stats("m", EngineStats(completion_tokens_total=87, steps_total=9, n_threads=2))
+    metrics.answer_finished(
+        "m",
+        usage=Usage(prompt_tokens=1, completion_tokens=2, cached_tokens=0),
+        timings=Timings(queue_s=0.0, ttft_s=31.0, prefill_s=30.0, prefill_tokens=1, decode_s=1.0, decode_tokens=1),
+    )
+    metrics.place_answered("t", "fpga_sim", spilled=False, took_s=7.0, n_joined=1)
+    assert "77.0" in table(Load.between(before, Scrape.of(text(metrics), 101.0)))
+    metrics.stand_in_loaded("m", "simulator")
+    metrics.stand_in_loaded("t fpga_sim", "simulator")
+    for _ in range(2):
+        load = Load.between(before, Scrape.of(text(metrics), 101.0))
+        assert (load.models[0].stand_in, load.places[0].stand_in) == ("simulator", "simulator")
+        shown = table(load)
+        assert "loaded (simulator)" in shown
+        assert "fpga_sim (simulator)" in shown
+        assert " ms" not in shown
+        assert "77.0" not in shown
+        metrics.engine_gone("m")  # what it took is in the histograms still
+
+
 def test_an_unloaded_model_keeps_its_line_and_has_no_gauges() -> None:
     metrics = telemetry(completion_tokens_total=10)
     before = Scrape.of(text(metrics), 0.0)

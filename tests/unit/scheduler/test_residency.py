@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -43,6 +43,8 @@ class World:
     workers: list[FakeWorker] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     restarts: list[str] = field(default_factory=list)
+    stand_ins: list[tuple[str, str]] = field(default_factory=list)
+    simulated: set[str] = field(default_factory=set)  # models on a simulator
 
     def n_loaded(self) -> int:
         return sum(worker.holds_memory for worker in self.workers)
@@ -56,6 +58,9 @@ class World:
 
     def worker_restarted(self, model: str) -> None:
         self.restarts.append(model)
+
+    def stand_in_loaded(self, model: str, evidence: str) -> None:
+        self.stand_ins.append((model, evidence))
 
 
 class FakeWorker:
@@ -83,7 +88,7 @@ class FakeWorker:
             raise failures.pop(0)
         self.world.diary.append(f"+{self.model}")
         self.events.stats(EngineStats(rss_bytes=self.need_bytes))
-        return INFO
+        return replace(INFO, evidence="simulator") if self.model in self.world.simulated else INFO
 
     def late_s(self) -> float:
         return 0.0
@@ -134,6 +139,17 @@ def test_many_requests_share_one_load() -> None:
         await use(residency, "a")
         assert world.diary == ["+a"]
         assert residency.slot("a").state == "ready"
+
+    virtual_time.run(main())
+
+
+def test_what_computes_in_a_devices_place_is_told() -> None:
+    async def main() -> None:
+        world = World(simulated={"b"})
+        residency = make(world, "a", "b")
+        await use(residency, "a")
+        await use(residency, "b")
+        assert world.stand_ins == [("b", "simulator")]
 
     virtual_time.run(main())
 
