@@ -13,9 +13,10 @@ import httpx2
 from edge_rt import config
 from edge_rt.api.client import unreachable
 from edge_rt.api.listen import socket_path
+from edge_rt.api.status import rebuild
 from edge_rt.bench.metering import Metering
 from edge_rt.bench.serving import Driver, ServeCase, ServeResult, table
-from edge_rt.cli.bench_options import Progress, counts_option, flat
+from edge_rt.cli.bench_options import Progress, counts_option, flat, refuse_stand_in
 from edge_rt.power.meter import open_meter
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -115,6 +116,17 @@ def command(
         raise click.exceptions.Exit(1)
 
 
+async def check_device(client: httpx2.AsyncClient, model: str) -> None:
+    """Raise UnsupportedFeatureError where a simulator or emulator computes a loaded model: its seconds are no speed."""
+    response = await client.get("/v1/models")
+    if response.status_code != 200:
+        raise rebuild(response.status_code, response.content)
+    for card in response.json()["data"]:
+        meta = card.get("meta") or {}
+        if card["id"] in (model, model.partition(":")[0]) and "evidence" in meta:
+            refuse_stand_in(meta["backend"], meta["evidence"])
+
+
 async def _run(
     path: Path, cases: list[ServeCase], metering: Metering, *, timeout_s: float, warmup: bool, line: Progress
 ) -> list[ServeResult]:
@@ -125,6 +137,7 @@ async def _run(
         line.show(f"tokenizing on {path}")
         try:
             await driver.prepare(cases[0].model)
+            await check_device(client, cases[0].model)
         except httpx2.HTTPError as exc:
             raise unreachable(str(path), exc) from exc
         if warmup:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from dataclasses import dataclass, replace
 
+import httpx2
 import pytest
 from click.testing import CliRunner
 
 from edge_rt import config
 from edge_rt.cli import main
 from edge_rt.cli.bench_options import refuse_stand_in
+from edge_rt.cli.bench_serve import check_device
 from edge_rt.cli.stand_in import announce, shown
 from edge_rt.cli.talk import Account, LocalTalk, with_backend
 from edge_rt.errors import UnsupportedFeatureError
@@ -102,6 +105,29 @@ def test_no_benchmark_of_a_stand_in(evidence: str) -> None:
         refuse_stand_in("fpga_sim", evidence)  # type: ignore[arg-type]
     refuse_stand_in("native", "device")
     refuse_stand_in("null", "stub")
+
+
+def test_no_benchmark_of_a_daemon_whose_model_runs_on_a_stand_in() -> None:
+    cards = [
+        {"id": "a", "meta": {"backend": "native"}},
+        {"id": "b", "meta": {"backend": "fpga_sim", "evidence": "simulator"}},
+        {"id": "c", "meta": {"backend": "null", "evidence": "stub"}},
+        {"id": "d"},
+    ]
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        assert request.url.path == "/v1/models"
+        return httpx2.Response(200, json={"data": cards})
+
+    async def check(model: str) -> None:
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://edge_rt") as client:
+            await check_device(client, model)
+
+    for model in ("a", "c", "d", "unknown"):
+        asyncio.run(check(model))
+    for model in ("b", "b:q4_1"):
+        with pytest.raises(UnsupportedFeatureError, match=r"a benchmark of fpga_sim is not supported.*simulator"):
+            asyncio.run(check(model))
 
 
 def test_a_back_end_that_is_named_counts_for_its_model_alone() -> None:
