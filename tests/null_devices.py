@@ -51,6 +51,7 @@ class Device:
     faults        windows of time in which requests fail, after fail_s
     hot, gone     windows in which it says that it is
     heat_c_per_j, cool_per_s  how energy warms it and how fast it nears ambient
+    stand_in      what computes in its place, as its worker tells
     throttle_c    above it everything takes throttle_factor as long
     jitter        standard deviation of the service time's logarithm
     """
@@ -65,6 +66,7 @@ class Device:
     error: Callable[[], EdgeRtError] = lambda: BackendStepError(reason="scripted")
     is_wrong: bool = False
     refuses_load: bool = False
+    stand_in: str = ""
     jitter: float = 0.0
     heat_c_per_j: float = 0.0
     cool_per_s: float = 0.02
@@ -239,7 +241,7 @@ class Worker:
         timings = TensorTimings(queue_s=begun_at_s - came_at_s, compute_s=seconds, batch_size=1)
         region = request.regions.get("y")  # then the answer tells where it is, not what
         output = Tensor(name="y", datatype="UINT8", shape=(len(data),), data=b"" if region else data, region=region)
-        return TensorAnswer(outputs=(output,), timings=timings)
+        return TensorAnswer(outputs=(output,), timings=timings, place=self._device.stand_in)
 
     def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None]:
         self._world.replies.append(request.reply)
@@ -253,7 +255,8 @@ class Worker:
                 on_reply(error)
                 return
             answer = done.result()
-            reply = Inferred("1", tuple(map(SentTensor.of, answer.outputs)), timings=answer.timings)
+            outputs = tuple(map(SentTensor.of, answer.outputs))
+            reply = Inferred("1", outputs, timings=answer.timings, substitute=answer.place)
             reply.attached = b"".join(output.data for output in answer.outputs)
             on_reply(reply)
 

@@ -71,6 +71,9 @@ def run(
         for refused in ranking.refused:
             click.echo(f"edge_rt bench: {model_id} {refused.what} is left out: {refused.reason}", err=True)
         for candidate in (row.candidate for row in ranking.ranked):
+            if not backend:  # the configuration or a variant has named it
+                for device in asyncio.run(probe(candidate.backend)):
+                    refuse_stand_in(candidate.backend, device.evidence)
             line.show(f"{model_id}: {candidate}")
             load = subject.load(candidate, force=force)
             sizes = batch_sizes or tuple(sorted({1, load.tensor.max_batch if load.tensor is not None else 1}))

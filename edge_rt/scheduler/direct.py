@@ -82,14 +82,15 @@ class Direct:
     def _answered(self, reply: Inferred) -> None:
         place, now_s = self._place, asyncio.get_running_loop().time()
         candidate = place.row.candidate
+        answer = reply.answer(place=candidate.place, variant=candidate.variant)
         try:
-            self._on_end(reply.answer(place=candidate.place, variant=candidate.variant))
+            self._on_end(answer)
         finally:
             took_s = now_s - self._begun_at_s
             place.answered(reply.timings, took_s, now_s)
             place.breaker.succeeded(self._ticket)
-            name, n_joined = self._model.name, place.n_joined
-            self._events.place_answered(name, place.name, spilled=False, took_s=took_s, n_joined=n_joined)
+            name, n_joined, answered_by = self._model.name, place.n_joined, candidate.name_of(answer.place)
+            self._events.place_answered(name, answered_by, spilled=False, took_s=took_s, n_joined=n_joined)
             self._model.tell(place)
 
     def _failed(self, error: EdgeRtError) -> EdgeRtError | TensorRequest:

@@ -239,7 +239,7 @@ class Dispatcher:
             place.n_open -= 1
         if right is answer:
             place.breaker.succeeded(ticket)
-            self._tell_answered(model, place, begun_s, spilled=spilled)
+            self._tell_answered(model, place, answer, begun_s, spilled=spilled)
             if ticket.role == "probe":
                 model.works_again(place)
         model.tell(place)
@@ -313,7 +313,7 @@ class Dispatcher:
         finally:
             home.n_open -= 1
         home.breaker.succeeded(ticket)
-        self._tell_answered(model, home, begun_s)
+        self._tell_answered(model, home, answer, begun_s)
         self._forget_if_last(model, request)
         return answer
 
@@ -403,14 +403,18 @@ class Dispatcher:
             self._events.place_wrong(model.name, place.name)
         if isinstance(request, TensorRequest) and request.stream:
             return None
-        self._tell_answered(model, reference, begun_s)
+        self._tell_answered(model, reference, expected, begun_s)
         return expected
 
     # Bookkeeping.
 
-    def _tell_answered(self, model: PlacedModel, place: Place, begun_s: float, *, spilled: bool = False) -> None:
+    def _tell_answered(
+        self, model: PlacedModel, place: Place, answer: Answer, begun_s: float, *, spilled: bool = False
+    ) -> None:
+        """Count an answer for what has computed it: the CPU may have, in the place of a device that was lost."""
         took_s = asyncio.get_running_loop().time() - begun_s
-        self._events.place_answered(model.name, place.name, spilled=spilled, took_s=took_s, n_joined=place.n_joined)
+        name = place.row.candidate.name_of(answer.place)
+        self._events.place_answered(model.name, name, spilled=spilled, took_s=took_s, n_joined=place.n_joined)
 
     def _remember(self, model: PlacedModel, stream: _StreamKey, place: Place) -> None:
         self._streams[model.name][stream] = place

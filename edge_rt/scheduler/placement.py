@@ -66,6 +66,10 @@ class Candidate:
         backend = told.partition(":")[0]
         return told if backend and backend != self.backend else self.place
 
+    def name_of(self, told: str) -> str:
+        """Name what has answered, as __str__ does a candidate."""
+        return f"{self.variant} on {self.place_of(told)}"
+
     def __str__(self) -> str:
         return f"{self.variant} on {self.place}"
 

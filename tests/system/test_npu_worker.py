@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +95,24 @@ def test_a_killed_simulator_costs_no_answer_and_is_back_soon(store_dir: Path, fl
             assert pid_of(runtime, MODEL) == worker.pid
 
     run(main())
+
+
+def test_a_simulator_that_the_configuration_names_is_not_benchmarked(flags: dict[str, object]) -> None:
+    environ = {"EDGE_RT_CONFIG": str(Path(str(flags["catalog.store_dir"])) / "config.toml")}
+    Path(environ["EDGE_RT_CONFIG"]).write_text(
+        f'[catalog]\nstore_dir = "{flags["catalog.store_dir"]}"\nmanifest_dirs = {flags["catalog.manifest_dirs"]}\n'
+        f'[models.{MODEL}]\nbackend = "npu_qnn"\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_rt", "bench", "-m", MODEL],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    assert "a benchmark of npu_qnn is not supported" in done.stderr
+    assert "simulator" in done.stderr
 
 
 def test_where_the_npu_is_required_a_model_it_has_not_is_an_error(

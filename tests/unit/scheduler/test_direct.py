@@ -75,6 +75,25 @@ def test_an_answer_is_told_from_and_counted_as_the_dispatchers_own() -> None:
     virtual_time.run(main())
 
 
+def test_what_the_cpu_has_answered_in_a_devices_place_is_counted_as_the_cpus() -> None:
+    async def main() -> None:
+        front = Front(npu(stand_in="onnx_cpu:cpu"))
+        assert (await ask(front.dispatcher, 0)).place == "onnx_cpu:cpu"
+        assert (await ask(front.dispatcher, 1, stream="s")).place == "onnx_cpu:cpu"
+        assert (await ask(front.dispatcher, 2, stream="s")).place == "onnx_cpu:cpu"
+        drop, end = await front.begin(7)
+        assert drop is not None
+        answer = await end
+        assert isinstance(answer, TensorAnswer)
+        assert answer.place == "onnx_cpu:cpu"
+        for name in ("requests_total", "batches_total", "duration_seconds_count"):
+            assert metric(front.telemetry, name, "npu") == 0
+            labels = {"model": "m", "place": "v on onnx_cpu:cpu"}
+            assert front.telemetry.registry.get_sample_value(f"edge_rt_place_{name}", labels) == 4
+
+    virtual_time.run(main())
+
+
 @pytest.mark.parametrize(("place", "variant"), [("sim:cpu", "v"), ("sim:npu", "v"), ("sim:cpu", "w")])
 def test_a_worker_may_write_only_what_its_place_would_be_told_of(place: str, variant: str) -> None:
     async def main() -> None:
