@@ -37,6 +37,7 @@ from edge_rt.devices.serial_npu_messages import (
     SerialNpuError,
     SerialNpuRefusalError,
     pack_message,
+    printable,
     read_facts,
 )
 
@@ -311,7 +312,7 @@ class SerialNpu:
         for at, message in enumerate(self._waiting):
             if message.status != OK:
                 del self._waiting[at]
-                reason = message.body.decode("ascii", "replace")[:200]
+                reason = printable(message.body[:200])
                 raise SerialNpuRefusalError(message.status, "" if message.status == CANCELLED else reason)
             if (message.op, message.id) == (op | REPLY, message_id):
                 del self._waiting[at]

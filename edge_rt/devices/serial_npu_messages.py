@@ -124,11 +124,12 @@ def read_facts(body: bytes) -> DeviceFacts:
         max_channels=channels,
         weight_bits=tuple(sorted(value for value in (bits & 0xFF, bits >> 8) if value)),
         kinds=frozenset(kind for kind in range(32) if kinds >> kind & 1),
-        kernels=_text(kernels),
-        chip=_text(chip),
+        kernels=printable(kernels),
+        chip=printable(chip),
     )
 
 
-def _text(data: bytes) -> str:
+def printable(data: bytes) -> str:
+    """Read what a device says, up to a zero byte, without what would be a command to a terminal."""
     text = data.split(b"\0", 1)[0].decode("ascii", "replace")
     return "".join(letter if letter.isprintable() else "?" for letter in text)

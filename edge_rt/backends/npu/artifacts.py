@@ -36,6 +36,7 @@ DESCRIPTION = "artifact.json"
 MAX_DESCRIPTION_BYTES = 4 * 2**20
 FORMAT = 1
 _MAX_TRIES = 3
+_SCARCE_BYTES = 16 * 2**20
 _LEFT_OVER_S = 3600.0  # a folder of a compiler that ended before it was through
 Key = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
@@ -92,7 +93,8 @@ def artifact_key(model_sha256: str, target: Target, rows: int) -> str:
 class ArtifactCache:
     """The compiled forms of one model. folder None keeps none: what is compiled goes with the session.
 
-    passing  the folder for what is not kept; None: the system's
+    passing     the folder for what is not kept; None: the system's
+    free_bytes  tells what a folder's disk has free
     """
 
     def __init__(
@@ -101,9 +103,11 @@ class ArtifactCache:
         *,
         max_bytes: int,
         passing: Path | None = None,
+        free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._max_bytes, self._passing, self._clock = folder, max_bytes, passing, clock
+        self._free_bytes = free_bytes
 
     @contextmanager
     def artifact(
@@ -187,6 +191,13 @@ class ArtifactCache:
             artifact = _placed(new, into / key, key, file) or _as_artifact(into / key, description)
         except OSError as exc:
             raise _unwritable(file, exc) from exc
+        except BackendLoadError as exc:
+            free_bytes = self._free_bytes(into)
+            if free_bytes >= _SCARCE_BYTES:
+                raise
+            # Compilers do not say so: "Protobuf serialization failed" is all that one has for it.
+            reason = f"{exc.reason}; the disk of {into} has {free_bytes} bytes free"
+            raise BackendLoadError(model=file.model, reason=reason) from exc
         finally:
             shutil.rmtree(new, ignore_errors=True)
         self._prune(into, key)

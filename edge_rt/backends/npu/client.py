@@ -82,7 +82,7 @@ class Client:
             if answer.get("id") != self._n_calls:
                 raise host.FrameError(f"an answer to call {answer.get('id')}, this is {self._n_calls}")
             if (error := answer.get("error")) is not None:
-                raise HostAnswerError(str(error["kind"]), str(error["said"]))
+                raise HostAnswerError(str(error["kind"]), _printable(str(error["said"])))
             return answer["result"], given, _seconds(answer["took_s"])
         except host.EndedError as exc:
             raise self._lost(self._ended()) from exc
@@ -159,7 +159,7 @@ class Client:
                     continue
                 if not (line := pipe.readline(_MAX_LINE_BYTES)):
                     return
-                text = line.decode("utf-8", "replace").strip()
+                text = _printable(line.decode("utf-8", "replace").strip())
                 if text and not text.startswith(self._noise):
                     self._words.append(text)
 
@@ -178,6 +178,11 @@ class Client:
         self.close()
         words = self._words[-1] if self._words else ""
         return AcceleratorLostError(backend=self._backend, reason=f"{reason}: {words}" if words else reason)
+
+
+def _printable(text: str) -> str:
+    """Leave out of a vendor's words what would be a command to a terminal, or another line of a log."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _seconds(told: Any) -> float:

@@ -191,6 +191,20 @@ def test_a_disk_that_takes_nothing_is_an_error_of_the_load(tmp_path: Path, file:
         pass
 
 
+@pytest.mark.parametrize("free_bytes", [4096, 10**9])
+def test_a_compiler_that_fails_where_the_disk_is_full_is_told_with_that(
+    tmp_path: Path, file: ModelFile, free_bytes: int
+) -> None:
+    def failing(_: Path) -> Compiled:
+        raise BackendLoadError(model="m", reason="Protobuf serialization failed")
+
+    kept = ArtifactCache(tmp_path / "kept", max_bytes=1, free_bytes=lambda _: free_bytes)
+    with pytest.raises(BackendLoadError) as told, kept.artifact(file, TARGET, 0, failing):
+        pass
+    assert ("4096 bytes free" in told.value.reason) == (free_bytes == 4096)
+    assert "Protobuf" in told.value.reason
+
+
 def test_what_another_user_may_have_written_is_not_loaded(tmp_path: Path, file: ModelFile) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a file to somebody else")

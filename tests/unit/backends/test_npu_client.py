@@ -74,6 +74,12 @@ def test_what_a_driver_raises_is_an_answer_and_the_host_goes_on(
     assert client.pid == pid
 
 
+def test_a_drivers_words_are_no_commands_to_a_terminal(npu: FakeNpu, client: Client) -> None:
+    npu.breaks("telemetry", "\x1b[2Jno such layer")
+    with pytest.raises(HostAnswerError, match=r"^RuntimeError: \?\[2Jno such layer$"):
+        client.call("telemetry", {}, timeout_s=20)
+
+
 def test_a_call_that_is_none_is_refused(client: Client) -> None:
     with pytest.raises(HostAnswerError, match="no such call: __init__"):
         client.call("__init__", {}, timeout_s=20)

@@ -23,6 +23,7 @@ from edge_rt.devices.serial_npu_messages import (
     SerialNpuError,
     SerialNpuRefusalError,
     pack_message,
+    printable,
     read_facts,
 )
 from tests.lossy_line import Line, Noise
@@ -219,6 +220,10 @@ def test_a_model_that_is_none_is_refused_with_the_reason(data: bytes, reason: st
     with pytest.raises(SerialNpuRefusalError, match=reason):
         npu.load(data, 10)
     check_model(npu, np.random.default_rng(8), 2)
+
+
+def test_what_a_device_says_is_no_command_to_a_terminal() -> None:
+    assert printable(b"M55 \x1b[2J\n\xff\0rest") == "M55 ?[2J?\N{REPLACEMENT CHARACTER}"
 
 
 def test_an_input_that_is_too_long_is_refused() -> None:
