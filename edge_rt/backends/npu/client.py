@@ -118,15 +118,17 @@ class Client:
     def _started(self) -> host.Frames:
         if self._frames is not None and self._process is not None:
             return self._frames
-        fds = (_shared("npu-in"), _shared("npu-out"))
-        command = [*self._python, host.__file__, str(self._driver), *map(str, fds)]
+        end, life = os.pipe()  # life closes with us, however we end
+        fds = (_shared("npu-in"), _shared("npu-out"), life)
+        passed = (*fds[:2], end)
+        command = [*self._python, host.__file__, str(self._driver), *map(str, passed)]
         try:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=fds,
+                pass_fds=passed,
                 bufsize=0,
                 start_new_session=True,
             )
@@ -134,6 +136,8 @@ class Client:
             for fd in fds:
                 os.close(fd)
             raise AcceleratorLostError(backend=self._backend, reason=f"its process cannot be started: {exc}") from exc
+        finally:
+            os.close(end)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -143,7 +147,7 @@ class Client:
         self._reader = threading.Thread(target=self._read_words, args=(process,), name="npu-host", daemon=True)
         self._reader.start()
         self._process, self._fds = process, fds
-        self._frames = host.Frames(process.stdout.fileno(), process.stdin.fileno(), *fds)
+        self._frames = host.Frames(process.stdout.fileno(), process.stdin.fileno(), *fds[:2])
         return self._frames
 
     def _read_words(self, process: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""The process that a vendor's code runs in: `python host.py DRIVER SHARED_IN SHARED_OUT`, and frames.
+"""The process that a vendor's code runs in: `python host.py DRIVER SHARED_IN SHARED_OUT LIFE`, and frames.
 
 It may run under another environment's Python (3.8 and up), so it imports the standard library and numpy only; the
 driver, a file, imports the vendor's package. What the driver raises is answered as an error with a kind: the
@@ -11,6 +11,7 @@ side writes to its own, which can grow and not shrink.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import mmap
@@ -254,10 +255,18 @@ def _watch_parent(parent: int) -> None:
     os._exit(1)
 
 
+def _die_with(life: int) -> None:
+    """Let the kernel kill this process's group when the other end of a pipe closes, be it stopped or hanging."""
+    fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 def main() -> int:
     folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != folder]  # noqa: PTH100
-    driver, shared_in, shared_out = sys.argv[1:]
+    driver, shared_in, shared_out, life = sys.argv[1:]
+    _die_with(int(life))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
     answers = os.dup(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -123,6 +124,26 @@ def test_what_a_vendors_code_has_started_ends_with_its_host(npu: FakeNpu, client
     assert threading.active_count() == threads
 
 
+def test_a_host_that_is_stopped_ends_with_a_worker_that_is_killed(npu: FakeNpu) -> None:
+    npu.breaks("server", "")
+    code = (
+        "import os, signal, sys; from pathlib import Path; from edge_rt.backends.npu.client import Client; "
+        "made = Client('npu_fake', Path(sys.argv[1]), ['env', 'FAKE_NPU=' + sys.argv[2], sys.executable]); "
+        "made.call('telemetry', {}, timeout_s=20); os.kill(made.pid, signal.SIGSTOP); print(made.pid, flush=True); "
+        "signal.pause()"
+    )
+    command = [sys.executable, "-c", code, str(DRIVER), str(npu.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as worker:
+        assert worker.stdout is not None
+        started = [
+            psutil.Process(int(worker.stdout.readline())),
+            psutil.Process(int((npu.folder / "server").read_text())),
+        ]
+        os.killpg(worker.pid, signal.SIGKILL)
+    psutil.wait_procs(started, timeout=10)
+    assert all(not one.is_running() or one.status() == psutil.STATUS_ZOMBIE for one in started)
+
+
 def test_a_host_that_hangs_is_ended_when_its_time_is_over(npu: FakeNpu, client: Client) -> None:
     client.call("telemetry", {}, timeout_s=20)
     pid = client.pid
@@ -180,7 +201,7 @@ def test_an_interpreter_that_is_not_there_is_told() -> None:
                 f'{{"id": 1, "arrays": [{{"name": "y", "dtype": "<f4", "shape": [{SIZES}]}}]}}',
             )
         ),
-        "import os, struct, sys; os.ftruncate(int(sys.argv[-1]), 2**20); "
+        "import os, struct, sys; os.ftruncate(int(sys.argv[-2]), 2**20); "
         'a = b\'{"name": "y", "dtype": "|u1", "shape": [1048576], "at": 0}\'; '
         't = b\'{"id": 1, "result": 1, "took_s": 0, "arrays": [\' + b\',\'.join([a] * 1025) + b\']}\'; '
         "os.write(1, struct.pack('<4sII', b'enp1', len(t), 0) + t); input()",
@@ -202,7 +223,7 @@ def test_arrays_that_cannot_be_sent_are_refused(client: Client) -> None:
 
 def test_the_other_side_cannot_make_shared_memory_smaller(client: Client) -> None:
     client.call("probe", {}, timeout_s=20)
-    for fd in client._fds:
+    for fd in client._fds[:2]:
         os.ftruncate(fd, 4096)
         with pytest.raises(PermissionError):
             os.ftruncate(fd, 0)
