@@ -62,6 +62,9 @@ def main() -> int:
     isolate()
     cpu.prefer_big_cores()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("edge_rt.backends.npu").setLevel(
+        logging.INFO
+    )  # a chip that is back, or lost where any place will do
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
     return serve(WorkerChannel(sock))

@@ -75,4 +75,9 @@ class _Child:
     def _say(self, raw: bytes) -> None:
         if line := raw[:_MAX_LINE_BYTES].decode("utf-8", "replace").strip():
             self._last = line
-            _log.warning("worker %d: %s", self.pid, line)
+            _log.log(level(line), "worker %d: %s", self.pid, line)
+
+
+def level(line: str) -> int:
+    """Give the level at which a worker has logged a line; what it has printed is a warning."""
+    return logging.INFO if line.startswith("INFO edge_rt.") else logging.WARNING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import signal
 import subprocess
@@ -66,7 +67,11 @@ def total(telemetry: Telemetry, name: str) -> float:
     return telemetry.registry.get_sample_value(f"edge_rt_device_{name}_total", {"model": MODEL}) or 0.0
 
 
-def test_a_killed_simulator_costs_no_answer_and_is_back_soon(store_dir: Path, flags: dict[str, object]) -> None:
+def test_a_killed_simulator_costs_no_answer_and_is_back_soon(
+    store_dir: Path, flags: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "edge_rt.worker")
+
     async def main() -> None:
         async with configured(store_dir, flags) as (runtime, telemetry):
             first = await runtime.infer(request(0))
@@ -93,6 +98,8 @@ def test_a_killed_simulator_costs_no_answer_and_is_back_soon(store_dir: Path, fl
             assert total(telemetry, "faults") == 1.0
             assert total(telemetry, "products") >= 2.0
             assert pid_of(runtime, MODEL) == worker.pid
+            told = [record.levelname for record in caplog.records if "event=npu_" in record.getMessage()]
+            assert told == ["WARNING", "INFO"]  # lost and back, once each
 
     run(main())
 
