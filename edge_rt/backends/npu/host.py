@@ -65,7 +65,7 @@ class Frames:
         inline, told = [], []
         at = 0
         for name, array in arrays.items():
-            array = np.ascontiguousarray(array)  # noqa: PLW2901
+            array = np.asarray(array, order="C")  # noqa: PLW2901 - ascontiguousarray makes a scalar one-dimensional
             if array.dtype.newbyteorder("<") != array.dtype and array.dtype.itemsize > 1:
                 array = array.astype(array.dtype.newbyteorder("<"))  # noqa: PLW2901
             if array.dtype.str not in _DTYPES:

@@ -6,6 +6,7 @@ A port belongs to one model at a time; while a model has it, a probe tells what 
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -217,13 +218,16 @@ def _device(spec: PortSpec, facts: DeviceFacts) -> Device:
 
 
 def _is_busy(exc: OSError) -> bool:
-    return exc.errno in {11, 16} or "exclusively lock" in str(exc)
+    return exc.errno in {errno.EAGAIN, errno.EBUSY} or "exclusively lock" in str(exc)
 
 
 def _reason(spec: PortSpec, exc: OSError) -> str:
     if _is_busy(exc):
         return f"{spec.port} is in use by another program, or another model"
-    text = {2: "is not plugged in", 13: "may not be opened: add yourself to the group dialout (or uucp)"}
+    text = {
+        errno.ENOENT: "is not plugged in",
+        errno.EACCES: "may not be opened: add yourself to the group dialout (or uucp)",
+    }
     return f"{spec.port} {text.get(exc.errno or 0, str(exc)[:200])}"
 
 
