@@ -1,8 +1,9 @@
 """One INT4 engine for one model: every product is right, from the engine or, where that fails, from the CPU.
 
 A fault resets the engine, writes the matrix again and tries once more. A matrix with a second fault is computed on the
-CPU from then on, from the same numbers. An engine that does not reset, because memory still owes it something, is left
-alone for a while; meanwhile everything is computed on the CPU.
+CPU for an hour, from the same numbers: particles flip bits, and what runs for years sees two of anything. An engine
+that does not reset, because memory still owes it something, is left alone for a while; meanwhile everything is computed
+on the CPU.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 DEVICE = "the FPGA's engine"
 MAX_STRIKES = 2
+FORGIVE_S = 3600.0  # after the last fault of a matrix none of them counts any more
 _RETRY_S = 30.0
 _MAX_RETRY_S = 600.0
 
@@ -44,7 +46,7 @@ class EngineReport:
     n_on_cpu       computed on the CPU instead
     n_faults       how often the engine failed, retries included
     n_retried      products that the engine computed after a fault
-    on_cpu         matrices that stay on the CPU after two faults
+    on_cpu         matrices that the CPU computes after two faults
     is_lost        the engine does not reset; it is tried again later
     last_fault     in words; "" if there was none
     memory_bytes   of the memory that the engine sees
@@ -81,20 +83,21 @@ EngineOpener = Callable[[Mapping[str, Matrix]], MatrixEngine]
 class Guard:
     """Which matrices the engine may be asked for. Pure: every method takes the time."""
 
-    _strikes: dict[str, int] = field(default_factory=dict)
+    _strikes: dict[str, tuple[int, float]] = field(default_factory=dict)  # how many, and when the last one was
     _retry_at_s: float | None = None
     _pause_s: float = _RETRY_S
 
     def allows(self, name: str, now_s: float) -> bool:
         """Say whether the engine may be asked; once it was lost, only from the end of its pause on."""
-        if self._strikes.get(name, 0) >= MAX_STRIKES:
+        if self._n_strikes(name, now_s) >= MAX_STRIKES:
             return False
         return self._retry_at_s is None or now_s >= self._retry_at_s
 
-    def strike(self, name: str) -> int:
-        """Count a fault of this matrix, and say how many it has had."""
-        self._strikes[name] = self._strikes.get(name, 0) + 1
-        return self._strikes[name]
+    def strike(self, name: str, now_s: float) -> int:
+        """Count a fault of this matrix, and say how many it has had that still count."""
+        n_strikes = self._n_strikes(name, now_s) + 1
+        self._strikes[name] = n_strikes, now_s
+        return n_strikes
 
     def lose(self, now_s: float) -> float:
         """Note that the engine does not reset, and give the pause until it may be tried again."""
@@ -110,9 +113,13 @@ class Guard:
     def is_lost(self) -> bool:
         return self._retry_at_s is not None
 
-    @property
-    def struck_out(self) -> tuple[str, ...]:
-        return tuple(name for name, n in self._strikes.items() if n >= MAX_STRIKES)
+    def struck_out(self, now_s: float) -> tuple[str, ...]:
+        """Name the matrices that the engine is not asked for."""
+        return tuple(name for name in self._strikes if self._n_strikes(name, now_s) >= MAX_STRIKES)
+
+    def _n_strikes(self, name: str, now_s: float) -> int:
+        n_strikes, last_s = self._strikes.get(name, (0, now_s))
+        return 0 if now_s - last_s >= FORGIVE_S else n_strikes
 
 
 class FpgaEngine:
@@ -208,12 +215,12 @@ class FpgaEngine:
         """Count a fault, and bring the engine and the matrix back to where they may be tried again."""
         self._n_faults += 1
         self._last_fault = str(fault)
-        n_strikes = self._guard.strike(name)
+        n_strikes = self._guard.strike(name, self._now())
         if not self._reset(name):
             return
         facts = {"matrix": name, "strikes": n_strikes, "fault": self._last_fault}
         if n_strikes >= MAX_STRIKES:
-            _log.error("matrix %s is computed on the CPU from now on", name, extra=facts)
+            _log.error("matrix %s is computed on the CPU for the next %g s", name, FORGIVE_S, extra=facts)
         else:
             _log.warning("the FPGA's engine is reset and tried again", extra=facts)
 
@@ -239,7 +246,7 @@ class FpgaEngine:
             n_on_cpu=self._n_on_cpu,
             n_faults=self._n_faults,
             n_retried=self._n_retried,
-            on_cpu=self._guard.struck_out,
+            on_cpu=self._guard.struck_out(self._now()),
             is_lost=self._guard.is_lost,
             last_fault=self._last_fault,
             memory_bytes=self._memory_bytes,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_rt.backends import fpga_cpu
-from edge_rt.backends.fpga_engine import FpgaEngine, Guard
+from edge_rt.backends.fpga_engine import FORGIVE_S, FpgaEngine, Guard
 from edge_rt.backends.fpga_layout import Layout
 from edge_rt.backends.fpga_numbers import encode_activations, encode_weights
 from edge_rt.backends.fpga_pack import Matrix, fuse
@@ -351,3 +351,15 @@ def test_pauses_of_a_lost_engine_double_up_to_ten_minutes():
     assert pauses == [30, 60, 120, 240, 480, 600, 600]
     guard.find()
     assert guard.lose(0.0) == 30
+
+
+def test_a_matrix_is_given_back_to_the_engine_an_hour_after_its_last_fault():
+    guard = Guard()
+    assert guard.strike("a", 0.0) == 1
+    assert guard.strike("a", FORGIVE_S) == 1  # the first one counts no more
+    assert guard.strike("a", FORGIVE_S + 1) == 2
+    assert not guard.allows("a", 2 * FORGIVE_S)
+    assert guard.struck_out(2 * FORGIVE_S) == ("a",)
+    assert guard.allows("b", 2 * FORGIVE_S)
+    assert guard.allows("a", 2 * FORGIVE_S + 1)
+    assert guard.struck_out(2 * FORGIVE_S + 1) == ()
