@@ -118,7 +118,7 @@ class HostedVendor:
         self._socs: dict[str, str] = {}
         self._versions = Versions()
         self._has_probed = False
-        self._loaded_s = 0.0  # what the longest load has taken
+        self._loaded_s: dict[str, float] = {}  # what the longest load of each compiled model has taken
 
     def limit(self, limits: Limits) -> None:
         """Take other limits than the stack's: measurements in a simulator on a busy machine take their time."""
@@ -209,12 +209,13 @@ class HostedVendor:
         }
         limits, begun_s = self._stack.limits, time.monotonic()
         try:
-            limit_s = _patience_s(self._loaded_s, limits.load_s, least_s=_MIN_LOAD_S)
+            longest_s = self._loaded_s.get(artifact.key, 0.0)
+            limit_s = _patience_s(longest_s, limits.load_s, least_s=_MIN_LOAD_S)
             loaded = self._ask(client, "load", told, _Loaded, limit_s, model=file.model)
         except BaseException:
             client.close()
             raise
-        self._loaded_s = max(self._loaded_s, time.monotonic() - begun_s)
+        self._loaded_s[artifact.key] = max(longest_s, time.monotonic() - begun_s)
         return HostedSession(self.name, file.model, client, loaded, limits.run_s)
 
     def _new_client(self) -> Client:
