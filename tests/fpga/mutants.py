@@ -97,7 +97,7 @@ MUTANTS = (
     Mutant("a burst crosses its line", "reader", "5'd16 - {1'b0, addr[SIZE +: 4]}", "5'd16"),
     Mutant("more is asked for than there is room", "reader", "<= FIFO_DEPTH;", "<= 2 * FIFO_DEPTH;"),
     Mutant("what was offered is taken back", "reader", "arvalid = held || may", "arvalid = may && !held"),
-    Mutant("bursts are forgotten at a clear", "reader", "n_bursts <= reset ?", "n_bursts <= reset || clear ?"),
+    Mutant("bursts under way are not waited for", "reader", "idle = n_bursts == 0 && !held", "idle = !held"),
     Mutant("the second vector is the first", "loader", "vec <= vec + STEP", "vec <= vec", "z2-gemm"),
     Mutant(
         "a full queue says so only before its counters wrap",

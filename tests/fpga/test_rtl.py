@@ -185,6 +185,22 @@ def test_a_refused_write_stops_the_engine(name):
 
 
 @names
+def test_a_job_is_not_done_before_memory_has_answered_for_its_last_rows(name):
+    rig = Rig.random(name, [(16, 128)], 1)
+    engine = rig.engine
+    engine.set(Setting.LATENCY_CYCLES, 120)
+    last_row = rig.jobs[0].results + 15 * 4
+    engine.set(Setting.WRITE_ERROR_FROM, last_row)
+    engine.set(Setting.WRITE_ERROR_TO, last_row + 1)
+    run(rig)
+    engine.run(1_000)
+    assert status(engine).write_error
+    assert engine.read(regs.HEAD) == 0
+    engine.set(Setting.WRITE_ERROR_TO, 0)
+    _runs_again(rig)
+
+
+@names
 def test_silent_memory_ends_in_a_timeout_and_no_reset_forgets_what_it_owes(name):
     """Beats that come after a reset would poison the next run, so the reset waits for them."""
     rig = Rig.random(name, [(64, 576), (32, 1536)], 1)

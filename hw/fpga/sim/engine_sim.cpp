@@ -34,6 +34,17 @@ void put(void* signal, int low, int n, uint64_t value) {
     }
 }
 
+// AXI: what is offered stays as it is until it is taken.
+struct Offer {
+    bool waits = false;
+    uint64_t addr = 0, rest = 0;
+};
+
+void keep(Offer& offer, bool valid, bool ready, uint64_t addr, uint64_t rest) {
+    if (offer.waits && (!valid || addr != offer.addr || rest != offer.rest)) std::abort();
+    offer = {valid && !ready, addr, rest};
+}
+
 struct Burst {
     uint64_t addr;
     int n_left;
@@ -75,6 +86,7 @@ struct E4Sim {
     uint64_t settings[16] = {};
     std::deque<Burst> reads[E4_PORTS];
     std::deque<Write> writes;
+    Offer offers[E4_PORTS + 1];     // addresses that memory has not taken yet; the last one is of writes
     std::deque<uint64_t> answers;   // responses of writes: when due, and bit 63 for an error
     double tokens = 0;
     std::mt19937_64 random;
@@ -140,6 +152,8 @@ void E4Sim::tick() {
             n_beats++;
             if (--burst.n_left == 0) reads[p].pop_front();
         }
+        keep(offers[p], take(&top->m_arvalid, p, 1), take(&top->m_arready, p, 1), take(&top->m_araddr, E4_ADDR * p, E4_ADDR),
+             take(&top->m_arlen, 8 * p, 8) << 1 | take(&top->m_arid, p, 1));
         if (take(&top->m_arvalid, p, 1) && take(&top->m_arready, p, 1)) {
             Burst burst{take(&top->m_araddr, E4_ADDR * p, E4_ADDR), int(take(&top->m_arlen, 8 * p, 8)) + 1,
                         bool(take(&top->m_arid, p, 1)), now + settings[kLatency]};
@@ -148,6 +162,7 @@ void E4Sim::tick() {
             reads[p].push_back(burst);
         }
     }
+    keep(offers[E4_PORTS], top->m_awvalid, top->m_awready, top->m_awaddr, top->m_awlen);
     if (top->m_bvalid) answers.pop_front();
     if (top->m_wvalid && top->m_wready) {
         Write& write = writes.front();
