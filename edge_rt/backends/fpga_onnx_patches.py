@@ -67,7 +67,8 @@ def blocks(
     n_most = max(_LEAST_VECTORS, max_bytes // (k * picture.itemsize))
     n_columns = min(n_across, n_most)
     n_rows = min(n_down, max(1, n_most // max(1, n_across)))
-    is_plain = k == n_channels and (n_down, n_across) == (height, width) and window.kernel == (1, 1)
+    is_single = window.kernel == window.strides == (1, 1) and (pad_top, pad_left) == (0, 0)
+    is_plain = is_single and k == n_channels and (n_down, n_across) == (height, width)
     for top in range(0, n_down, max(1, n_rows)):
         bottom = min(n_down, top + n_rows)
         for left in range(0, n_across, n_columns):
