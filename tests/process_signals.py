@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
+
+
+def stop(pid: int) -> None:
+    """Stop a process and wait until all its threads have stopped: one that computes goes on for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    until(
+        lambda: all(
+            p.read_text().rpartition(")")[2].split()[0] == "T" for p in Path(f"/proc/{pid}/task").glob("*/stat")
+        )
+    )
 
 
 def send_held(process: subprocess.Popen[Any], number: signal.Signals) -> None:

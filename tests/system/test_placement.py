@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,6 +14,7 @@ from edge_rt.runtime import Runtime
 from edge_rt.scheduler.places import PlaceStatus
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import TensorRequest
+from tests.process_signals import stop
 from tests.system.test_tensor_workers import expected, request, y
 from tests.system.test_workers import configured, run
 
@@ -87,7 +87,7 @@ def test_a_burst_spills_over_to_a_device_that_is_loaded(tmp_path: Path) -> None:
         async with running(tmp_path, "run_s=0.06", "run_s=0.05", **flags) as (runtime, _):
             await ask(runtime, 0)
             assert sorted(p.load for p in (await runtime.placement("trio")).places) == ["ready", "unloaded"]
-            os.kill(runtime.model("trio").pid or 0, signal.SIGSTOP)  # it only looks busy
+            stop(runtime.model("trio").pid or 0)  # it only looks busy
             try:
                 waiting = [asyncio.create_task(ask(runtime, value)) for value in range(1, 80)]
                 while not any(task.done() for task in waiting):  # noqa: ASYNC110 - the first that spilled over is one

@@ -18,6 +18,7 @@ from edge_rt.runtime import Runtime
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import MediaRequest, TensorAnswer, TensorRequest
 from edge_rt.types import EngineStats, GenerateRequest
+from tests.process_signals import stop
 from tests.system.test_workers import configured, pid_of, restarts, run, until
 from tests.unit.engine.tensor_sessions import STATEFUL, alone, rows
 
@@ -131,7 +132,7 @@ def test_a_streams_request_in_a_killed_worker_fails_and_the_loss_of_its_state_sh
             first = await runtime.infer(request("stateful", 1, stream="s"))
             second = await runtime.infer(request("stateful", 2, stream="s"))
             assert (first.n_stream_calls, second.n_stream_calls) == (1, 2)
-            os.kill(pid := pid_of(runtime, "stateful"), signal.SIGSTOP)
+            stop(pid := pid_of(runtime, "stateful"))
             asked = asyncio.create_task(runtime.infer(request("stateful", 3, stream="s")))
             await until(lambda: runtime.model("stateful").running == 1)
             await asyncio.sleep(0.05)

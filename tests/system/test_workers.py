@@ -23,6 +23,7 @@ from edge_rt.runtime import Runtime
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import Chunk, GenerateRequest, Message
 from tests.patience import PATIENCE_S
+from tests.process_signals import stop
 
 T = TypeVar("T")
 
@@ -124,7 +125,7 @@ def test_a_request_whose_worker_dies_before_its_first_byte_is_answered_all_the_s
         async with running(store_dir) as (runtime, telemetry):
             await runtime.load("null")
             pid = pid_of(runtime, "null")
-            os.kill(pid, signal.SIGSTOP)  # so that it is asked, and cannot answer
+            stop(pid)  # so that it is asked, and cannot answer
             asked = asyncio.create_task(answer(runtime, chat("twice")))
             await until(lambda: runtime.model("null").running == 1)
             await asyncio.sleep(0.05)
