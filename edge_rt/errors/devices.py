@@ -115,13 +115,7 @@ class DeviceFaultError(DeviceError):
     n_left: int
 
     def __str__(self) -> str:
-        return f"{self.device} failed: {self.what}; {self._registers()}"
-
-    def _registers(self) -> str:
-        return (
-            f"STATUS 0x{self.status:08X}, {self.cycles} cycles, {self.starved_cycles} of them starved, address "
-            f"0x{self.address:X}, port {self.port}, job {self.job}, {self.n_left} jobs left"
-        )
+        return f"{self.device} failed: {self.what}; {_registers(self)}"
 
 
 @dataclass(eq=False)
@@ -140,8 +134,11 @@ class DeviceTimeoutError(DeviceError):
     n_left: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.device} was not done after {self.limit_s:g} s; STATUS 0x{self.status:08X}, {self.cycles} cycles, "
-            f"{self.starved_cycles} of them starved, address 0x{self.address:X}, port {self.port}, job {self.job}, "
-            f"{self.n_left} jobs left"
-        )
+        return f"{self.device} was not done after {self.limit_s:g} s; {_registers(self)}"
+
+
+def _registers(error: DeviceFaultError | DeviceTimeoutError) -> str:
+    return (
+        f"STATUS 0x{error.status:08X}, {error.cycles} cycles, {error.starved_cycles} of them starved, address "
+        f"0x{error.address:X}, port {error.port}, job {error.job}, {error.n_left} jobs left"
+    )
