@@ -10,20 +10,70 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 Phase = Literal["prefill", "decode"]
 Route = Literal["auto", "local", "cloud"]
 # What a device's answers show: a real one's, or those of a stand-in, which says nothing of speed, power or drivers.
 Evidence = Literal["device", "simulator", "emulated", "stub"]
 CacheState = Literal["hit-exact", "hit-semantic", "miss", "shadow", "bypass"]
+# Who waits for an answer: a person who watches it come, a program, or nobody.
+Priority = Literal["interactive", "normal", "background"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A tool that the model asks its client to run. arguments is a JSON object's text, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One chat turn; content parts have been joined to plain text by then."""
+    """One chat turn; content parts have been joined to plain text by then.
 
-    role: Literal["system", "user", "assistant"]
+    tool_calls    an assistant's
+    tool_call_id  a tool's result names the call that it answers; name is the tool's, where its client says it
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may call. parameters is a JSON Schema's text."""
+
+    name: str
+    description: str = ""
+    parameters: str = '{"type":"object"}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseFormat:
+    """What an answer must look like, whatever the model would rather say.
+
+    json_object  any JSON object; text is ""
+    json_schema  the schema's JSON text
+    grammar      GBNF, llama.cpp's notation, from its rule root
+    regex        a regular expression that matches the whole answer
+    choice       a JSON array of the texts that it may be
+    """
+
+    kind: Literal["json_object", "json_schema", "grammar", "regex", "choice"]
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter that is added to the model's weights, times scale. name is what the catalog calls it."""
+
+    name: str
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +143,13 @@ class GenerateRequest:
     route        where it is answered: on the device, by a cloud model, or as the router decides
     cache        what it asks of the answer cache
     max_signals  how many tokens of the answer, from its first on, come with a TokenSignal
+    priority     who is computed first, and who makes room where it gets scarce
+    response_format  what the answer must look like; None leaves it to the model
+    tools        that the model may call; messages only
+    tool_choice  none: it answers in text; required: it calls at least one; auto leaves it to the model
+    tool_name    the only tool that it may call, and must; "" leaves it to tool_choice
+    parallel_tool_calls  one answer may hold several calls
+    adapters     that the answer is computed with
     tells_start  an engine says how many of the prompt's tokens it computes when it begins: a chunk of usage alone
     """
 
@@ -114,6 +171,13 @@ class GenerateRequest:
     cache: CacheWishes = field(default_factory=CacheWishes)
     max_signals: int = 0
     tells_start: bool = False
+    priority: Priority = "normal"
+    response_format: ResponseFormat | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    tool_name: str = ""
+    parallel_tool_calls: bool = True
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +354,19 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallDelta:
+    """A piece of a tool call. The first of a call, and only it, has id and name; joined arguments are JSON.
+
+    index  counts an answer's calls
+    """
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """A piece of an answer. The last one of an answer, and only it, has finish_reason, usage and timings.
 
@@ -307,6 +384,7 @@ class Chunk:
     usage: Usage | None = None
     timings: Timings | None = None
     origin: Origin | None = None
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
     @property
     def is_start(self) -> bool:

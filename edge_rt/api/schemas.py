@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.tensor_types import NodePlacement
-from edge_rt.types import Energy
+from edge_rt.types import Energy, FinishReason
 
 T = TypeVar("T")
 _ABSENT: Final = Raw()
@@ -347,7 +347,7 @@ class Choice(_Answer, kw_only=True):
     message: AnswerMessage | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: ChatLogprobs | CompletionLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: FinishReason | None = None
 
 
 class WireOrigin(_Answer, kw_only=True):

@@ -22,7 +22,7 @@ KEY_BYTES: Final = 32
 # How an answer is carried, when it must have come, who asks and what shall be kept change nothing in it. Where it is
 # computed is the Identity's to say, and the tenant counts where answers are isolated.
 UNKEYED: Final = frozenset(
-    {"id", "stream", "deadline_s", "max_draft", "max_signals", "cache", "route", "tenant", "tells_start"}
+    {"id", "stream", "deadline_s", "max_draft", "max_signals", "cache", "route", "tenant", "tells_start", "priority"}
 )
 
 

@@ -10,11 +10,20 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edge_rt.cache.key import KEY_BYTES, UNKEYED, Identity, answer_key, partition_key, question
-from edge_rt.types import CacheWishes, GenerateRequest, Message, Sampling
+from edge_rt.types import Adapter, CacheWishes, GenerateRequest, Message, ResponseFormat, Sampling, Tool, ToolCall
 
 TEXTS = st.text(max_size=20)
 MESSAGES = st.lists(
-    st.builds(Message, role=st.sampled_from(["system", "user", "assistant"]), content=TEXTS), min_size=1, max_size=4
+    st.builds(
+        Message,
+        role=st.sampled_from(["system", "user", "assistant", "tool"]),
+        content=TEXTS,
+        tool_calls=st.lists(st.builds(ToolCall, id=TEXTS, name=TEXTS, arguments=TEXTS), max_size=2).map(tuple),
+        tool_call_id=TEXTS,
+        name=TEXTS,
+    ),
+    min_size=1,
+    max_size=4,
 ).map(tuple)
 
 # What each field may hold. A field that is added to a type below fails the test until it has a line here, and one that
@@ -41,6 +50,13 @@ REQUEST: dict[str, st.SearchStrategy[Any]] = {
     "sampling": st.fixed_dictionaries(SAMPLING).map(lambda values: Sampling(**values)),
     "ignore_eos": st.booleans(),
     "top_logprobs": st.none() | st.integers(0, 20),
+    "response_format": st.none()
+    | st.builds(ResponseFormat, kind=st.sampled_from(["json_object", "json_schema", "regex"]), text=TEXTS),
+    "tools": st.lists(st.builds(Tool, name=TEXTS, description=TEXTS, parameters=TEXTS), max_size=2).map(tuple),
+    "tool_choice": st.sampled_from(["auto", "none", "required"]),
+    "tool_name": TEXTS,
+    "parallel_tool_calls": st.booleans(),
+    "adapters": st.lists(st.builds(Adapter, name=TEXTS, scale=st.floats(0, 2)), max_size=2).map(tuple),
 }
 CARRIAGE: dict[str, st.SearchStrategy[Any]] = {
     "id": TEXTS,
@@ -52,6 +68,7 @@ CARRIAGE: dict[str, st.SearchStrategy[Any]] = {
     "route": st.sampled_from(["auto", "local", "cloud"]),
     "cache": st.builds(CacheWishes, no_cache=st.booleans(), sampled=st.booleans()),
     "tenant": TEXTS,
+    "priority": st.sampled_from(["interactive", "normal", "background"]),
 }
 IDENTITY: dict[str, st.SearchStrategy[Any]] = {
     f.name: st.integers(0, 100) if f.name == "n_ctx" else TEXTS for f in fields(Identity)
@@ -63,7 +80,9 @@ def _same(a: Any, b: Any) -> bool:
     from edge_rt.cache.key import normalised
 
     if isinstance(a, Message) and isinstance(b, Message):
-        return a.role == b.role and normalised(a.content) == normalised(b.content)
+        rest = (a.role, a.tool_calls) == (b.role, b.tool_calls)
+        texts = ("content", "tool_call_id", "name")
+        return rest and all(normalised(getattr(a, name)) == normalised(getattr(b, name)) for name in texts)
     if isinstance(a, tuple) and isinstance(b, tuple) and a and isinstance(a[0], Message):
         return len(a) == len(b) and all(map(_same, a, b))
     return bool(a == b)
@@ -82,7 +101,8 @@ def test_that_every_field_of_a_request_has_been_decided_on() -> None:
     assert {f.name for f in fields(GenerateRequest)} == set(REQUEST) | set(CARRIAGE)
     assert {f.name for f in fields(Sampling)} == set(SAMPLING)
     assert set(CARRIAGE) == UNKEYED
-    assert {f.name for f in fields(Message)} == {"role", "content"}, "decide whether it changes the answer"
+    decided = {"role", "content", "tool_calls", "tool_call_id", "name"}
+    assert {f.name for f in fields(Message)} == decided, "decide whether it changes the answer"
     assert set(get_type_hints(Identity)) == set(IDENTITY)
 
 
