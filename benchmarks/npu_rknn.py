@@ -30,9 +30,9 @@ from edge_rt.backends.npu.rknn import NAME, RknnBackend
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.catalog.store import Store
+from edge_rt.convert.round_weights import round_model
 from tools.npu_inputs import calibration, picture_feed
 from tools.picture_set import labelled_pictures, pictures
-from tools.round_weights import round_model
 
 MODEL, VARIANT = "efficientnet-lite0", "fp32"
 QUICK = 20

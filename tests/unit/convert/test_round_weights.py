@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from edge_rt.convert.round_weights import Energy, find_layers, input_rows, made_up, round_model, round_rows
 from tests.npu.picture_model import picture_model
-from tools.round_weights import Energy, find_layers, input_rows, made_up, main, round_model, round_rows
+from tools.round_weights import main
 
 
 def energy(inputs: NDArray[np.float64]) -> Energy:
