@@ -38,8 +38,8 @@ from edge_rt.devices import cpu
 from edge_rt.engine.arrays import to_tensor
 from edge_rt.errors import EdgeRtError
 from edge_rt.scheduler.forms import load_message, place
-from edge_rt.tensor_types import TensorRequest
-from edge_rt.types import EngineStats
+from edge_rt.tensor_types import TensorModelInfo, TensorRequest
+from edge_rt.types import EngineStats, ModelInfo
 from edge_rt.worker.spawn import spawn
 from edge_rt.worker.supervisor import Worker
 
@@ -56,6 +56,8 @@ Median = Callable[[int], float]  # the median time of n inferences, one after th
 
 class Events:
     def stats(self, stats: EngineStats) -> None: ...
+
+    def described(self, info: ModelInfo | TensorModelInfo) -> None: ...
 
     def restarting(self, reason: str) -> None:
         raise RuntimeError(f"the worker is lost: {reason}")

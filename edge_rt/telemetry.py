@@ -70,8 +70,8 @@ METRICS: Final = (
     Metric(
         "edge_rt_stand_in",
         "gauge",
-        "1 since a simulator, emulator or stub in a device's place has been loaded: no figure of the model is a speed.",
-        ("model", "evidence"),
+        "1 since a simulator, emulator or stub in a device's place has been loaded there: no figure of it is a speed.",
+        ("model", "place", "evidence"),
     ),
     Metric("edge_rt_step_rows", "histogram", "Rows (tokens of all requests) in one decode step.", ("model",)),
     Metric("edge_rt_requests_running", "gauge", "Admitted requests.", ("model",)),
@@ -310,9 +310,9 @@ class Telemetry:
             steps.rows += stats.rows_total - last.rows_total
         self._last[model] = stats
 
-    def stand_in_loaded(self, model: str, evidence: str) -> None:
+    def stand_in_loaded(self, model: str, place: str, evidence: str) -> None:
         """Note what computes in a device's place. It stays: histograms and totals keep what it took, too."""
-        self._gauges["edge_rt_stand_in"].labels(model, evidence).set(1)
+        self._gauges["edge_rt_stand_in"].labels(model, place, evidence).set(1)
 
     def engine_gone(self, model: str) -> None:
         """Drop an unloaded or dead engine's gauges; its totals stay."""

@@ -12,7 +12,7 @@ Several threads may use one model at the same time: what they ask is joined, as 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from edge_rt.backends.base import DTYPES
+from edge_rt.backends.base import DTYPES, TensorSession
 from edge_rt.config import Config
 from edge_rt.engine.arrays import datatype_of
 from edge_rt.engine.calls import Call
@@ -37,7 +37,7 @@ from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorModelInfo, Ten
 from edge_rt.types import EngineStats
 from edge_rt.worker.channel import Load, TensorLoad
 from edge_rt.worker.tensor_load import load_tensor_session
-from edge_rt.worker.tensors import start_tensors
+from edge_rt.worker.tensors import start_tensors, substitute_of
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def start_model(message: Load, settings: Config) -> TensorModel:
     try:
         engine, pipeline = start_tensors(tensor, session)
         engine.warm_up()
-        return TensorModel(session.info, engine, pipeline, settings, session.close, max_streams=tensor.max_streams)
+        return TensorModel(session, engine, pipeline, settings, max_streams=tensor.max_streams)
     except BaseException:
         session.close()
         raise
@@ -62,22 +62,29 @@ class TensorModel(Running):
 
     def __init__(
         self,
-        info: TensorModelInfo,
+        session: TensorSession,
         engine: TensorEngine,
         pipeline: Pipeline | None,
         settings: Config,
-        close_session: Callable[[], None],
         *,
         max_streams: int,
     ) -> None:
-        self.info = info
-        super().__init__(info.model, engine.stop, close_session, settings.power)
+        self._session = session
+        info = self.info
+        super().__init__(info.model, engine.stop, session.close, settings.power)
+        self._place = f"{info.backend}:{info.device}"
+        self._substitute = substitute_of(session, self._place)
         self._engine = engine
         self._pipeline = pipeline
         self._max_streams = max_streams
         self._specs = {spec.name: spec for spec in info.inputs}
         self._ids = count(1)
         self._begin()
+
+    @property
+    def info(self) -> TensorModelInfo:
+        """What was loaded and where it is now: an NPU may be lost, and come back."""
+        return self._session.info
 
     def run(
         self, feeds: Mapping[str, ArrayLike], outputs: Sequence[str] = (), *, stream: str = "", is_last: bool = False
@@ -131,7 +138,7 @@ class TensorModel(Running):
                     infer.abandon()  # an interrupt may leave a call behind
                     infer.close()
                 energy = None if answer.timings is None else measured.energy(answer.timings)
-        place = f"{self.info.backend}:{self.info.device}"
+        place = self._substitute() or self._place
         return replace(answer, place=place, variant=self.info.variant, energy=energy)
 
     def stats(self) -> EngineStats:

@@ -38,6 +38,7 @@ from edge_rt.worker.supervisor import WorkerEvents
 PROBE_S, READING_S = 0.5, 0.01  # what a child takes for the first reading, and for others
 
 Window = tuple[float, float]
+ALWAYS: tuple[Window, ...] = ((0.0, 1e9),)
 
 
 def inside(windows: Sequence[Window], now_s: float) -> bool:
@@ -51,7 +52,7 @@ class Device:
     faults        windows of time in which requests fail, after fail_s
     hot, gone     windows in which it says that it is
     heat_c_per_j, cool_per_s  how energy warms it and how fast it nears ambient
-    stand_in      what computes in its place, as its worker tells
+    stand_in      what computes in its place, as its worker tells: in the windows away, or always; it takes stand_in_s
     throttle_c    above it everything takes throttle_factor as long
     jitter        standard deviation of the service time's logarithm
     """
@@ -67,6 +68,8 @@ class Device:
     is_wrong: bool = False
     refuses_load: bool = False
     stand_in: str = ""
+    stand_in_s: float | None = None
+    away: tuple[Window, ...] = ALWAYS
     jitter: float = 0.0
     heat_c_per_j: float = 0.0
     cool_per_s: float = 0.02
@@ -93,7 +96,12 @@ class Device:
         self._cooled_at_s = now_s
         self.energy_j += self.power_w * seconds
 
+    def stand_in_at(self, now_s: float) -> str:
+        return self.stand_in if inside(self.away, now_s) else ""
+
     def run_s(self, now_s: float, factor: float) -> float:
+        if self.stand_in_s is not None and self.stand_in_at(now_s):
+            return self.stand_in_s
         seconds = self.service_s * factor
         return seconds * (self.throttle_factor if self.temperature_c(now_s) >= self.throttle_c else 1.0)
 
@@ -233,7 +241,9 @@ class Worker:
             if fails:
                 device.n_failed += 1
                 raise device.error()
-        data = bytes(255 - byte for byte in request.inputs[0].data) if device.is_wrong else request.inputs[0].data
+        stand_in, data = device.stand_in_at(begun_at_s), request.inputs[0].data
+        if device.is_wrong and not stand_in:
+            data = bytes(255 - byte for byte in data)
         if request.stream:
             count = self._streams[request.stream] = self._streams.get(request.stream, 0) + 1
             data += bytes([count])
@@ -241,7 +251,7 @@ class Worker:
         timings = TensorTimings(queue_s=begun_at_s - came_at_s, compute_s=seconds, batch_size=1)
         region = request.regions.get("y")  # then the answer tells where it is, not what
         output = Tensor(name="y", datatype="UINT8", shape=(len(data),), data=b"" if region else data, region=region)
-        return TensorAnswer(outputs=(output,), timings=timings, place=self._device.stand_in)
+        return TensorAnswer(outputs=(output,), timings=timings, place=stand_in)
 
     def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None]:
         self._world.replies.append(request.reply)

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt import same_package
-from edge_rt.backends.base import DTYPES, TensorSession
+from edge_rt.backends.base import DTYPES, Accelerated, TensorSession
 from edge_rt.bench.metering import Metering
 from edge_rt.bench.runner import Sensors
 from edge_rt.bench.samples import quantile
 from edge_rt.catalog.pipelines import Classify, Detect, DetectText, Embed, FindSpeech, ReadText
 from edge_rt.config import Power
 from edge_rt.devices import cpu
-from edge_rt.errors import BackendLoadError, EdgeRtError, from_wire
+from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, from_wire
 from edge_rt.power.meter import open_meter
 from edge_rt.tensor_types import TensorSpec
 from edge_rt.worker.channel import Load, TensorLoad
@@ -74,17 +74,24 @@ def measure(
     sensors: Sensors,
     clock_ns: Callable[[], int] = time.perf_counter_ns,
 ) -> Row:
-    """Run a loaded model n_runs times, after a few that do not count. Raises what running raises."""
+    """Run a loaded model n_runs times, after a few that do not count.
+
+    Raises what running raises, and BackendStepError where the CPU has computed in the device's place.
+    """
     feeds = make_feeds(session.inputs, load, batch_size)
     for _ in range(_WARM_UP):
         session.run(feeds)
     times: list[float] = []
+    n_fallbacks = _n_fallbacks(session)
     mark = sensors.energy_mark()
     for _ in range(n_runs):
         begun_ns = clock_ns()
         session.run(feeds)
         times.append((clock_ns() - begun_ns) / 1e9)
     energy = sensors.energy_j(mark)
+    if n_lost := _n_fallbacks(session) - n_fallbacks:
+        reason = f"the CPU computed {n_lost} times in its place while it was measured"
+        raise BackendStepError(reason=f"{session.info.backend}:{session.info.device}: {reason}")
     energy_j = energy.value / (n_runs * batch_size) if energy.value else None
     info = session.info
     return Row(
@@ -102,6 +109,10 @@ def measure(
         energy_j=energy_j,
         energy_reason="" if energy_j is not None else energy.reason or "the counter did not move",
     )
+
+
+def _n_fallbacks(session: TensorSession) -> int:
+    return session.device_counts().n_fallbacks if isinstance(session, Accelerated) else 0
 
 
 def make_feeds(specs: Sequence[TensorSpec], load: TensorLoad, batch_size: int) -> dict[str, NDArray[Any]]:

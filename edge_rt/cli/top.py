@@ -46,7 +46,7 @@ class Scrape:
 
     values  (name, model) → value; places: (name, model, place) → value
     ttft    the histogram's buckets by model; durations: by model and place
-    energies  joules by model and phase; stand_ins: what computes in a device's place, by model
+    energies  joules by model and phase; stand_ins: what computes in a device's place, by model and place
     """
 
     time_s: float
@@ -56,7 +56,7 @@ class Scrape:
     durations: Mapping[tuple[str, str], Buckets]
     energies: Mapping[tuple[str, str], float] = field(default_factory=dict)
     power: PowerLoad | None = None
-    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    stand_ins: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, text: str, time_s: float) -> Scrape:
@@ -66,7 +66,7 @@ class Scrape:
         places: dict[tuple[str, str, str], float] = {}
         durations: dict[tuple[str, str], list[tuple[float, float]]] = {}
         energies: dict[tuple[str, str], float] = {}
-        stand_ins: dict[str, str] = {}
+        stand_ins: dict[tuple[str, str], str] = {}
         power: PowerLoad | None = None
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -79,7 +79,7 @@ class Scrape:
                 elif sample.name == "edge_rt_energy_joules_total":
                     energies[model, sample.labels["phase"]] = sample.value
                 elif sample.name == "edge_rt_stand_in":
-                    stand_ins[model] = sample.labels["evidence"]
+                    stand_ins[model, sample.labels["place"]] = sample.labels["evidence"]
                 elif sample.name == "edge_rt_power_watts":
                     power = PowerLoad(power_w=sample.value, **sample.labels)
                 elif set(sample.labels) == {"model", "place"}:
@@ -116,10 +116,14 @@ class Scrape:
         ]
         return round(sum(found)) if found else None
 
-    def stand_in(self, model: str) -> str | None:
-        """Say what stands in for a device of the model, on any of its places."""
-        found = (kind for slot, kind in self.stand_ins.items() if slot == model or slot.startswith(f"{model} "))
-        return next(found, None)
+    def stand_in(self, model: str, place: str = "") -> str | None:
+        """Say what stands in for a device of the model there, "" on any of its places; a slot's name begins with its
+        model's.
+        """
+        for (slot, where), kind in self.stand_ins.items():
+            if (slot == model or slot.startswith(f"{model} ")) and place in ("", where):
+                return kind
+        return None
 
     def count(self, name: str, model: str = "") -> int | None:
         value = self.values.get((f"edge_rt_{name}", model))
@@ -157,7 +161,7 @@ class PlaceLoad:
     p50_s, p95_s  request to answer, of those in the interval
     failed      requests since the daemon started that failed there and went on
     running, waiting, rss_bytes  of the model, on the first of its places; None on the others
-    stand_in    as ModelLoad has it, on any of the model's places
+    stand_in    as ModelLoad has it, on this place
     """
 
     model: str
@@ -250,7 +254,7 @@ def _places(before: Scrape, now: Scrape) -> tuple[PlaceLoad, ...]:
                 p95_s=quantile(buckets, 0.95),
                 failed=round(now.places.get(("edge_rt_place_failures_total", model, place), 0.0)),
                 rss_bytes=now.rss_bytes(model) if is_first else None,
-                stand_in=now.stand_in(model),
+                stand_in=now.stand_in(model, place),
             )
         )
     return tuple(rows)

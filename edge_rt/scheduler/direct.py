@@ -87,7 +87,8 @@ class Direct:
             self._on_end(answer)
         finally:
             took_s = now_s - self._begun_at_s
-            place.answered(reply.timings, took_s, now_s)
+            if answer.place == candidate.place:
+                place.answered(reply.timings, took_s, now_s)
             place.breaker.succeeded(self._ticket)
             name, n_joined, answered_by = self._model.name, place.n_joined, candidate.name_of(answer.place)
             self._events.place_answered(name, answered_by, spilled=False, took_s=took_s, n_joined=n_joined)

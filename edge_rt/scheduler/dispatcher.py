@@ -21,7 +21,7 @@ from edge_rt.errors import (
     EdgeRtError,
     WorkerLostError,
 )
-from edge_rt.scheduler.agreement import difference
+from edge_rt.scheduler.comparison import Answer, Comparison, Request
 from edge_rt.scheduler.direct import DEVICE_ERRORS, Direct, OnEnd
 from edge_rt.scheduler.placed_model import DispatchEvents, DispatchStatus, Failure, PlacedModel, Subject
 from edge_rt.scheduler.places import Place
@@ -33,11 +33,8 @@ from edge_rt.worker.supervisor import WorkerEvents
 
 _log = logging.getLogger(__name__)
 
-_INLINE_BYTES = 64 * 1024  # answers that are compared on the loop itself; larger ones take a thread
 _MAX_WORKERS_LOST = 2  # by one request: it may be the request that kills them
 
-Request = TensorRequest | MediaRequest
-Answer = TensorAnswer | MediaAnswer
 _StreamKey = tuple[str, str, str]  # tenant, stream, form: another's stream of the same name is another stream
 
 
@@ -61,6 +58,7 @@ class Dispatcher:
         self._models: dict[str, PlacedModel] = {}
         self._streams: dict[str, OrderedDict[_StreamKey, Place]] = {}  # by model
         self._copies: set[asyncio.Task[Answer | None]] = set()  # that try places which were left
+        self._comparison = Comparison(self._ask, self._tell_answered, events)
 
     def add(self, name: str, subject: Subject, *, keep_alive_s: float, slot: str = "") -> None:
         """Make a model known. slot names its first place in the residency, "" as the model; the others' are longer."""
@@ -226,7 +224,9 @@ class Dispatcher:
                 return None
             finally:
                 place.movable.pop(move, None)
-            right = await self._checked(model, place, request, answer, due_at_s)
+            right = await self._comparison.checked(
+                model, place, request, answer, due_at_s, tolerance=self._settings.tolerance
+            )
         except DEVICE_ERRORS as exc:
             _log.warning("request %s failed on %s of %s: %s", request.id, place.name, model.name, exc)
             failures.append(Failure(place, ticket, exc, asyncio.get_running_loop().time() - begun_s))
@@ -340,71 +340,11 @@ class Dispatcher:
                 answer = await worker.look(request)
         finally:
             await lease.__aexit__()
-        now_s = loop.time()
-        place.answered(answer.timings, now_s - begun_at_s, now_s)
-        candidate = place.row.candidate
-        return replace(answer, place=candidate.place_of(answer.place), variant=candidate.variant)
-
-    # Answers of new devices are compared with the CPU's.
-
-    async def _checked(
-        self, model: PlacedModel, place: Place, request: Request, answer: Answer, due_at_s: float
-    ) -> Answer | None:
-        """Give the answer that is right: this one, or the reference's; None where the request must go elsewhere.
-
-        As many answers as are still to be compared are, at the same time; what a device answers beside them waits for
-        their verdict, so that requests neither get unproven answers nor crowd the slower device meanwhile.
-        """
-        while place.n_to_check and not place.wrong:
-            if (reference := model.reference(place)) is None:
-                return answer
-            if place.n_checking < place.n_to_check:
-                return await self._compare(model, place, reference, request, answer, due_at_s)
-            verdict: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            place.waiting.append(verdict)
-            await verdict
-        return None if place.wrong else answer
-
-    async def _compare(
-        self, model: PlacedModel, place: Place, reference: Place, request: Request, answer: Answer, due_at_s: float
-    ) -> Answer | None:
-        # A stream's first request: its state shall not stay on the reference.
-        asked = (
-            replace(request, stream="", is_first=False, is_last=False)
-            if isinstance(request, TensorRequest)
-            else request
-        )
-        begun_s = asyncio.get_running_loop().time()
-        ticket = reference.breaker.begin(begun_s)
-        reference.n_open += 1
-        place.n_checking += 1
-        try:
-            expected = await self._ask(reference, asked, due_at_s)
-            problem = await _difference(answer, expected, self._settings.tolerance)
-        except EdgeRtError as exc:
-            _log.warning("an answer of %s for %s cannot be checked: %s", place.name, model.name, exc)
-            lost_s = asyncio.get_running_loop().time() - begun_s
-            model.settle([Failure(reference, ticket, exc, lost_s)], is_answered=isinstance(exc, DEVICE_ERRORS))
-            return answer
-        except BaseException:
-            reference.breaker.abandoned(ticket)
-            raise
-        finally:
-            reference.n_open -= 1
-            place.n_checking -= 1
-            place.wake()
-        reference.breaker.succeeded(ticket)
-        if not problem:
-            place.n_to_check = max(0, place.n_to_check - 1)
-            return answer
-        if not place.wrong:
-            place.wrong = problem
-            _log.error("%s is not used for %s any more: %s", place.name, model.name, problem)
-            self._events.place_wrong(model.name, place.name)
-        if isinstance(request, TensorRequest) and request.stream:
-            return None
-        self._tell_answered(model, reference, expected, begun_s)
-        return expected
+        now_s, candidate = loop.time(), place.row.candidate
+        answer = replace(answer, place=candidate.place_of(answer.place), variant=candidate.variant)
+        if answer.place == candidate.place:
+            place.answered(answer.timings, now_s - begun_at_s, now_s)
+        return answer
 
     # Bookkeeping.
 
@@ -444,10 +384,3 @@ def _key(request: TensorRequest) -> _StreamKey:
 
 def _starts_anew(request: Request) -> bool:
     return isinstance(request, TensorRequest) and request.is_first
-
-
-async def _difference(answer: Answer, expected: Answer, tolerance: float) -> str:
-    n_bytes = sum(len(t.data) for t in answer.outputs) if isinstance(answer, TensorAnswer) else 0
-    if n_bytes <= _INLINE_BYTES:
-        return difference(answer, expected, tolerance)
-    return await asyncio.to_thread(difference, answer, expected, tolerance)

@@ -81,7 +81,11 @@ class Place:
         self.row = row
 
     def answered(self, timings: TensorTimings | None, wall_s: float, now_s: float) -> None:
-        """Learn from an answer; wall_s stands in where the answer tells no times."""
+        """Learn from an answer of its own; wall_s stands in where the answer tells no times.
+
+        What the CPU has computed in a lost device's place says nothing of the device. Learnt all the same, it would
+        make the place look slow long after the device is back, and send requests elsewhere that would bring it back.
+        """
         self.n_joined = batch_size = timings.batch_size if timings is not None else 1
         compute_s = timings.compute_s if timings is not None else wall_s
         weight = _NEWEST if self._has_shown else 1.0

@@ -242,9 +242,7 @@ class Residency:
                 slot.state = "loading"
                 loaded, begun_at_s = Loaded(slot, self.events, self.gave_up), asyncio.get_running_loop().time()
                 try:
-                    loaded.info = await self._started(slot, loaded, turn)
-                    if loaded.info.evidence != "device":
-                        self.events.stand_in_loaded(slot.model, loaded.info.evidence)
+                    loaded.described(await self._started(slot, loaded, turn))
                 except ModelTooLargeError as exc:
                     missing_bytes = exc.need_bytes - exc.have_bytes
                     if not self._could_free(slot, missing_bytes):

@@ -58,7 +58,7 @@ class ResidencyEvents(Protocol):
 
     def engine_gone(self, model: str) -> None: ...
 
-    def stand_in_loaded(self, model: str, evidence: str) -> None: ...
+    def stand_in_loaded(self, model: str, place: str, evidence: str) -> None: ...
 
     def worker_restarted(self, model: str) -> None: ...
 
@@ -131,6 +131,13 @@ class Loaded:
     def stats(self, stats: EngineStats) -> None:
         self.engine = stats
         self._events.engine_stats(self._slot.model, stats)
+
+    def described(self, info: ModelInfo | TensorModelInfo) -> None:
+        """Keep what the model is, and tell where it is computed in a device's place."""
+        self.info = info
+        if info.evidence != "device":
+            place = f"{info.variant} on {info.backend}:{info.device}"  # as a place of the dispatcher is named
+            self._events.stand_in_loaded(self._slot.model, place, info.evidence)
 
     def restarting(self, reason: str) -> None:  # noqa: ARG002 - the worker has logged it
         self._events.worker_restarted(self._slot.model)

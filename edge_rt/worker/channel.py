@@ -252,6 +252,12 @@ class TensorReady(msgspec.Struct, frozen=True, array_like=True, tag="tready"):
     info: TensorModelInfo
 
 
+class Described(msgspec.Struct, frozen=True, array_like=True, tag="described"):
+    """A tensor model is not any more what TensorReady said: its device was lost, or is back."""
+
+    info: TensorModelInfo
+
+
 class ChunkOut(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
     id: str
     chunk: Chunk
@@ -314,7 +320,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
 ToWorker = (
     Load | Generate | Cancel | Advise | Tokenize | Detokenize | Infer | Look | Lend | LendMemory | GiveBack | Shutdown
 )
-FromWorker = Ready | TensorReady | ChunkOut | Failed | TokensOut | TextOut | Inferred | Found | Stats
+FromWorker = Ready | TensorReady | Described | ChunkOut | Failed | TokensOut | TextOut | Inferred | Found | Stats
 
 M = TypeVar("M")
 

@@ -107,13 +107,14 @@ class Process:
         *,
         step_timeout_s: float,
         on_stats: Callable[[EngineStats], None],
+        on_info: Callable[[TensorModelInfo], None],
     ) -> None:
         self.info: ModelInfo | TensorModelInfo  # set by start
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._handle = handle
         self._load = load
         self._step_timeout_s = step_timeout_s
-        self._on_stats = on_stats
+        self._on_stats, self._on_info = on_stats, on_info
         self._channel = ParentChannel(self._received, self._disconnected)
         self._loaded: asyncio.Future[ModelInfo | TensorModelInfo] = asyncio.get_running_loop().create_future()
         self._streams: dict[str, _Stream] = {}
@@ -136,6 +137,7 @@ class Process:
         load_timeout_s: float,
         step_timeout_s: float,
         on_stats: Callable[[EngineStats], None],
+        on_info: Callable[[TensorModelInfo], None] = lambda _: None,
     ) -> Process:
         """Spawn a child and load the model in it.
 
@@ -146,7 +148,7 @@ class Process:
             sock, handle = await launch()
         except OSError as exc:
             raise BackendLoadError(model=load.model, reason=f"its process cannot be started: {exc}") from exc
-        self = cls(handle, load, step_timeout_s=step_timeout_s, on_stats=on_stats)
+        self = cls(handle, load, step_timeout_s=step_timeout_s, on_stats=on_stats, on_info=on_info)
         try:
             await self._channel.connect(sock)
         except BaseException:  # nobody would hear of its end yet, so kill cannot wait for that
@@ -304,6 +306,10 @@ class Process:
         elif isinstance(message, channel.Ready | channel.TensorReady):
             if not self._loaded.done():
                 self._loaded.set_result(message.info)
+        elif isinstance(message, channel.Described):
+            if self._loaded.done():
+                self.info = message.info
+                self._on_info(message.info)
         elif isinstance(message, channel.TokensOut):
             self._replied(message.id, message.token_ids)
         elif isinstance(message, channel.TextOut):

@@ -39,6 +39,10 @@ class WorkerEvents(Protocol):
 
     def stats(self, stats: EngineStats) -> None: ...
 
+    def described(self, info: ModelInfo | TensorModelInfo) -> None:
+        """Hear what the model is from now on, after a restart or where its device was lost or is back."""
+        ...
+
     def restarting(self, reason: str) -> None: ...
 
     def down(self, error: EdgeRtError) -> None:
@@ -176,6 +180,7 @@ class Worker:
                     load_timeout_s=self._settings.load_timeout_s,
                     step_timeout_s=self._settings.step_timeout_s,
                     on_stats=self._events.stats,
+                    on_info=self._described,
                 )
             except WorkerLostError as exc:
                 reason = exc.reason
@@ -197,6 +202,10 @@ class Worker:
             model=self._load.model, reason=f"its worker died {MAX_LOAD_DEATHS} times while loading, at last by {reason}"
         )
 
+    def _described(self, info: TensorModelInfo) -> None:
+        self.info = info
+        self._events.described(info)
+
     def _lost(self, lost: asyncio.Future[str]) -> None:
         """Start again. Runs before the lost process' requests hear of it, so that they wait for the new one."""
         self._process = None
@@ -215,7 +224,8 @@ class Worker:
     def _restarted(self, starting: asyncio.Task[Process]) -> None:
         if starting.cancelled():
             return
-        error = starting.exception()
+        if (error := starting.exception()) is None:
+            self._events.described(starting.result().info)
         if isinstance(error, EdgeRtError):
             _log.error("worker of %s stays down: %s", self._load.model, error)
             self._events.down(error)

@@ -24,7 +24,7 @@ from edge_rt.engine.calls import Arrays, Call
 from edge_rt.engine.pipeline import Pipeline, make_pipeline
 from edge_rt.engine.tensors import TensorEngine, TensorSettings
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
-from edge_rt.tensor_types import MediaRequest, Tensor, TensorTimings
+from edge_rt.tensor_types import MediaRequest, Tensor, TensorModelInfo, TensorTimings
 from edge_rt.worker import channel, service
 from edge_rt.worker.borrowed import Borrowed
 from edge_rt.worker.channel import ChannelError, Load, TensorLoad
@@ -148,6 +148,7 @@ class Service(service.Service):
     """Turns messages into calls of a tensor engine. place is what computes, for the answers.
 
     substitute  names the place that has computed the last run instead, "" where none has
+    info        tells what the model is; where that changes the front process hears of it beside the figures
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class Service(service.Service):
         *,
         place: str,
         substitute: Callable[[], str] = lambda: "",
+        info: Callable[[], TensorModelInfo] | None = None,
         max_streams: int = 256,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -166,6 +168,7 @@ class Service(service.Service):
         self._engine = engine
         self._pipeline = pipeline
         self._place, self._substitute = place, substitute
+        self._info, self._told = info, info() if info is not None else None
         self._max_streams = max_streams
         self._borrowed = Borrowed()
         self._desk: queue.SimpleQueue[_Errand] = queue.SimpleQueue()
@@ -177,6 +180,12 @@ class Service(service.Service):
 
     def _rest(self) -> None:
         memory.give_back()
+
+    def _send_stats(self) -> None:
+        if self._info is not None and (info := self._info()) != self._told:
+            self._told = info
+            self._channel.send(channel.Described(info))
+        super()._send_stats()
 
     # -- the reader's thread ---------------------------------------------------------------------------------------
 
@@ -347,6 +356,7 @@ def serve(
         rss_bytes,
         place=place,
         substitute=substitute_of(session, place),
+        info=lambda: session.info,
         max_streams=tensor.max_streams,
     )
     is_orderly = tensors.run(n_clerks=_N_CLERKS)

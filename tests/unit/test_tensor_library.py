@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 
 import edge_rt
 from edge_rt import config
+from edge_rt.backends.base import ModelFile, TensorOptions
+from edge_rt.backends.null_tensor import NullTensorSession
 from edge_rt.engine.infer import Infer
+from edge_rt.engine.tensors import TensorEngine, TensorSettings
 from edge_rt.errors import (
     BackendStepError,
     InvalidRequestError,
@@ -56,6 +60,25 @@ def test_arrays_in_arrays_out(load: Callable[..., TensorModel]) -> None:
     assert np.array_equal(inferred.outputs["y"], alone("", {"x": rows(3)})["y"])
     assert inferred.timings.batch_size == 1
     assert model.stats().rows_total == 2
+
+
+def test_what_the_cpu_computes_in_a_devices_place_says_so() -> None:
+    class Lost(NullTensorSession):
+        computed_on = "onnx_cpu:cpu"
+
+    class Look:
+        task = "classify"
+
+        def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
+            return MediaAnswer(task="classify")
+
+    lost = Lost(ModelFile(model="m", variant="", path=Path(), quant="none"), TensorOptions())
+    with TensorModel(lost, TensorEngine(lost, TensorSettings()), Look(), config.Config(), max_streams=1) as model:
+        assert (model.look(b"picture").place, model.info) == ("onnx_cpu:cpu", lost.info)
+        lost.info = replace(lost.info, device="back")
+        assert model.info.device == "back"
+        lost.computed_on = "null:null"
+        assert model.look(b"picture").place == "null:null"
 
 
 def test_text_and_other_byte_orders_are_taken(load: Callable[..., TensorModel]) -> None:

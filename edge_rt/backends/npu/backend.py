@@ -107,6 +107,11 @@ class NpuBackend:
         except BaseException:
             opener.close()
             raise
+
+        def placed(on: VendorSession | EdgeRtError) -> TensorModelInfo:
+            placement = _on_cpu(file, on) if isinstance(on, EdgeRtError) else on.placement
+            return self._info(file, opener.device, options, placement)
+
         info = self._info(file, device, options, opened.placement if opened is not None else _on_cpu(file, lost))
         return NpuSession(
             info,
@@ -116,7 +121,7 @@ class NpuBackend:
             opened=opened,
             lost=lost,
             rows=_ROWS if opener.has_rows else 0,
-            placed=lambda session: self._info(file, opener.device, options, session.placement),
+            placed=placed,
             release=opener.close,
             **self.session_parts,
         )

@@ -57,7 +57,8 @@ class NpuSession:
 
     open_npu  opens the model there; open_cpu on the CPU, None where its file cannot run there
     opened    what open_npu has given already; None, with lost: why it could not
-    info      with the placement there, or on the CPU where it is lost from the beginning
+    info      with the placement there, or on the CPU where it is lost from the beginning; it changes with that
+    placed    describes the model anew: as it was opened there, or on the CPU for a reason
     start     runs the opening beside the requests: a thread
     """
 
@@ -71,7 +72,7 @@ class NpuSession:
         opened: VendorSession | None,
         lost: EdgeRtError | None = None,
         rows: int = 0,
-        placed: Callable[[VendorSession], TensorModelInfo] | None = None,
+        placed: Callable[[VendorSession | EdgeRtError], TensorModelInfo] | None = None,
         release: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] | None = None,
@@ -210,6 +211,7 @@ class NpuSession:
         with self._lock:
             self._breaker.trip(now_s)
         self._lost_at_s, self._reason = now_s, str(getattr(error, "reason", error))
+        self._describe(error)
         self._count(n_faults=1)
         answers = "none" if self._require == "npu" or self._open_cpu is None else "cpu"
         self._tell(
@@ -254,18 +256,18 @@ class NpuSession:
         if ready is None:
             return
         self._npu = ready
-        if self._placed is not None:
-            self.info = replace(
-                self._placed(ready),
-                max_batch=self.info.max_batch,
-                task=self.info.task,
-                is_stateful=self.info.is_stateful,
-            )
+        self._describe(ready)
         cpu, self._cpu = self._cpu, None
         if cpu is not None:
             cpu.close()
         lost_s = self._clock() - self._lost_at_s
         self._tell(NpuEvent(kind="back", backend=self.info.backend, model=self.info.model, lost_s=lost_s))
+
+    def _describe(self, placed: VendorSession | EdgeRtError) -> None:
+        """Let info tell where the model is now; what others have put there stays."""
+        if self._placed is not None:
+            now = self._placed(placed)
+            self.info = replace(self.info, device=now.device, placement=now.placement, evidence=now.evidence)
 
     def _count(self, *, n_products: int = 0, n_faults: int = 0, n_fallbacks: int = 0) -> None:
         now = self._counts

@@ -132,6 +132,20 @@ def test_a_lost_chip_is_told_once_and_the_cpu_answers_the_very_request(load: Mak
     assert "SIGKILL" in counts.last_fault
 
 
+def test_the_placement_says_where_the_model_is_now(load: Make) -> None:
+    rig = load()
+    before = rig.session.info = replace(rig.session.info, task="classify", max_batch=4, backend_reason="because")
+    rig.run()
+    rig.kill()
+    rig.run()
+    (part,) = rig.session.info.placement
+    assert (part.provider, part.n_nodes, part.kinds, "SIGKILL" in part.reason) == ("CPU", 1, (("Mul", 1),), True)
+    assert replace(rig.session.info, placement=before.placement) == before
+    rig.clock.advance(RETRY_S)
+    assert rig.run() == "npu_fake:fake0"
+    assert rig.session.info == before
+
+
 @contextmanager
 def broken(npu: FakeNpu, call: str, how: str) -> Iterator[None]:
     npu.breaks(call, how)

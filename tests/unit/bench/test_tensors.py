@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from edge_rt.backends.base import ModelFile, TensorOptions
+from edge_rt.backends.base import DeviceCounts, ModelFile, TensorOptions
 from edge_rt.backends.null_tensor import NullTensorSession
 from edge_rt.bench.runner import Sensors
 from edge_rt.bench.tensors import Job, make_feeds, measure, measure_apart, takes_batches
@@ -34,8 +37,6 @@ class FakeSensors(Sensors):
 
 
 def session(script: str) -> NullTensorSession:
-    from pathlib import Path
-
     file = ModelFile(model="m", variant=script, path=Path("none"), quant="none")
     return NullTensorSession(file, TensorOptions(), sleep=lambda _: None)
 
@@ -59,6 +60,23 @@ def test_times_rates_and_energy_are_of_the_runs_that_count() -> None:
     assert row.energy_j == pytest.approx(0.5 / 40)
     assert row.shapes == {"x": (4, 4)}
     assert row.rss_bytes == 1000
+
+
+def test_what_the_cpu_computed_in_a_devices_place_is_no_figure_of_the_device() -> None:
+    class Lost(NullTensorSession):
+        n_runs = 0
+
+        def run(self, *args: Any, **fields: Any) -> dict[str, NDArray[Any]]:
+            self.n_runs += 1
+            return super().run(*args, **fields)
+
+        def device_counts(self) -> DeviceCounts:
+            return DeviceCounts(n_products=self.n_runs, n_fallbacks=max(0, self.n_runs - 8))
+
+    file = ModelFile(model="m", variant="", path=Path("none"), quant="none")
+    lost = Lost(file, TensorOptions(), sleep=lambda _: None)
+    with pytest.raises(BackendStepError, match="null:null: the CPU computed 5 times in its place"):
+        measure(lost, TensorLoad(), batch_size=1, n_runs=10, sensors=FakeSensors(has_energy=False))
 
 
 def test_energy_without_a_counter_is_not_measured() -> None:

@@ -103,8 +103,8 @@ def test_what_stands_in_for_a_device_is_called_that_and_shows_no_speed() -> None
     )
     metrics.place_answered("t", "fpga_sim", spilled=False, took_s=7.0, n_joined=1)
     assert "77.0" in table(Load.between(before, Scrape.of(text(metrics), 101.0)))
-    metrics.stand_in_loaded("m", "simulator")
-    metrics.stand_in_loaded("t fpga_sim", "simulator")
+    metrics.stand_in_loaded("m", "v on fpga_sim:fpga-sim", "simulator")
+    metrics.stand_in_loaded("t fpga_sim", "fpga_sim", "simulator")
     for _ in range(2):
         load = Load.between(before, Scrape.of(text(metrics), 101.0))
         assert (load.models[0].stand_in, load.places[0].stand_in) == ("simulator", "simulator")
@@ -114,6 +114,23 @@ def test_what_stands_in_for_a_device_is_called_that_and_shows_no_speed() -> None
         assert " ms" not in shown
         assert "77.0" not in shown
         metrics.engine_gone("m")  # what it took is in the histograms still
+
+
+def test_only_the_place_of_a_stand_in_is_called_that() -> None:
+    metrics = Telemetry()
+    for place in ("int8 on npu_qnn:htp", "int8 on onnx_cpu:cpu"):
+        metrics.place_answered("t", place, spilled=False, took_s=0.004, n_joined=1)
+    before = Scrape.of(text(metrics), 0.0)
+    metrics.stand_in_loaded("t", "int8 on npu_qnn:htp", "simulator")
+    for place in ("int8 on npu_qnn:htp", "int8 on onnx_cpu:cpu"):
+        metrics.place_answered("t", place, spilled=False, took_s=0.004, n_joined=1)
+    load = Load.between(before, Scrape.of(text(metrics), 1.0))
+    assert [place.stand_in for place in load.places] == ["simulator", None]
+    simulated, real = table(load).splitlines()[-2:]
+    assert "int8 on npu_qnn:htp (simulator)" in simulated
+    assert " ms" not in simulated
+    assert "simulator" not in real
+    assert " ms" in real
 
 
 def test_an_unloaded_model_keeps_its_line_and_has_no_gauges() -> None:

@@ -90,6 +90,8 @@ def test_what_the_cpu_has_answered_in_a_devices_place_is_counted_as_the_cpus() -
             assert metric(front.telemetry, name, "npu") == 0
             labels = {"model": "m", "place": "v on onnx_cpu:cpu"}
             assert front.telemetry.registry.get_sample_value(f"edge_rt_place_{name}", labels) == 4
+        (status,) = (await front.dispatcher.status("m")).places
+        assert status.n_answered == 0, "nothing of its speed is known"
 
     virtual_time.run(main())
 

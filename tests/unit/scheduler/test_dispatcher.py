@@ -15,9 +15,7 @@ from edge_rt.scheduler.placed_model import REPLAN_S
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import Tensor, TensorAnswer, TensorRegion, TensorRequest
 from tests import virtual_time
-from tests.null_devices import Device, World, lost, request
-
-ALWAYS = ((0.0, 1e9),)
+from tests.null_devices import ALWAYS, Device, World, lost, request
 
 
 def cpu(**fields: object) -> Device:
@@ -259,6 +257,41 @@ def test_a_cpu_that_cannot_compare_holds_nobody_up() -> None:
         answers = await asyncio.gather(*(ask(dispatcher, number) for number in range(20)))
         assert {answer.place for answer in answers} == {"sim:npu"}
         assert world.device("cpu").n_failed < 20
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("is_profiled", [True, False])
+def test_what_the_cpu_computes_in_a_lost_devices_place_is_not_taken_for_the_devices_speed(is_profiled: bool) -> None:
+    async def main() -> None:
+        away = npu(stand_in="onnx_cpu:cpu", stand_in_s=0.4, away=((5.0, 15.0),))
+        world = World((cpu(), away), policy="latency", is_profiled=is_profiled)
+        dispatcher = world.dispatcher(n_checked=0)
+        await loaded(dispatcher)
+        asked = {}
+        for number in range(400):
+            asked[world.now_s()] = (await ask(dispatcher, number)).place
+            await asyncio.sleep(0.05)
+        assert {place for at_s, place in asked.items() if 5.0 < at_s < 14.0} == {"onnx_cpu:cpu"}
+        assert {place for at_s, place in asked.items() if at_s > 15.5} == {"sim:npu"}
+        shown = {place.place: place for place in (await dispatcher.status("m")).places}
+        assert shown["sim:npu"].latency_s == pytest.approx(0.01)
+        assert shown["sim:npu"].n_answered == list(asked.values()).count("sim:npu")
+
+    virtual_time.run(main())
+
+
+def test_what_the_cpu_computes_in_a_lost_devices_place_proves_nothing_of_the_device() -> None:
+    async def main() -> None:
+        world = World((cpu(), npu(stand_in="onnx_cpu:cpu", away=((0.0, 5.0),), is_wrong=True)))
+        dispatcher = world.dispatcher(n_checked=2)
+        for number in range(4):
+            assert (await ask(dispatcher, number)).place == "onnx_cpu:cpu"
+        assert {p.place: p.n_to_check for p in (await dispatcher.status("m")).places}["sim:npu"] == 2
+        assert world.device("cpu").n_runs == 0, "to compare the CPU with itself costs time"
+        await asyncio.sleep(5.0)
+        assert (await ask(dispatcher, 4)).place == "sim:cpu"
+        assert "instead of" in (await dispatcher.status("m")).places[0].wrong
 
     virtual_time.run(main())
 

@@ -43,7 +43,7 @@ class World:
     workers: list[FakeWorker] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     restarts: list[str] = field(default_factory=list)
-    stand_ins: list[tuple[str, str]] = field(default_factory=list)
+    stand_ins: list[tuple[str, str, str]] = field(default_factory=list)
     simulated: set[str] = field(default_factory=set)  # models on a simulator
 
     def n_loaded(self) -> int:
@@ -59,8 +59,8 @@ class World:
     def worker_restarted(self, model: str) -> None:
         self.restarts.append(model)
 
-    def stand_in_loaded(self, model: str, evidence: str) -> None:
-        self.stand_ins.append((model, evidence))
+    def stand_in_loaded(self, model: str, place: str, evidence: str) -> None:
+        self.stand_ins.append((model, place, evidence))
 
 
 class FakeWorker:
@@ -149,7 +149,14 @@ def test_what_computes_in_a_devices_place_is_told() -> None:
         residency = make(world, "a", "b")
         await use(residency, "a")
         await use(residency, "b")
-        assert world.stand_ins == [("b", "simulator")]
+        assert world.stand_ins == [("b", f"{INFO.variant} on {INFO.backend}:{INFO.device}", "simulator")]
+        # A device that was lost when it was loaded, and is one no longer.
+        worker = next(worker for worker in world.workers if worker.model == "a")
+        worker.events.described(back := replace(INFO, evidence="emulated"))
+        loaded = residency.slot("a").loaded
+        assert loaded is not None
+        assert loaded.info == back
+        assert [evidence for _, _, evidence in world.stand_ins] == ["simulator", "emulated"]
 
     virtual_time.run(main())
 

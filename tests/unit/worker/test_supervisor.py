@@ -3,14 +3,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from edge_rt import config
 from edge_rt.errors import BackendLoadError, EdgeRtError, ModelFormatError, ShuttingDownError, WorkerLostError
-from edge_rt.tensor_types import TensorAnswer, TensorRequest, TensorTimings
-from edge_rt.types import Chunk, EngineStats, Usage
+from edge_rt.tensor_types import NodePlacement, TensorAnswer, TensorModelInfo, TensorRequest, TensorTimings
+from edge_rt.types import Chunk, EngineStats, ModelInfo, Usage
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, ToWorker
 from edge_rt.worker.process import Handle
@@ -36,9 +36,13 @@ class Heard:
     restarts: list[str] = field(default_factory=list)
     downs: list[EdgeRtError] = field(default_factory=list)
     figures: list[EngineStats] = field(default_factory=list)
+    infos: list[ModelInfo | TensorModelInfo] = field(default_factory=list)
 
     def stats(self, stats: EngineStats) -> None:
         self.figures.append(stats)
+
+    def described(self, info: ModelInfo | TensorModelInfo) -> None:
+        self.infos.append(info)
 
     def restarting(self, reason: str) -> None:
         self.restarts.append(reason)
@@ -373,6 +377,31 @@ def test_figures_reach_the_owner() -> None:
         launch.children[0].send(channel.Stats(EngineStats(running=1)))
         await settle()
         assert heard.figures == [EngineStats(running=1)]
+        await worker.stop(ShuttingDownError)
+
+    virtual_time.run(main())
+
+
+def test_what_a_model_has_become_reaches_the_owner() -> None:
+    lost = TensorModelInfo(
+        model="m", variant="v", backend="npu", device="d", quant="", size_bytes=1, inputs=(), outputs=(), n_threads=1
+    )
+    back = replace(lost, placement=(NodePlacement(provider="NPU", n_nodes=1, kinds=(("Conv", 1),)),))
+
+    def behave(child: FakeChild, message: ToWorker) -> None:
+        if isinstance(message, channel.Load):
+            child.send(channel.TensorReady(lost))
+
+    async def main() -> None:
+        launch, heard = FakeLaunch(behave), Heard()
+        worker = supervised(launch, heard)
+        assert await worker.start() == lost
+        launch.children[0].send(channel.Described(back))
+        await settle()
+        assert (worker.info, heard.infos) == (back, [back])
+        launch.children[0].exit(-9)
+        await asyncio.sleep(1.0)
+        assert heard.infos == [back, lost], "a worker that was started again has found the device or not"
         await worker.stop(ShuttingDownError)
 
     virtual_time.run(main())

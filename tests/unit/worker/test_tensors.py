@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,16 @@ from edge_rt.errors import (
     UnsupportedFeatureError,
     from_wire,
 )
-from edge_rt.tensor_types import PERMIT, WRITTEN, MediaAnswer, MediaRequest, Tensor, TensorRequest
+from edge_rt.tensor_types import (
+    PERMIT,
+    WRITTEN,
+    MediaAnswer,
+    MediaRequest,
+    NodePlacement,
+    Tensor,
+    TensorModelInfo,
+    TensorRequest,
+)
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load, TensorLoad
 from edge_rt.worker.own_end import WorkerChannel
@@ -51,12 +61,15 @@ class FakePipeline:
 
 @contextmanager
 def running(
-    engine: TensorEngine, pipeline: Pipeline | None = None, substitute: Callable[[], str] = lambda: ""
+    engine: TensorEngine,
+    pipeline: Pipeline | None = None,
+    substitute: Callable[[], str] = lambda: "",
+    info: Callable[[], TensorModelInfo] | None = None,
 ) -> Iterator[tuple[Parent, list[bool]]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         out = WorkerChannel(theirs)
-        service = Service(out, engine, pipeline, lambda: 77, place="null:null", substitute=substitute)
+        service = Service(out, engine, pipeline, lambda: 77, place="null:null", substitute=substitute, info=info)
         results: list[bool] = []
         thread = threading.Thread(target=lambda: results.append(service.run(n_clerks=2)))
         thread.start()
@@ -158,6 +171,21 @@ def test_what_the_cpu_has_computed_instead_names_it_and_is_not_written_as_the_de
         with pytest.raises(BlockingIOError):
             client.recv(1, socket.MSG_DONTWAIT)
     os.close(permit)
+
+
+def test_a_device_that_is_back_is_told_beside_the_figures_and_once() -> None:
+    made = session()
+    infos = [made.info]
+    back = replace(made.info, placement=(NodePlacement(provider="NPU", n_nodes=1, kinds=(("Conv", 1),)),))
+    with running(TensorEngine(made, TensorSettings()), info=lambda: infos[-1]) as (parent, _):
+        parent.infer(tensors("a"))
+        assert isinstance(parent.skip_figures(), channel.Inferred)
+        infos.append(back)
+        parent.infer(tensors("b"))
+        assert isinstance(parent.skip_figures(), channel.Inferred)
+        assert parent.skip_figures() == channel.Described(back)
+        parent.infer(tensors("c"))
+        assert isinstance(parent.skip_figures(), channel.Inferred)
 
 
 def test_inputs_are_read_where_they_lie_in_lent_memory() -> None:
