@@ -16,7 +16,7 @@ from edge_rt import logs, telemetry
 from edge_rt.api.callers import ApiKeys, tenant
 from edge_rt.api.endpoint import Endpoint
 from edge_rt.api.exchange import HUNG_UP, OPEN_PATHS, Exchange, Ledger, told
-from edge_rt.api.sse import HungUpError, error_event
+from edge_rt.api.sse import EVENT_STREAM, JSON_LINES, HungUpError, error_event
 from edge_rt.api.status import HttpError
 from edge_rt.errors import AuthError, ShuttingDownError
 
@@ -52,7 +52,7 @@ class Boundary:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
                 headers = message["headers"] = [*message["headers"], (b"x-request-id", exchange.request_id.encode())]
-                exchange.is_stream = any(value.startswith(b"text/event-stream") for _, value in headers)
+                exchange.is_stream = any(value in (EVENT_STREAM, JSON_LINES) for _, value in headers)
             await send(message)
 
         try:
@@ -105,7 +105,9 @@ class Boundary:
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             await send({"type": "http.response.body", "body": body, "more_body": False})
         elif exchange.is_stream:
-            await send({"type": "http.response.body", "body": error_event(body), "more_body": False})
+            write = scope["state"].get("stream_error")  # of a protocol whose streams end otherwise
+            event = error_event(body) if write is None else write(answer)
+            await send({"type": "http.response.body", "body": event, "more_body": False})
 
     def _record(self, scope: Scope, exchange: Exchange) -> None:
         route, client = scope.get("route"), scope.get("client")

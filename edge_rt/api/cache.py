@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from edge_rt.api import schemas
 from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
+from edge_rt.api.fields import decode_with
 from edge_rt.cache import admin
 from edge_rt.cache.entries import Meta
 from edge_rt.cache.store import Store
@@ -73,7 +73,7 @@ def routes(api: Api) -> list[Route]:
     async def correct(request: Request) -> ASGIApp:
         store = _store(api)
         key = admin.find(store, request.path_params["key"], sees=_sees(request))
-        asked = schemas.decode_with(await read_body(request, api), _CORRECTION)
+        asked = decode_with(await read_body(request, api), _CORRECTION)
         admin.correct(store, key, await store.get(key), asked.text, time.time())
         return _answer(admin.detail(store, key, await store.get(key), time.time()))
 

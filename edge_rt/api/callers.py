@@ -75,4 +75,7 @@ def tenant(peer: Peer | None, keys: ApiKeys | None, headers: Sequence[tuple[byte
         return f"uid:{peer.uid}"
     if keys is None:
         raise AuthError
-    return keys.tenant(next((value for name, value in headers if name == b"authorization"), b""))
+    authorization = next((value for name, value in headers if name == b"authorization"), b"")
+    if not authorization:  # Anthropic's clients send theirs otherwise
+        authorization = b"Bearer " + next((value for name, value in headers if name == b"x-api-key"), b"")
+    return keys.tenant(authorization)

@@ -16,8 +16,9 @@ from edge_rt import logs
 from edge_rt.api import media_wire as wire
 from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
+from edge_rt.api.fields import decode_with
 from edge_rt.api.media import check_task
-from edge_rt.api.schemas import decode_with, encode
+from edge_rt.api.schemas import encode
 from edge_rt.api.sse import StopOnHangUp
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.tensor_types import MediaAnswer, MediaRequest

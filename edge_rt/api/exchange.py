@@ -20,7 +20,7 @@ _access = logging.getLogger("edge_rt.access")
 
 HUNG_UP: Final = 499  # what proxies log for a client that left; it is never sent
 # Probes carry no key, and are asked every few seconds, for ever.
-OPEN_PATHS: Final = ("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready")
+OPEN_PATHS: Final = ("/", "/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready")
 _PROBES = frozenset({*OPEN_PATHS, "/metrics"})
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 

@@ -14,9 +14,10 @@ from edge_rt.api import kserve_models as models
 from edge_rt.api import kserve_wire as wire
 from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
+from edge_rt.api.fields import decode_with
 from edge_rt.api.kserve_infer import HEADER_LENGTH, Caller, Converter, Inference
 from edge_rt.api.kserve_plan import Plans
-from edge_rt.api.schemas import decode_with, encode
+from edge_rt.api.schemas import encode
 from edge_rt.api.status import HttpError, open_inference_body
 from edge_rt.cache.admission import wishes
 

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from edge_rt import logs
 from edge_rt.api import kserve_wire as wire
-from edge_rt.api.schemas import decode_with
+from edge_rt.api.fields import decode_with
 from edge_rt.errors import EdgeRtError
 from edge_rt.guard.limits import check_shape, check_size
 from edge_rt.tensor_types import Data, Datatype, Lent, Reply, Tensor, TensorRegion, TensorRequest

@@ -106,10 +106,15 @@ def _request(
     )
 
 
-def with_wishes(asked: GenerateRequest, wire: ChatRequest | CompletionRequest, headers: Headers) -> GenerateRequest:
+def with_wishes(
+    asked: GenerateRequest, headers: Headers, wire: ChatRequest | CompletionRequest | None = None
+) -> GenerateRequest:
     """Add where the request wants to be answered and what it asks of the cache: x-edge-route and Cache-Control, or its
     own fields route and cache. Raises InvalidRequestError where header and field differ.
+
+    wire  None: other protocols have the headers only
     """
+    route, given_options = (None, None) if wire is None else (wire.route, wire.cache)
     routes = {value.strip().lower() for value in headers.getlist("x-edge-route")}
     named = next(iter(routes), None)
     if len(routes) > 1:
@@ -118,15 +123,15 @@ def with_wishes(asked: GenerateRequest, wire: ChatRequest | CompletionRequest, h
         raise InvalidRequestError(
             param="x-edge-route", problem=f"must be one of {', '.join(get_args(types.Route))}, got {named[:40]!r}"
         )
-    if named is not None and wire.route not in (None, named):
+    if named is not None and route not in (None, named):
         raise InvalidRequestError(param="route", problem=f"differs from the header x-edge-route ({named}); give one")
-    options = wire.cache or schemas.CacheOptions()
+    options = given_options or schemas.CacheOptions()
     control = ", ".join(headers.getlist("cache-control"))
-    if not control and wire.cache is None and named is None and wire.route is None:
+    if not control and given_options is None and named is None and route is None:
         return asked
     return replace(
         asked,
-        route=cast("types.Route", named or wire.route or "auto"),
+        route=cast("types.Route", named or route or "auto"),
         cache=wishes(control, sampled=options.sampled, tags=tuple(options.tags)),
     )
 
@@ -190,7 +195,7 @@ def routes(api: Api) -> list[Route]:
         asked = chat_request(
             wire, request_id=new_id(shape), model=api.model_id(wire.model), tenant=request.state.tenant
         )
-        return _answer(api, with_wishes(asked, wire, request.headers), shape, wire)
+        return _answer(api, with_wishes(asked, request.headers, wire), shape, wire)
 
     async def completions(request: Request) -> ASGIApp:
         wire = schemas.decode(await read_body(request, api), CompletionRequest)
@@ -198,7 +203,7 @@ def routes(api: Api) -> list[Route]:
         asked = completion_request(
             wire, request_id=new_id(shape), model=api.model_id(wire.model), tenant=request.state.tenant
         )
-        return _answer(api, with_wishes(asked, wire, request.headers), shape, wire)
+        return _answer(api, with_wishes(asked, request.headers, wire), shape, wire)
 
     async def explain(request: Request) -> ASGIApp:
         """Tell where a chat request would be answered, without answering it."""
@@ -206,7 +211,7 @@ def routes(api: Api) -> list[Route]:
         asked = chat_request(
             wire, request_id=new_id(ChatShape()), model=api.model_id(wire.model), tenant=request.state.tenant
         )
-        decision = api.runtime.explain(with_wishes(asked, wire, request.headers))
+        decision = api.runtime.explain(with_wishes(asked, request.headers, wire))
         return Response(schemas.encode(wire_decision(decision)), media_type="application/json")
 
     async def feedback(request: Request) -> ASGIApp:

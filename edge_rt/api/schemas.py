@@ -10,19 +10,19 @@ writes nonsense.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+from edge_rt.api import fields
+from edge_rt.api.fields import ABSENT as _ABSENT
+from edge_rt.api.fields import decode_with
 from edge_rt.tensor_types import NodePlacement
 from edge_rt.types import Energy, FinishReason
 
 T = TypeVar("T")
-_ABSENT: Final = Raw()
 
 
 class _Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -165,76 +165,23 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "tools": ([],),
     "with_pieces": (False,),
 }
-_MAX_NEUTRAL_BYTES: Final = 64  # a neutral value is short, so that no large one is ever parsed
 
 
 def refuse_unsupported(request: msgspec.Struct, place: str = "") -> None:
     """Raise UnsupportedFeatureError for a Raw field whose value asks for something."""
-    for name in request.__struct_fields__:
-        value = getattr(request, name)
-        if isinstance(value, Raw) and value is not _ABSENT and not _is_neutral(name, bytes(value)):
-            neutral = " or ".join(msgspec.json.encode(allowed).decode() for allowed in _NEUTRAL.get(name, (None,)))
-            raise UnsupportedFeatureError(feature=place + name, remedy=f"leave it out or send {neutral}")
-
-
-def _is_neutral(name: str, raw: bytes) -> bool:
-    if len(raw) > _MAX_NEUTRAL_BYTES:
-        return False
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # 1e999, or bytes that are not UTF-8
-        return False
-    # 1 == True == 1.0 in Python, not on the wire.
-    return value is None or any(value == v and type(value) is type(v) for v in _NEUTRAL.get(name, ()))
+    fields.refuse_unsupported(request, _NEUTRAL, place)
 
 
 _DECODERS: Final[dict[type[Any], msgspec.json.Decoder[Any]]] = {
     cls: msgspec.json.Decoder(cls)
     for cls in (ChatRequest, CompletionRequest, FeedbackRequest, TokenizeRequest, DetokenizeRequest)
 }
-_UNKNOWN = re.compile(r"unknown field `(.*)`", re.DOTALL)
-_MISSING = re.compile(r"missing required field `(.*)`")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def decode(body: bytes, cls: type[T]) -> T:
     """Decode a request body. Raises InvalidRequestError naming the field and what is wrong with it."""
     decoded: T = decode_with(body, _DECODERS[cls])
     return decoded
-
-
-def decode_with(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode a request body as decode does, by a decoder of the caller's."""
-    if not body:
-        raise InvalidRequestError(param="", problem="the body is empty; it must be a JSON object")
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as exc:
-        raise _invalid(str(exc)) from exc
-    except msgspec.DecodeError as exc:
-        problem = f"the body is not valid JSON: {exc}"
-        if _SURROGATE.search(body):
-            problem += "; strings must not hold lone surrogates"
-        raise InvalidRequestError(param="", problem=problem) from exc
-    except UnicodeDecodeError as exc:
-        raise InvalidRequestError(param="", problem="the body is not valid UTF-8") from exc
-    except RecursionError as exc:
-        raise InvalidRequestError(param="", problem="the body is nested too deeply") from exc
-
-
-def _invalid(problem: str) -> InvalidRequestError:
-    problem, _, place = problem.partition(" - at `")
-    # "$.messages[0].content", and "key` in `$.logit_bias" for a mapping's key
-    place = place.rstrip("`").rpartition("$")[2].lstrip(".")
-    if found := _UNKNOWN.search(problem):
-        return InvalidRequestError(param=_join(place, found[1][:100]), problem="unknown field")
-    if found := _MISSING.search(problem):
-        return InvalidRequestError(param=_join(place, found[1]), problem="is required")
-    return InvalidRequestError(param=place, problem=problem[:1].lower() + problem[1:])
-
-
-def _join(place: str, name: str) -> str:
-    return f"{place}.{name}" if place else name
 
 
 class _Answer(msgspec.Struct, kw_only=True):

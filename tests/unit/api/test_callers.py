@@ -81,3 +81,12 @@ def test_a_keys_file_without_keys_is_refused(tmp_path: Path, content: bytes | No
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"server\.api_keys_file"):
         ApiKeys.load(path)
+
+
+def test_a_key_may_come_as_anthropics_clients_send_it() -> None:
+    key = (b"x-api-key", b"first-key")
+    assert tenant(None, KEYS, [key]) == tenant(None, KEYS, bearer(b"Bearer first-key"))
+    with pytest.raises(AuthError):
+        tenant(None, KEYS, [(b"x-api-key", b"wrong")])
+    with pytest.raises(AuthError):  # the header that is meant for keys counts
+        tenant(None, KEYS, [key, *bearer(b"Bearer wrong")])

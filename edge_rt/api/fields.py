@@ -1,0 +1,76 @@
+"""Reading request bodies: unknown fields are named, and those that ask for what is not there are refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+
+T = TypeVar("T")
+Neutral = Mapping[str, tuple[Any, ...]]  # by field, the values that ask for nothing
+
+ABSENT: Final = Raw()  # the default of a field that is declared to be refused
+
+_MAX_NEUTRAL_BYTES: Final = 64  # a neutral value is short, so that no large one is ever parsed
+_UNKNOWN = re.compile(r"unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"missing required field `(.*)`")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def refuse_unsupported(request: msgspec.Struct, neutral: Neutral, place: str = "") -> None:
+    """Raise UnsupportedFeatureError for a Raw field whose value asks for something; null never does."""
+    for name in request.__struct_fields__:
+        value = getattr(request, name)
+        if isinstance(value, Raw) and value is not ABSENT and not _is_neutral(bytes(value), neutral.get(name, ())):
+            allowed = " or ".join(msgspec.json.encode(value).decode() for value in neutral.get(name, (None,)))
+            raise UnsupportedFeatureError(feature=place + name, remedy=f"leave it out or send {allowed}")
+
+
+def _is_neutral(raw: bytes, allowed: tuple[Any, ...]) -> bool:
+    if len(raw) > _MAX_NEUTRAL_BYTES:
+        return False
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # 1e999, or bytes that are not UTF-8
+        return False
+    # 1 == True == 1.0 in Python, not on the wire.
+    return value is None or any(value == v and type(value) is type(v) for v in allowed)
+
+
+def decode_with(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode a request body. Raises InvalidRequestError naming the field and what is wrong with it."""
+    if not body:
+        raise InvalidRequestError(param="", problem="the body is empty; it must be a JSON object")
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as exc:
+        raise _invalid(str(exc)) from exc
+    except msgspec.DecodeError as exc:
+        problem = f"the body is not valid JSON: {exc}"
+        if _SURROGATE.search(body):
+            problem += "; strings must not hold lone surrogates"
+        raise InvalidRequestError(param="", problem=problem) from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidRequestError(param="", problem="the body is not valid UTF-8") from exc
+    except RecursionError as exc:
+        raise InvalidRequestError(param="", problem="the body is nested too deeply") from exc
+
+
+def _invalid(problem: str) -> InvalidRequestError:
+    problem, _, place = problem.partition(" - at `")
+    # "$.messages[0].content", and "key` in `$.logit_bias" for a mapping's key
+    place = place.rstrip("`").rpartition("$")[2].lstrip(".")
+    if found := _UNKNOWN.search(problem):
+        return InvalidRequestError(param=_join(place, found[1][:100]), problem="unknown field")
+    if found := _MISSING.search(problem):
+        return InvalidRequestError(param=_join(place, found[1]), problem="is required")
+    return InvalidRequestError(param=place, problem=problem[:1].lower() + problem[1:])
+
+
+def _join(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
