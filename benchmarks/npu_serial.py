@@ -167,7 +167,7 @@ def main() -> None:
             n_pairs=arguments.pairs(3, quick=1),
             n_warmup=0,
         )
-        claims.append(harness.Claim(name=f"EMULATED: 1 kB messages {name}, bytes/s", pair=pair, at_least=0.5))
+        claims.append(harness.Claim(name=f"EMULATED: 1 kB messages {name}, bytes/s", pair=pair, at_least=0.6))
         figures.append(
             harness.Figure(
                 name=f"EMULATED: beside the payload, {name}, both ways",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+from edge_rt.devices.serial_npu_frames import VERSION
 from edge_rt.devices.serial_npu_link import Link, LinkCounts
 from edge_rt.devices.serial_npu_messages import (
     CANCEL,
@@ -166,7 +167,7 @@ class SerialNpu:
         self._link.open(int.from_bytes(os.urandom(4), "little") | 1, self._now_us())
         self._messages, self._waiting = MessageReader(), []
         self._until(lambda: self._link.state == "open", deadline_s, "no device answers there")
-        reply = self._ask(HELLO, bytes([1, 1]), deadline_s)
+        reply = self._ask(HELLO, bytes([VERSION, VERSION]), deadline_s)
         self._facts = read_facts(reply.body)
         return self._facts
 

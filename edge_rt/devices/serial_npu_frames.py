@@ -1,12 +1,14 @@
 """Frames of the serial NPU's link, to bytes and back. hw/npu/serial/PROTOCOL.md describes them; link.c is the same.
 
-    DATA, up to 192 bytes   A5  n                 offset u16  payload  check u24
-    DATA, 256 to 4224       C3  (n - 192) / 64    offset u16  header check u8  payload  check u24
-    ACK                     5A  tail and size     next u16    [gap  length] …, size bytes  check u24
+    DATA, up to 192 bytes   A5  n                 offset u16  payload  check u32
+    DATA, 256 to 4224       C3  (n - 192) / 64    offset u16  header check u8  payload  check u32
+    ACK                     5A  tail and size     next u16    mended u8  [gap  length] …, size bytes  check u32
     CONTROL                 3C  what  epoch u32   version u8  segment / 64 u8  window / 64 u16  check u24
 
-Numbers are little-endian. The check is the low 24 bits of CRC-32, begun with the epoch, so that a frame of another
-session is none; CONTROL's begins with 0. A byte that begins no sound frame is passed over, and the search goes on.
+Numbers are little-endian. The check is CRC-32, begun with the epoch, so that a frame of another session is none;
+CONTROL's is the low 24 bits of one that begins with 0, as in version 1, so that every version can read it. A short DATA
+frame in which one byte is garbled or lost is mended. A byte that begins no sound frame is passed over, and the search
+goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-VERSION: Final = 1
+from edge_rt.devices.serial_npu_mending import mend
+
+VERSION: Final = 2
 SHORT: Final = 0xA5
 LONG: Final = 0xC3
 ACK: Final = 0x5A
@@ -31,8 +35,9 @@ CLOSE: Final = 4
 MAX_SHORT: Final = 192
 STEP: Final = 64  # a long payload is 192 and a multiple of this
 MAX_PAYLOAD: Final = MAX_SHORT + 63 * STEP
-SHORT_OVERHEAD: Final = 7
-LONG_OVERHEAD: Final = 8
+SHORT_OVERHEAD: Final = 8
+LONG_OVERHEAD: Final = 9
+_ACK_OVERHEAD: Final = 9
 MAX_RANGES: Final = 16
 _MAX_RANGES_BYTES: Final = 6 * MAX_RANGES  # gaps and lengths of up to 3 bytes
 CONTROL_BYTES: Final = 13
@@ -52,13 +57,15 @@ class Data:
 class Ack:
     """What has come: everything before next, and the ranges, which leave nothing out between the first and the last.
 
-    ranges   (start, end), counted from next on; ascending, with gaps between
-    is_tail  the ranges are the last ones, and nothing is said of what lies between next and the first of them
+    ranges    (start, end), counted from next on; ascending, with gaps between
+    n_mended  frames that were mended since the session began, modulo 256
+    is_tail   the ranges are the last ones, and nothing is said of what lies between next and the first of them
     """
 
     next: int
     ranges: tuple[tuple[int, int], ...]
     is_tail: bool
+    n_mended: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,7 @@ class Control:
     what: int
     epoch: int
     version: int = VERSION
-    max_segment: int = 1024
+    max_segment: int = 2048
     window: int = 24_576
 
 
@@ -86,7 +93,7 @@ def wire_bytes(size: int) -> int:
 
 
 def _check(head: bytes, seed: int) -> bytes:
-    return (zlib.crc32(head, seed) & 0xFFFFFF).to_bytes(3, "little")
+    return zlib.crc32(head, seed).to_bytes(4, "little")
 
 
 def pack_data(offset: int, payload: bytes, epoch: int) -> bytes:
@@ -106,8 +113,9 @@ def pack_ack(ack: Ack, epoch: int) -> bytes:
         _put_number(ranges, start - before)
         _put_number(ranges, end - start)
         before = end
-    head = struct.pack("<BBH", ACK, len(ranges) | (0x80 if ack.is_tail else 0), ack.next & 0xFFFF)
-    return head + bytes(ranges) + _check(head + bytes(ranges), epoch)
+    size = len(ranges) | (0x80 if ack.is_tail else 0)
+    frame = struct.pack("<BBHB", ACK, size, ack.next & 0xFFFF, ack.n_mended & 0xFF) + bytes(ranges)
+    return frame + _check(frame, epoch)
 
 
 def _put_number(out: bytearray, value: int) -> None:
@@ -148,26 +156,33 @@ def pack_control(control: Control) -> bytes:
         control.max_segment // 64,
         control.window // 64,
     )
-    return frame + _check(frame, 0)
+    return frame + _check(frame, 0)[:3]
 
 
 class FrameReader:
-    """Finds frames among bytes. n_bad_bytes counts those that were part of none."""
+    """Finds frames among bytes.
+
+    n_bad_bytes  those that were part of none
+    n_mended     frames that were mended
+    """
 
     def __init__(self) -> None:
         self.epoch: int | None = None  # None: only CONTROL is understood
         self.n_bad_bytes = 0
+        self.n_mended = 0
         self._buffer = bytearray()
         self._fed_us = 0
 
     def feed(self, data: bytes, now_us: int) -> list[Frame]:
         """Take bytes as they come, b"" when time has passed; give the frames that are whole."""
+        frames: list[Frame] = []
         if self._buffer and now_us - self._fed_us >= STALE_US:
-            self._skip(1)
+            size = self._size()
+            if size - len(self._buffer) != 1 or not self._mend(size, frames):
+                self._skip(1)
         if data:
             self._buffer += data
             self._fed_us = now_us
-        frames: list[Frame] = []
         while True:
             found = _BEGINS.search(self._buffer)
             self._skip(found.start() if found else len(self._buffer))
@@ -178,11 +193,11 @@ class FrameReader:
                 self._skip(1)
             elif size == 0 or size > len(self._buffer):
                 return frames
-            elif (frame := self._parse(bytes(self._buffer[:size]))) is None:
-                self._skip(1)
-            else:
+            elif (frame := self._parse(bytes(self._buffer[:size]))) is not None:
                 del self._buffer[:size]
                 frames.append(frame)
+            elif not self._mend(size, frames):
+                self._skip(1)
 
     @property
     def is_within_frame(self) -> bool:
@@ -211,7 +226,7 @@ class FrameReader:
             return buffer[1] + SHORT_OVERHEAD if 1 <= buffer[1] <= MAX_SHORT else -1
         if kind == ACK:
             n_bytes = buffer[1] & 0x7F
-            return 7 + n_bytes if n_bytes <= _MAX_RANGES_BYTES else -1
+            return _ACK_OVERHEAD + n_bytes if n_bytes <= _MAX_RANGES_BYTES else -1
         if not 1 <= buffer[1] <= 63:
             return -1
         if len(buffer) < 5:
@@ -220,18 +235,32 @@ class FrameReader:
             return -1
         return MAX_SHORT + STEP * buffer[1] + LONG_OVERHEAD
 
+    def _mend(self, size: int, frames: list[Frame]) -> bool:
+        """Mend the short frame that the buffer begins with, if one can be; its last byte may not have come."""
+        if self._buffer[0] != SHORT:
+            return False
+        found = mend(bytes(self._buffer[:size]).ljust(size, b"\0"), size, self.epoch or 0)
+        if found is None:
+            return False
+        frame, n_taken = found
+        del self._buffer[:n_taken]
+        self.n_mended += 1
+        frames.append(Data(int.from_bytes(frame[2:4], "little"), frame[4:-4]))
+        return True
+
     def _parse(self, frame: bytes) -> Frame | None:
         kind = frame[0]
-        seed = 0 if kind == CONTROL else self.epoch or 0
-        if _check(frame[:-3], seed) != frame[-3:]:
-            return None
         if kind == CONTROL:
+            if _check(frame[:-3], 0)[:3] != frame[-3:]:
+                return None
             _, what, epoch, version, segment, window = _CONTROL.unpack(frame[:-3])
             return Control(what, epoch, version, 64 * segment, 64 * window)
+        if _check(frame[:-4], self.epoch or 0) != frame[-4:]:
+            return None
         offset = int.from_bytes(frame[2:4], "little")
         if kind == SHORT:
-            return Data(offset, frame[4:-3])
+            return Data(offset, frame[4:-4])
         if kind == LONG:
-            return Data(offset, frame[5:-3])
-        ranges = _ranges(frame[4:-3])
-        return None if ranges is None else Ack(offset, ranges, bool(frame[1] & 0x80))
+            return Data(offset, frame[5:-4])
+        ranges = _ranges(frame[5:-4])
+        return None if ranges is None else Ack(offset, ranges, bool(frame[1] & 0x80), frame[4])

@@ -7,6 +7,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
+from edge_rt.devices.serial_npu_frames import VERSION
+
 HELLO: Final = 1
 MODEL_BEGIN: Final = 2
 MODEL_DATA: Final = 3
@@ -112,7 +114,7 @@ def read_facts(body: bytes) -> DeviceFacts:
     if len(body) != _FACTS.size:
         raise SerialNpuError(f"{len(body)} bytes say what it can, not {_FACTS.size}")
     version, flags, chunk, model_bytes, arena_bytes, column, channels, bits, kinds, kernels, chip = _FACTS.unpack(body)
-    if version != 1 or not 64 <= chunk <= MAX_BODY - 64 or not model_bytes or not arena_bytes:
+    if version != VERSION or not 64 <= chunk <= MAX_BODY - 64 or not model_bytes or not arena_bytes:
         raise SerialNpuError(f"version {version}, chunks of {chunk} bytes, {model_bytes} bytes for a model")
     return DeviceFacts(
         version=version,

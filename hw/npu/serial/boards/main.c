@@ -23,12 +23,12 @@
 enum { TX_FULL = 1, RX_FULL = 2, TX_ENABLE = 1, RX_ENABLE = 2, TX_INTERRUPT = 4, RX_INTERRUPT = 8 };
 enum { RX_RING = 65536, TX_RING = 16384, TX_AHEAD = 2048 };
 
-static uint8_t rx_ring[RX_RING], tx_ring[TX_RING + LINK_MAX_FRAME];
+static uint8_t rx_ring[RX_RING], tx_ring[TX_RING + FRAME_MAX];
 static volatile uint32_t rx_head, tx_head; /* moved by the interrupt that puts or sends */
 static volatile uint32_t rx_tail, tx_tail;
 static volatile uint32_t n_wraps;
 static device self;
-static uint8_t out[TX_AHEAD + LINK_MAX_FRAME];
+static uint8_t out[TX_AHEAD + FRAME_MAX];
 
 static uint8_t model_memory[BOARD_MODEL_BYTES] __attribute__((section(".large"), aligned(64)));
 static int8_t arena_memory[BOARD_ARENA_BYTES] __attribute__((section(".large"), aligned(64)));

@@ -3,20 +3,7 @@
 
 #include <string.h>
 
-enum { HEADER_BYTES = 8, REPLY = 0x80, PROTOCOL = 1 };
-
-static uint32_t get16(const uint8_t *from) { return from[0] | (uint32_t)from[1] << 8; }
-static uint32_t get32(const uint8_t *from) { return get16(from) | get16(from + 2) << 16; }
-
-static void put16(uint8_t *to, uint32_t value) {
-    to[0] = (uint8_t)value;
-    to[1] = (uint8_t)(value >> 8);
-}
-
-static void put32(uint8_t *to, uint32_t value) {
-    put16(to, value);
-    put16(to + 2, value >> 16);
-}
+enum { HEADER_BYTES = 8, REPLY = 0x80, PROTOCOL = LINK_VERSION };
 
 /* Ends the session: the host must begin another. */
 static void give_up(device *self) {
@@ -53,7 +40,7 @@ static void refuse(device *self, int op, int status, uint32_t id, const char *re
 
 static void hello(device *self, uint32_t id, const uint8_t *body, uint32_t n_body) {
     if (n_body != 2 || body[0] > PROTOCOL || body[1] < PROTOCOL) {
-        refuse(self, OP_HELLO, STATUS_BAD_REQUEST, id, "speaks version 1 of the protocol only");
+        refuse(self, OP_HELLO, STATUS_BAD_REQUEST, id, "speaks version 2 of the protocol only");
         return;
     }
     const device_board *board = self->board;

@@ -3,15 +3,13 @@
 #ifndef EDGE_RT_LINK_H
 #define EDGE_RT_LINK_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "frames.h"
+#include "quality.h"
 
 enum {
-    LINK_VERSION = 1,
-    LINK_MAX_SEGMENT = 1024,
+    LINK_VERSION = 2,
     LINK_WINDOW = 24576,
     LINK_MAX_WINDOW = 32512,
-    LINK_MAX_FRAME = 192 + 63 * 64 + 8,
     LINK_MAX_IN_FLIGHT = 2048,
     LINK_MAX_GAPS = 1024,
     LINK_RING = 65536, /* holds a window on its way and one that waits; offsets wrap as it does */
@@ -32,9 +30,8 @@ typedef struct {
     void (*begun)(void *owner);                                       /* a session: forget the stream before it */
     void *owner;
 
-    uint32_t epoch, window, max_segment;
-    /* line quality */
-    uint32_t errors, bytes;
+    uint32_t epoch, window;
+    line_quality quality;
     /* sending: ring[una .. una + n_kept) is on its way, n_unsent bytes wait behind it */
     uint8_t ring[LINK_RING];
     uint32_t una, n_kept, n_unsent, allowed, order, acked_order;
@@ -49,17 +46,18 @@ typedef struct {
     int64_t ack_at_us, ack_last_us, ack_again_us; /* ack_at_us -1: none is due */
     /* frames */
     uint8_t has_epoch;
-    uint8_t frame[LINK_MAX_FRAME];
+    uint8_t frame[FRAME_MAX];
+    uint32_t n_mended, told_mended; /* here, and by the other end */
     size_t n_frame;
     int64_t fed_us;
-    uint8_t control[13];
+    uint8_t control[FRAME_CONTROL_BYTES];
     uint8_t has_control;
     int64_t said_no_session_us; /* -1: never */
 } link;
 
 void link_init(link *self, void *owner, void (*deliver)(void *, const uint8_t *, size_t), void (*begun)(void *));
 void link_receive(link *self, const uint8_t *data, size_t n_bytes, int64_t now_us);
-/* Puts whole frames into out until there are max_bytes or more; out has room for max_bytes + LINK_MAX_FRAME. */
+/* Puts whole frames into out until there are max_bytes or more; out has room for max_bytes + FRAME_MAX. */
 size_t link_transmit(link *self, int64_t now_us, uint8_t *out, size_t max_bytes);
 size_t link_room(const link *self);
 /* n_bytes at most link_room. */
@@ -67,7 +65,5 @@ void link_send(link *self, const void *data, size_t n_bytes);
 void link_say_no_session(link *self, int64_t now_us);
 /* When to call link_receive and link_transmit though nothing came; -1 for never. */
 int64_t link_wake_at_us(const link *self);
-
-uint32_t crc32_of(const void *data, size_t n_bytes, uint32_t before);
 
 #endif

@@ -1,16 +1,11 @@
 #include "model.h"
+#include "frames.h"
 
 #include <string.h>
 
 _Static_assert(sizeof(model_tensor) == 16 && sizeof(model_op) == 64, "the file's structs");
 
 enum { HEADER_BYTES = 32 };
-
-static uint32_t get32(const uint8_t *from) {
-    return from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
-}
-
-static uint32_t get16(const uint8_t *from) { return from[0] | (uint32_t)from[1] << 8; }
 
 /* Whether n values of size bytes at offset lie inside the file, aligned to align. */
 static int is_inside(const model *self, uint32_t offset, uint64_t n, uint32_t size, uint32_t align) {

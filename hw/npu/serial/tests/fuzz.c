@@ -23,44 +23,32 @@ static void move(void) {
 }
 
 static uint32_t send_at; /* offset of the host's stream */
-static uint8_t frame[LINK_MAX_FRAME + 64];
+static uint8_t frame[FRAME_MAX + 64];
 
-static void put16(uint8_t *to, uint32_t value) { to[0] = (uint8_t)value, to[1] = (uint8_t)(value >> 8); }
-static void put32(uint8_t *to, uint32_t value) { put16(to, value), put16(to + 2, value >> 16); }
-
-static void check(uint8_t *bytes, size_t n, uint32_t seed) {
-    uint32_t crc = crc32_of(bytes, n, seed);
-    put16(bytes + n, crc), bytes[n + 2] = (uint8_t)(crc >> 16);
+static size_t check(uint8_t *bytes, size_t n, uint32_t seed) {
+    put32(bytes + n, crc32_of(bytes, n, seed));
+    return n + 4;
 }
 
 static void drain(void) {
-    static uint8_t out[8192 + LINK_MAX_FRAME];
+    static uint8_t out[8192 + FRAME_MAX];
     while (device_transmit(&self, out, 8192)) {}
     /* everything is acknowledged, else nothing more would go */
-    uint8_t ack[7] = {0x5A, 0};
-    put16(ack + 2, self.link.una + self.link.n_kept);
-    check(ack, 4, self.link.epoch);
-    device_receive(&self, ack, 7);
+    uint8_t ack[9];
+    size_t n = frame_put_ack(ack, self.link.una + self.link.n_kept, 0, NULL, 0, 0, self.link.epoch);
+    device_receive(&self, ack, n);
 }
 
 static void reset(void) {
-    uint8_t control[13] = {0x3C, 1};
-    put32(control + 2, next() | 1);
-    control[6] = 1, control[7] = 16;
-    put16(control + 8, 384);
-    check(control, 10, 0);
-    device_receive(&self, control, 13);
+    uint8_t control[FRAME_CONTROL_BYTES];
+    device_receive(&self, control, frame_put_control(control, 1, next() | 1, LINK_VERSION, 1024, 24576));
     send_at = 0;
 }
 
 static void stream(const uint8_t *data, size_t n) {
     while (n) {
-        uint8_t size = (uint8_t)(n < 192 ? n : 192);
-        frame[0] = 0xA5, frame[1] = size;
-        put16(frame + 2, send_at);
-        memcpy(frame + 4, data, size);
-        check(frame, 4u + size, self.link.epoch);
-        device_receive(&self, frame, 7u + size);
+        uint32_t size = frame_payload(n < 1024 ? (uint32_t)n : 1024);
+        device_receive(&self, frame, frame_put_data(frame, send_at, data, size, data, 0, self.link.epoch));
         send_at += size, data += size, n -= size;
     }
     drain();
@@ -148,13 +136,14 @@ static void random_frames(void) {
             frame[0] = kinds[below(4)];
             if (frame[0] == 0xA5) frame[1] = (uint8_t)(n = 1 + below(192)), n += 4;
             else if (frame[0] == 0x5A) {
-                n = 4 + ((frame[1] &= 0x9F) & 0x7F);
-                for (size_t j = 4; j < n; j++) frame[j] = (uint8_t)(below(8) ? 1 + below(100) : next());
+                n = 5 + ((frame[1] &= 0x9F) & 0x7F);
+                for (size_t j = 5; j < n; j++) frame[j] = (uint8_t)(below(8) ? 1 + below(100) : next());
             }
             else if (frame[0] == 0x3C) n = 10;
             if (below(2)) put16(frame + 2, self.link.next + below(64));
-            check(frame, n, frame[0] == 0x3C ? 0 : self.link.epoch);
-            n += 3;
+            n = check(frame, n, frame[0] == 0x3C ? 0 : self.link.epoch);
+            if (frame[0] == 0x3C) n--;                                     /* 24 bits are enough for it */
+            else if (below(2)) frame[2 + below((uint32_t)n - 2)] ^= 1 + below(255); /* to be mended */
         }
         device_receive(&self, frame, n);
         clock_us += below(50000);
