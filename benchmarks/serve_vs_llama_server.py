@@ -1,0 +1,364 @@
+"""Many clients at once: edge_rt's daemon against llama-server, the same file, in turns, the same seeded load.
+
+    python benchmarks/serve_vs_llama_server.py [--load streams|tenants|stall|json|restart|all] [--backend native]
+
+streams  1, 4, 8 and 16 answers at a time, prompts and answers of 128 tokens: tokens a second in all.
+tenants  12 tenants in turn, each with a system prompt of 700 tokens of its own, 20 turns of a talk each, 4 requests at
+         a time: prompt tokens that were computed, and time to the first token (p50, p99).
+stall    4 answers run, a prompt of 4,000 tokens comes: the longest wait between two tokens of the four.
+json     8 answers at a time that a JSON schema binds, against the same without: tokens a second.
+restart  12 pinned system prompts, the daemon ends and starts: time to the first token against the first time ever.
+
+llama-server has the flags it was fastest with of those in the file: as many slots as edge_rt has, one pool of cells
+for all, its prompt cache of 8 GiB. With that it computes no token of a prefix twice either, so that the tenants' first
+bar cannot be reached: what both compute is what is new. --rival-flags "--cache-ram MIB" gives it a device's memory.
+Guesses at the next tokens are off on both sides unless --drafts: these answers repeat themselves, so that guessing
+shows too well. All tokens are greedy; ratios are edge_rt : llama-server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+import re
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import harness
+import httpx2
+from footprint import daemon
+from llama_rival import rival
+from sse_load import Stream, ask
+
+from edge_rt import config
+from edge_rt.bench.samples import quantile
+from edge_rt.catalog.store import Store, pick_variant
+from edge_rt.devices import cpu
+
+T = TypeVar("T")
+
+N_SLOTS = 16
+N_CTX = 8192
+STREAMS = (1, 4, 8, 16)
+N_PROMPT = N_ANSWER = 128
+N_TENANTS, N_SYSTEM, N_TURNS, N_AT_ONCE = 12, 700, 20, 4
+N_LONG, N_RUNNING = 4000, 900
+_STREAM_BARS = {"native": {1: 1.8, 4: 3.0, 8: 3.0, 16: 3.0}, "llama_cpu": dict.fromkeys(STREAMS, 1.0)}
+# One pool of cells, so that a long prompt may have what other slots do not use, as edge_rt's has.
+_FLAGS = ("--threads", "2", "--parallel", str(N_SLOTS), "--ctx-size", str(2 * N_CTX), "--kv-unified", "--no-webui")
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "kind": {"enum": ["crack", "scratch", "stain", "dent", "none"]},
+        "severity": {"type": "integer", "minimum": 0, "maximum": 10},
+        "notes": {"type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": 3, "maxItems": 5},
+        "position": {
+            "type": "object",
+            "properties": {"x": {"type": "number"}, "y": {"type": "number"}},
+            "required": ["x", "y"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "kind", "severity", "notes", "position"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running server. own is added to the body of each request."""
+
+    name: str
+    socket: Path
+    own: Mapping[str, Any]
+
+    async def complete(self, prompt: Sequence[int], n_answer: int, *, into: Stream | None = None) -> Stream:
+        body = {"prompt": list(prompt), "max_tokens": n_answer, "temperature": 0, "ignore_eos": True, **self.own}
+        return await ask(self.socket, "/v1/completions", body, into=into)
+
+    async def chat(self, messages: Sequence[Mapping[str, str]], n_answer: int, **more: Any) -> Stream:
+        body = {"messages": list(messages), "max_tokens": n_answer, "temperature": 0, **self.own}
+        return await ask(self.socket, "/v1/chat/completions", body | more)
+
+
+class Texts:
+    """Seeded prompts of real English; no two begin the same."""
+
+    def __init__(self, seed: int = 9) -> None:
+        golden = Path(__file__).resolve().parent.parent / "tests/golden"
+        whole = " ".join((golden / f"{name}.txt").read_text(encoding="utf-8") for name in ("prose", "technical"))
+        self._sentences = [s.strip() for s in re.split(r"(?<=[.!?])\s+", whole) if s.strip()]
+        self._random = random.Random(seed)
+        self._numbers = itertools.count(1)
+
+    def text(self, n_words: int) -> str:
+        """Give about n_words words in sentences, after a number that no other text begins with."""
+        words = f"No. {next(self._numbers)}, {self._random.randrange(10**6)}:".split()
+        while len(words) < n_words:
+            words += self._random.choice(self._sentences).split()
+        return " ".join(words[:n_words])
+
+
+class Prompts:
+    """Token ids of Texts, of exactly the length that is asked for."""
+
+    def __init__(self, tokenize: Callable[[str], list[int]], texts: Texts) -> None:
+        self._tokenize, self._texts = tokenize, texts
+
+    def prompt(self, n_tokens: int) -> list[int]:
+        ids = self._tokenize(self._texts.text(n_tokens + 16))  # a word is a token at least
+        assert len(ids) >= n_tokens
+        return ids[:n_tokens]
+
+
+async def all_of(jobs: Sequence[Coroutine[Any, Any, T]], n_at_once: int) -> list[T]:
+    """Run jobs in their order, so many at a time."""
+    gate = asyncio.Semaphore(n_at_once)
+
+    async def one(job: Coroutine[Any, Any, T]) -> T:
+        async with gate:
+            return await job
+
+    return await asyncio.gather(*(one(job) for job in jobs))
+
+
+def streams_tps(server: Server, prompts: Prompts, n_streams: int, n_rounds: int) -> float:
+    """Tokens of answers a second, of n_streams clients that ask n_rounds times each."""
+    asked = [prompts.prompt(N_PROMPT) for _ in range(n_streams * n_rounds)]
+    begun_s = time.perf_counter()
+    done = asyncio.run(all_of([server.complete(prompt, N_ANSWER) for prompt in asked], n_streams))
+    elapsed_s = time.perf_counter() - begun_s
+    n_tokens = sum(stream.n_tokens for stream in done)
+    if n_tokens != N_ANSWER * len(asked):
+        raise RuntimeError(f"{server.name} gave {n_tokens} tokens, not {N_ANSWER * len(asked)}")
+    return n_tokens / elapsed_s
+
+
+@dataclass(frozen=True, slots=True)
+class Talks:
+    """What the tenants' load met: prompt tokens that were computed, times to the first token by turn order."""
+
+    n_computed: int
+    n_prompt: int
+    ttft_s: tuple[float, ...]
+
+
+def tenants(server: Server, systems: Sequence[str], questions: Sequence[Sequence[str]]) -> Talks:
+    """Let each tenant talk: its system prompt, and a question a turn; the tenants take turns, N_AT_ONCE at a time."""
+    talks: list[list[dict[str, str]]] = [[{"role": "system", "content": text}] for text in systems]
+    met: list[Stream] = []
+
+    async def turn(number: int, question: str) -> None:
+        talk = talks[number]
+        talk.append({"role": "user", "content": question})
+        stream = await server.chat(talk, 24)
+        talk.append({"role": "assistant", "content": stream.text})
+        met.append(stream)
+
+    async def all_turns() -> None:
+        for asked in questions:
+            await all_of([turn(number, question) for number, question in enumerate(asked)], N_AT_ONCE)
+
+    asyncio.run(all_turns())
+    return Talks(
+        sum(s.prompt_n for s in met),
+        sum(s.prompt_n + s.n_cached for s in met),
+        tuple(s.ttft_s for s in met if s.came_s),
+    )
+
+
+def stall_s(server: Server, prompts: Prompts) -> tuple[float, float]:
+    """Give the longest wait between two parts of four answers while a long prompt is computed, and how long that is."""
+
+    async def load() -> tuple[float, float]:
+        four = [Stream() for _ in range(4)]
+        running = [
+            asyncio.create_task(server.complete(prompts.prompt(N_PROMPT), N_RUNNING, into=stream)) for stream in four
+        ]
+        try:
+            for stream in four:
+                await asyncio.wait_for(stream.begun.wait(), 60.0)
+            await asyncio.sleep(0.5)
+            long = await server.complete(prompts.prompt(N_LONG), 2)
+            if any(task.done() for task in running):
+                raise RuntimeError(f"{server.name}: an answer ended before the long prompt was computed")
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        waits = [wait for stream in four for wait in stream.gaps_s(long.sent_s, long.came_s[0])]
+        return max(waits), long.ttft_s
+
+    return asyncio.run(load())
+
+
+def json_tps(server: Server, texts: Texts, n_streams: int, n_rounds: int, **more: Any) -> float:
+    """Tokens of answers a second, of n_streams clients that ask for a report n_rounds times each."""
+    asked = [
+        [{"role": "user", "content": f"Describe the part as JSON. {texts.text(60)}"}]
+        for _ in range(n_streams * n_rounds)
+    ]
+    begun_s = time.perf_counter()
+    done = asyncio.run(all_of([server.chat(talk, N_ANSWER, **more) for talk in asked], n_streams))
+    return sum(stream.n_tokens for stream in done) / (time.perf_counter() - begun_s)
+
+
+@contextmanager
+def edge_rt(model: str, backend: str, *, drafts: bool) -> Iterator[Server]:
+    environ = {
+        "EDGE_RT__ENGINE__BACKEND": backend,
+        "EDGE_RT__ENGINE__N_CTX": str(N_CTX),
+        "EDGE_RT__ENGINE__N_PARALLEL": str(N_SLOTS),
+        "EDGE_RT__SERVER__ACCESS_LOG": "false",
+        "EDGE_RT__CACHE__ENABLED": "false",
+        "EDGE_RT__SCHEDULER__MAX_WAITING": "256",
+    }
+    if not drafts:
+        environ["EDGE_RT__ENGINE__MAX_DRAFT"] = "0"
+    with daemon("--model", model, **environ) as (_, socket, _):
+        yield Server(name=f"edge_rt {backend}", socket=socket, own={"model": model})
+
+
+@contextmanager
+def llama_server(file: Path, *flags: str) -> Iterator[Server]:
+    with rival(file, (*_FLAGS, *flags)) as socket:
+        yield Server(name="llama-server", socket=socket, own={})
+
+
+class Bench:
+    """Runs the loads that were asked for and collects their claims."""
+
+    def __init__(self, arguments: harness.Arguments) -> None:
+        self.arguments, self.own = arguments, arguments.own
+        self.claims: list[harness.Claim] = []
+        self.figures: list[harness.Figure] = []
+        self.extra: dict[str, Any] = {}
+
+    def wants(self, load: str) -> bool:
+        return self.own.load in {load, "all"}
+
+    def streams(self, ours: Server, its: Server, prompts: Prompts) -> None:
+        quick = self.arguments.quick
+        for n in (1, 8) if quick else STREAMS:
+            pair = harness.paired(
+                ours.name,
+                lambda n=n: streams_tps(ours, prompts, n, 1),  # type: ignore[misc]
+                its.name,
+                lambda n=n: streams_tps(its, prompts, n, 1),  # type: ignore[misc]
+                n_pairs=self.arguments.pairs(7, quick=1),
+            )
+            bar = None if self.own.drafts else _STREAM_BARS[self.own.backend][n]
+            self.claims.append(harness.Claim(name=f"{n} streams, tokens/s", pair=pair, at_least=bar))
+
+    def tenants(self, ours: Server, its: Server, texts: Texts) -> None:
+        n_tenants, n_turns = (4, 3) if self.arguments.quick else (N_TENANTS, N_TURNS)
+        met: dict[str, list[Talks]] = {}
+        for number in range(self.arguments.pairs(3, quick=1)):
+            systems = [texts.text(int(N_SYSTEM / 1.35)) for _ in range(n_tenants)]
+            questions = [[texts.text(14) for _ in range(n_tenants)] for _ in range(n_turns)]
+            for server in (ours, its) if number % 2 == 0 else (its, ours):
+                talks = tenants(server, systems, questions)
+                met.setdefault(server.name, []).append(talks)
+                print(
+                    f"{server.name}: {talks.n_computed} of {talks.n_prompt} prompt tokens computed, "
+                    f"ttft p50 {quantile(talks.ttft_s, 0.5):.3f} s, p99 {quantile(talks.ttft_s, 0.99):.3f} s",
+                    file=sys.stderr,
+                )
+        mine, rivals = met[ours.name], met[its.name]
+
+        def figure(name: str, at_most: float, value: Callable[[Talks], float]) -> None:
+            ratios = tuple(value(a) / value(b) for a, b in zip(mine, rivals, strict=True))
+            self.figures.append(harness.Figure(name=name, unit="x llama-server", samples=ratios, at_most=at_most))
+
+        figure("tenants: prompt tokens computed", 0.3, lambda talks: talks.n_computed)
+        figure("tenants: ttft p50", 0.3, lambda talks: quantile(talks.ttft_s, 0.5))
+        figure("tenants: ttft p99", 0.5, lambda talks: quantile(talks.ttft_s, 0.99))
+
+    def stall(self, ours: Server, its: Server, prompts: Prompts) -> None:
+        waits: dict[str, list[float]] = {}
+        for number in range(self.arguments.pairs(5, quick=1)):
+            for server in (ours, its) if number % 2 == 0 else (its, ours):
+                wait_s, ttft_s = stall_s(server, prompts)
+                waits.setdefault(server.name, []).append(wait_s)
+                print(
+                    f"{server.name}: longest wait {wait_s:.3f} s, the long prompt took {ttft_s:.2f} s", file=sys.stderr
+                )
+        ratios = tuple(a / b for a, b in zip(waits[ours.name], waits[its.name], strict=True))
+        name = f"stall: longest wait during a prompt of {N_LONG}"
+        self.figures.append(harness.Figure(name=name, unit="x llama-server", samples=ratios, at_most=0.3))
+
+    def json(self, ours: Server, texts: Texts) -> None:
+        schema = {"type": "json_schema", "json_schema": {"name": "report", "schema": _SCHEMA, "strict": True}}
+        pair = harness.paired(
+            "with a schema",
+            lambda: json_tps(ours, texts, 8, 2, response_format=schema),
+            "without",
+            lambda: json_tps(ours, texts, 8, 2, ignore_eos=True),
+            n_pairs=self.arguments.pairs(5, quick=1),
+        )
+        self.claims.append(harness.Claim(name="json: 8 streams, tokens/s", pair=pair, at_least=0.9))
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--load", default="all", choices=("streams", "tenants", "stall", "json", "all"))
+    parser.add_argument("--backend", default="native", choices=("native", "llama_cpu"))
+    parser.add_argument("--drafts", action="store_true", help="let edge_rt guess tokens, as it does by default")
+    parser.add_argument("--rival-flags", default="", metavar="FLAGS", help="more of llama-server's")
+
+
+def main() -> None:
+    arguments = harness.parse(__doc__, add_options=options)
+    bench, own = Bench(arguments), arguments.own
+    settings = config.load().config
+    model = settings.catalog.default_model
+    file = model_file(Store.open(settings.catalog), model)
+    with ExitStack() as stack:
+        ours = stack.enter_context(edge_rt(model, own.backend, drafts=own.drafts))
+        its = stack.enter_context(llama_server(file, *own.rival_flags.split()))
+        texts = Texts()
+        prompts = Prompts(tokenizer(ours), texts)
+        if bench.wants("streams"):
+            bench.streams(ours, its, prompts)
+        if bench.wants("tenants"):
+            bench.tenants(ours, its, texts)
+        if bench.wants("stall"):
+            bench.stall(ours, its, prompts)
+        if bench.wants("json"):
+            bench.json(ours, texts)
+    harness.finish(arguments, bench.claims, bench.extra, bench.figures)
+
+
+def model_file(store: Store, model: str) -> Path:
+    """Give the file of the model's form that the daemon serves by itself."""
+    manifest = store.get(model)
+    variant = pick_variant(manifest, frozenset(cpu.features()))
+    if (path := store.path(manifest, variant)) is None:
+        sys.exit(f"{model} is not here: edge_rt pull {model}")
+    return path
+
+
+def tokenizer(server: Server) -> Callable[[str], list[int]]:
+    """Tokenise as the served model does."""
+    client = httpx2.Client(
+        transport=httpx2.HTTPTransport(uds=str(server.socket)), base_url="http://edge_rt", timeout=60.0
+    )
+
+    def tokenize(text: str) -> list[int]:
+        answer = client.post("/tokenize", json={"content": text, "model": server.own["model"]})
+        answer.raise_for_status()
+        tokens: list[int] = answer.json()["tokens"]
+        return tokens
+
+    return tokenize
+
+
+if __name__ == "__main__":
+    main()
