@@ -25,7 +25,7 @@ from edge_rt.backends.onnx_cpu import RUNTIME_BYTES, first_line, load_runtime, r
 from edge_rt.backends.onnx_facts import OnnxModel
 from edge_rt.backends.onnx_model import read_checked
 from edge_rt.backends.onnx_open import open_part
-from edge_rt.backends.tensor_feeds import FeedCheck, check_outputs, raw, texts
+from edge_rt.backends.tensor_feeds import FeedCheck, Texts, check_outputs
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError
 from edge_rt.tensor_types import Evidence, TensorModelInfo
@@ -127,8 +127,7 @@ class FpgaOnnxSession:
         self._engine = engine
         self._check_feeds = FeedCheck(model.inputs)
         self._all_outputs = check_outputs(model.outputs, ())
-        self._is_text = {spec.name: spec.datatype == "BYTES" for spec in (*model.inputs, *model.outputs)}
-        self._has_text = any(self._is_text.values())
+        self._texts = Texts(model.inputs, model.outputs)
         self.info = TensorModelInfo(
             model=file.model,
             variant=file.variant,
@@ -149,18 +148,14 @@ class FpgaOnnxSession:
             raise BackendStepError(reason="the session is closed")
         self._check_feeds(feeds)
         wanted = check_outputs(self.outputs, outputs) if outputs else self._all_outputs
-        given = feeds
-        if self._has_text:
-            given = {name: texts(array, name) if self._is_text[name] else array for name, array in feeds.items()}
+        given = self._texts.read(feeds)
         try:
             answers = self._walker.run(given, wanted)
         except EdgeRtError:
             raise
         except Exception as exc:
             raise run_error(exc) from exc
-        if self._has_text:
-            return {name: raw(answer) if self._is_text[name] else answer for name, answer in answers.items()}
-        return answers
+        return self._texts.written(answers)
 
     def report(self) -> EngineReport:
         """Say what the engine has done, and what the CPU did in its place."""

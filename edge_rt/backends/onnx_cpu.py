@@ -19,7 +19,7 @@ from edge_rt.backends.base import Absent, Device, LoadOptions, MemoryNeed, Model
 from edge_rt.backends.onnx_facts import OnnxModel
 from edge_rt.backends.onnx_open import known_model, lacks_copy, open_session
 from edge_rt.backends.onnx_shapes import RecentShapes
-from edge_rt.backends.tensor_feeds import FeedCheck, check_outputs, raw, texts
+from edge_rt.backends.tensor_feeds import FeedCheck, Texts, check_outputs
 from edge_rt.devices import cpu
 from edge_rt.errors import (
     BackendLoadError,
@@ -127,8 +127,7 @@ class OnnxCpuSession:
         self.inputs, self.outputs = model.inputs, model.outputs
         self._check_feeds = FeedCheck(model.inputs)
         self._all_outputs = check_outputs(model.outputs, ())
-        self._is_text = {spec.name: spec.datatype == "BYTES" for spec in (*model.inputs, *model.outputs)}
-        self._has_text = any(self._is_text.values())
+        self._texts = Texts(model.inputs, model.outputs)
         self._recent = RecentShapes(options.max_shapes) if model.is_dynamic else None
         self._noting = threading.Lock()
         self._is_fresh = True
@@ -154,9 +153,7 @@ class OnnxCpuSession:
             raise BackendStepError(reason="the session is closed")
         self._check_feeds(feeds)
         wanted = check_outputs(self.outputs, outputs) if outputs else self._all_outputs
-        given = feeds
-        if self._has_text:
-            given = {name: texts(array, name) if self._is_text[name] else array for name, array in feeds.items()}
+        given = self._texts.read(feeds)
         shrink = self._is_fresh  # what the first run needs for once, and regions that grew as it went
         self._is_fresh = False
         if self._recent is not None:
@@ -166,11 +163,7 @@ class OnnxCpuSession:
             answers = self._session.run(wanted, given, self._shrink if shrink else None)
         except Exception as exc:
             raise run_error(exc) from exc
-        if not self._has_text:
-            return dict(zip(wanted, answers, strict=True))
-        return {
-            name: raw(answer) if self._is_text[name] else answer for name, answer in zip(wanted, answers, strict=True)
-        }
+        return self._texts.written(dict(zip(wanted, answers, strict=True)))
 
     def close(self) -> None:
         self._session = None

@@ -88,6 +88,27 @@ def shown(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
+class Texts:
+    """The inputs and outputs of a model that are texts: UTF-8 bytes outside, str inside onnxruntime."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+        self._names = frozenset(spec.name for spec in (*inputs, *outputs) if spec.datatype == "BYTES")
+
+    def read(self, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """Give feeds as the model takes them. Raises InvalidRequestError for a text that is none."""
+        if not self._names:
+            return feeds
+        return {name: texts(array, name) if name in self._names else array for name, array in feeds.items()}
+
+    def written(self, answers: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Give answers as who asked takes them."""
+        if not self._names:
+            return answers
+        return {name: raw(array) if name in self._names else array for name, array in answers.items()}
+
+
 def texts(array: NDArray[Any], param: str) -> NDArray[np.object_]:
     """Give an array of UTF-8 bytes, or of str, as one of str. Raises InvalidRequestError for other elements."""
     out = np.empty(array.shape, dtype=np.object_)

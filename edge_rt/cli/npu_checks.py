@@ -22,7 +22,7 @@ def backends() -> Sequence[NpuBackend]:
     return [backend for backend in found if isinstance(backend, NpuBackend)]
 
 
-def stacks(patient: Patient, *, every: Sequence[NpuBackend] | None = None) -> Check | None:
+def npu(patient: Patient, *, every: Sequence[NpuBackend] | None = None) -> Check | None:
     """Say which NPUs are here, and what ails them; nothing where no stack is installed and none is wanted."""
     wanted = {own.backend for own in patient.config.models.values()} | {patient.config.engine.backend}
     here, broken, missing = [], [], []
@@ -41,7 +41,7 @@ def stacks(patient: Patient, *, every: Sequence[NpuBackend] | None = None) -> Ch
     return ok("npu", "; ".join(here)) if here else None
 
 
-def compiled(patient: Patient, *, every: Sequence[NpuBackend] | None = None) -> Check | None:
+def compiled_models(patient: Patient, *, every: Sequence[NpuBackend] | None = None) -> Check | None:
     """Name compiled models that other versions have made than are here: the next load will not use them."""
     kept = [found for folder in _folders(patient.store().root) for found in artifacts(folder)]
     if not kept:
@@ -79,4 +79,4 @@ def _name(found: Found) -> str:
     return f"{told.model}:{told.variant} for {told.target.vendor}" if told.variant else told.model
 
 
-NPU_CHECKS = (stacks, compiled)
+NPU_CHECKS = (npu, compiled_models)

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from edge_rt import same_package
-from edge_rt.errors import BackendUnavailableError
+from edge_rt.errors import BackendUnavailableError, EdgeRtError
 from edge_rt.tensor_types import DeviceState
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 40.0  # longer than a back end gives its vendor's library, so that it can say itself what fails
 MAX_OUTPUT_BYTES = 64 * 1024
 _MAX_REASON = 300
 
@@ -146,8 +146,10 @@ def look(name: str) -> tuple[DeviceState, ...]:
 
     try:
         found = registry.get(name).probe()
-    except BackendUnavailableError as exc:
+    except EdgeRtError as exc:  # a setting that is none, too
         return absent(name, str(exc))
+    except Exception as exc:  # noqa: BLE001 - whatever it is, an exit status would tell less
+        return absent(name, f"its probe failed: {type(exc).__name__}: {exc}")
     if isinstance(found, Absent):
         return absent(name, str(BackendUnavailableError(backend=name, reason=found.reason, extra=found.extra)))
     features = cpu.features()

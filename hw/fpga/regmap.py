@@ -1,12 +1,11 @@
 """Write the engine's register map from regmap.toml: for its RTL, for the driver, for people.
 
 The driver's part holds the hash of the RTL too, so run it after any change of hw/fpga/rtl.
-
-python -m hw.fpga.regmap [--check]
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -142,8 +141,11 @@ def _bits(field: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m hw.fpga.regmap", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="Write nothing; exit 1 where something is out of date.")
+    asked = parser.parse_args()
     stale = [path for path, text in render().items() if not path.exists() or path.read_text() != text]
-    if "--check" in sys.argv[1:]:
+    if asked.check:
         for path in stale:
             print(f"{path.relative_to(_ROOT)} is not what regmap.toml and the RTL say: run `python -m hw.fpga.regmap`")
         return 1 if stale else 0

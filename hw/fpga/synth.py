@@ -1,13 +1,12 @@
 """Synthesise the engine with yosys for Xilinx 7, count what it takes, and compare with what is recorded.
 
-python -m hw.fpga.synth [--record] [CONFIG ...]
-
 Exits 1 where LUTs, DSPs or block RAM have grown by more than 5 %. LUTs are yosys' estimate of logic cells: neighbours
 that one LUT6_2 can hold are counted once, as a placer would. Nothing here is timing.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -76,7 +75,13 @@ def count(report: str) -> Mapping[str, float]:
 
 
 def main() -> int:
-    names = [name for name in sys.argv[1:] if not name.startswith("-")] or list(CONFIGS)
+    parser = argparse.ArgumentParser(prog="python -m hw.fpga.synth", description=__doc__)
+    parser.add_argument("configs", nargs="*", metavar="CONFIG", help=f"of {', '.join(CONFIGS)}; all without one")
+    parser.add_argument("--record", action="store_true", help="Write down what was counted instead of comparing.")
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.configs if name not in CONFIGS]:
+        parser.error(f"there is no configuration {unknown[0]}; there are {', '.join(CONFIGS)}")
+    names = asked.configs or list(CONFIGS)
     recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     failed = False
     print(f"{'configuration':<14}{'LUTs':>9}{'DSPs':>7}{'BRAM36':>9}{'registers':>11}   of the chip")
@@ -92,9 +97,9 @@ def main() -> int:
             if name in recorded and found[key] > GROWTH * recorded[name][key]:
                 print(f"{name}: {key} has grown from {recorded[name][key]} to {found[key]}, more than 5 %")
                 failed = True
-        if "--record" in sys.argv[1:]:
+        if asked.record:
             recorded[name] = found
-    if "--record" in sys.argv[1:]:
+    if asked.record:
         RECORD.write_text(json.dumps(recorded, indent=2) + "\n")
         return 0
     return 1 if failed else 0

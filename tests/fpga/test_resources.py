@@ -3,12 +3,16 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from hw.fpga.sim.build import CONFIGS
 from hw.fpga.synth import CHIPS, GROWTH, RECORD, count, synthesise
 
+ROOT = Path(__file__).resolve().parents[2]
 REPORT = """
      BUFG                            1
      DSP48E1                        76
@@ -46,6 +50,13 @@ def test_the_bars_of_the_small_chip_hold():
     assert recorded["z2-gemv"]["luts"] <= 4_500
     for key, size in CHIPS["z2"].items():
         assert recorded["z2-gemm"][key] <= 0.6 * size, key
+
+
+@pytest.mark.parametrize("module", ["synth", "regmap"])
+def test_asked_for_help_nothing_is_done(module):
+    asked = [sys.executable, "-m", f"hw.fpga.{module}", "--help"]
+    done = subprocess.run(asked, cwd=ROOT, env=os.environ | {"PATH": ""}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[0][:30]) == (0, f"usage: python -m hw.fpga.{module}"[:30])
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """A driver that plays an NPU: y = 2 x for the model whose compiled form says so. What goes wrong a file tells.
 
 The environment's FAKE_NPU names a folder. A file there with the name of a call, or import, makes that call fail as the
-file's text says: die (by SIGSEGV), exit, hang, memory, fail, absent. Each call appends its name to `calls`. A file
-`answers` makes runs give other arrays: shape, rows, type or more. A file `server` makes the import start a process.
+file's text says: die (by SIGSEGV), exit, hang, memory, fail, absent; or wait until it is gone. Each call appends its
+name to `calls`. A file `answers` makes runs give other arrays: shape, rows, type or more. A file `server` makes the
+import start a process.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ def _meet(call: str) -> None:
         os._exit(3)
     if fault == "hang":
         time.sleep(60)
+    if fault == "wait":
+        while (_FOLDER / call).exists():
+            time.sleep(0.01)
+        return
     if fault == "memory":
         raise MemoryError("FAKE_COMMON_ERROR_MEM_ALLOC")
     if fault == "absent":

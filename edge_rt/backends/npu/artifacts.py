@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from edge_rt.backends.base import ModelFile
 from edge_rt.backends.npu.vendor import Artifact, Compiled, Target
-from edge_rt.errors import BackendLoadError
+from edge_rt.errors import AcceleratorLostError, BackendLoadError
 from edge_rt.regular import open_regular, read_regular
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def model_digest(file: ModelFile, external: tuple[Path, ...] = ()) -> str:
     for path in (file.path, *sorted(external)):
         try:
             with open_regular(path) as opened:
-                digest.update(bytes.fromhex(_sha256(opened)))
+                digest.update(bytes.fromhex(sha256_of(opened)))
         except OSError as exc:
             raise BackendLoadError(model=file.model, reason=f"{path.name} cannot be read: {exc.strerror}") from exc
     return digest.hexdigest()
@@ -121,7 +121,8 @@ class ArtifactCache:
     ) -> Iterator[tuple[Artifact, Callable[[], Artifact]]]:
         """Give the compiled model, made now unless it is kept, and what makes it anew if it will not load.
 
-        What is not kept lasts as long as the context. Raises what compile_to raises, and BackendLoadError.
+        What is not kept lasts as long as the context; so does what the folder's disk has no room for. Raises what
+        compile_to raises, and BackendLoadError.
         """
         sha256 = model_digest(file, external)
         key = artifact_key(sha256, target, rows)
@@ -133,11 +134,22 @@ class ArtifactCache:
             kept = self._usable_folder()
 
             def make() -> Artifact:
-                into = kept if kept is not None else Path(passing)
-                return self._make(into, key, file, sha256, target, rows, compile_to)
+                if kept is not None:
+                    try:
+                        if (free_bytes := self._free_bytes(kept)) < _SCARCE_BYTES:
+                            raise _NoRoomError(f"its disk has {free_bytes} bytes free")
+                        return self._make(kept, key, file, sha256, target, rows, compile_to)
+                    except _NoRoomError as exc:
+                        told = "%s: its compiled form cannot be kept in %s, and each load will compile it anew: %s"
+                        _log.warning(told, file.model, kept, exc)
+                try:
+                    return self._make(Path(passing), key, file, sha256, target, rows, compile_to)
+                except _NoRoomError as exc:
+                    raise _unwritable(file, exc) from exc
 
             def again() -> Artifact:
-                _remove((kept or Path(passing)) / key)
+                for folder in filter(None, (kept, Path(passing))):
+                    _remove(folder / key)
                 return make()
 
             found = _open(kept / key, key, file) if kept is not None else None
@@ -167,7 +179,7 @@ class ArtifactCache:
         try:
             new = Path(tempfile.mkdtemp(prefix=".new-", dir=into))
         except OSError as exc:
-            raise _unwritable(file, exc) from exc
+            raise _NoRoomError(str(exc)) from exc
         try:
             begun_s = self._clock()
             compiled = compile_to(new)
@@ -190,14 +202,13 @@ class ArtifactCache:
             new.chmod(0o755)
             artifact = _placed(new, into / key, key, file) or _as_artifact(into / key, description)
         except OSError as exc:
-            raise _unwritable(file, exc) from exc
-        except BackendLoadError as exc:
+            raise _NoRoomError(str(exc)) from exc
+        except (BackendLoadError, AcceleratorLostError) as exc:
             free_bytes = self._free_bytes(into)
             if free_bytes >= _SCARCE_BYTES:
                 raise
-            # Compilers do not say so: "Protobuf serialization failed" is all that one has for it.
-            reason = f"{exc.reason}; the disk of {into} has {free_bytes} bytes free"
-            raise BackendLoadError(model=file.model, reason=reason) from exc
+            # Compilers do not say so: "Protobuf serialization failed" is all that one has for it, or a crash.
+            raise _NoRoomError(f"{exc.reason}; the disk of {into} has {free_bytes} bytes free") from exc
         finally:
             shutil.rmtree(new, ignore_errors=True)
         self._prune(into, key)
@@ -271,7 +282,11 @@ def _remove(place: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _unwritable(file: ModelFile, exc: OSError) -> BackendLoadError:
+class _NoRoomError(Exception):
+    """A folder takes no compiled form; another may."""
+
+
+def _unwritable(file: ModelFile, exc: Exception) -> BackendLoadError:
     return BackendLoadError(model=file.model, reason=f"its compiled form cannot be written: {exc}")
 
 
@@ -288,7 +303,7 @@ def _problem(folder: Path, description: Description, model: Path) -> str:
                     continue
                 if found.st_size != told.size_bytes:
                     return f"{told.name} has {found.st_size} bytes, {told.size_bytes} were written"
-                if _sha256(opened) != told.sha256:
+                if sha256_of(opened) != told.sha256:
                     return f"{told.name} is not what was written"
         except OSError as exc:
             return f"{told.name} cannot be read: {exc.strerror}"
@@ -309,7 +324,7 @@ def _describe(folder: Path, name: str, file: ModelFile) -> File:
         with open_regular(folder / name) as opened:
             os.fsync(opened.fileno())
             size = os.fstat(opened.fileno()).st_size
-            return File(name=name, size_bytes=size, sha256=_sha256(opened))
+            return File(name=name, size_bytes=size, sha256=sha256_of(opened))
     except OSError as exc:
         reason = f"its compiler has not written {name}: {exc.strerror}"
         raise BackendLoadError(model=file.model, reason=reason) from exc
@@ -340,7 +355,8 @@ def _remove_left_overs(folder: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _sha256(file: BinaryIO) -> str:
+def sha256_of(file: BinaryIO) -> str:
+    """Hash what is left of an open file."""
     digest = hashlib.sha256()
     while chunk := file.read(2**20):
         digest.update(chunk)

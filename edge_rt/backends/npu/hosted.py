@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import Absent, Device, ModelFile, TensorOptions
 from edge_rt.backends.npu.client import Client, HostAnswerError
+from edge_rt.backends.npu.looks import Looks
 from edge_rt.backends.npu.vendor import (
     Artifact,
     Capabilities,
@@ -54,7 +55,10 @@ _MIN_LOAD_S, _MIN_RUN_S = 4.0, 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long a host may take for each call, in seconds; the first probe reads libraries from the disk."""
+    """How long a host may take for each call, in seconds; the first probe reads libraries from the disk.
+
+    next_probe_s  how long a later probe is waited for at least; it goes on until probe_s, and may answer the next
+    """
 
     probe_s: float = 20.0
     next_probe_s: float = 5.0
@@ -117,7 +121,9 @@ class HostedVendor:
         self.name, self.label, self.extra = stack.name, stack.label, stack.extra
         self._socs: dict[str, str] = {}
         self._versions = Versions()
+        self._looks = Looks(self._look)
         self._has_probed = False
+        self._probed_s = 0.0  # what the longest look has taken that found something
         self._loaded_s: dict[str, float] = {}  # what the longest load of each compiled model has taken
 
     def limit(self, limits: Limits) -> None:
@@ -138,17 +144,18 @@ class HostedVendor:
     def probe(self) -> tuple[Device, ...] | Absent:
         if (absent := self.installed()) is not None:
             return absent
-        client = self._new_client()
+        limits, is_first, begun_s = self._stack.limits, not self._has_probed, time.monotonic()
+        self._has_probed = True
+        # What was looked for before is looked for beside requests, and a library that hangs must not be waited for.
+        usual_s = min(limits.probe_s, max(limits.next_probe_s, _PATIENCE * self._probed_s))
+        wait_s = limits.probe_s if is_first else usual_s
         try:
-            limits = self._stack.limits
-            limit_s, self._has_probed = limits.next_probe_s if self._has_probed else limits.probe_s, True
-            found = self._ask(client, "probe", {}, _Probed, limit_s, model="its probe")
-        except AcceleratorLostError as exc:
+            found = self._looks.ask(wait_s)
+        except (AcceleratorLostError, BackendLoadError, BackendUnavailableError, AcceleratorMemoryError) as exc:
             return (self._faulty(exc.reason),)
-        except (BackendLoadError, BackendUnavailableError, AcceleratorMemoryError) as exc:
-            return (self._faulty(exc.reason),)
-        finally:
-            client.close()
+        except TimeoutError:
+            return (self._faulty(f"its process did not answer probe within {wait_s:g} s"),)
+        self._probed_s = max(self._probed_s, time.monotonic() - begun_s)
         if found.absent or not found.devices:
             return Absent(reason=found.absent[:MAX_REASON] or f"{self.label} finds no device", extra="")
         self._socs = {device.id: device.soc for device in found.devices}
@@ -166,6 +173,13 @@ class HostedVendor:
             )
             for device in found.devices
         )
+
+    def _look(self) -> _Probed:
+        client = self._new_client()
+        try:
+            return self._ask(client, "probe", {}, _Probed, self._stack.limits.probe_s, model="its probe")
+        finally:
+            client.close()
 
     def target(self, file: ModelFile, device: Device, options: TensorOptions) -> Target:  # noqa: ARG002 - subclasses'
         return Target(vendor=self.name, soc=self._socs.get(device.id, ""), versions=self.versions())

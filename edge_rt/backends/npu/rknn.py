@@ -6,24 +6,24 @@ toolkit and rknnlite_driver.py for the board.
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Final
 
 from edge_rt.backends.base import Absent, Device, ModelFile, TensorOptions
-from edge_rt.backends.npu import environments, stacks
+from edge_rt.backends.npu import calibration, environments, stacks
+from edge_rt.backends.npu.artifacts import sha256_of
 from edge_rt.backends.npu.backend import NpuBackend
 from edge_rt.backends.npu.hosted import HostedVendor, Limits, Stack
 from edge_rt.backends.npu.vendor import Capabilities, Target, Versions
 from edge_rt.errors import BackendLoadError
+from edge_rt.regular import open_regular
 
 NAME: Final = "npu_rknn"
 FLOAT: Final = "fp16"  # the only dtype that wants no calibration data
 DATATYPES: Final = frozenset(["UINT8", "INT8", "INT32", "INT64", "FP16", "FP32"])
 _LIMITS: Final = Limits(probe_s=30.0, compile_s=3600.0, load_s=300.0, run_s=120.0)  # a simulated layer takes its time
-_MAX_DATASET_BYTES: Final = 2**30
 
 
 def _stack(name: str, driver: str) -> Stack:
@@ -105,14 +105,15 @@ class RknnVendor(HostedVendor):
 def _digest(file: ModelFile, dataset: str) -> str:
     path = Path(dataset)
     try:
-        with path.open("rb") as data:
-            if (n_bytes := path.stat().st_size) > _MAX_DATASET_BYTES:
-                reason = f"the calibration data {path} has {n_bytes} bytes, at most {_MAX_DATASET_BYTES} are read"
-                raise BackendLoadError(model=file.model, reason=reason)
-            return hashlib.file_digest(data, "sha256").hexdigest()
+        with open_regular(path) as data:
+            calibration.check(data)
+            data.seek(0)
+            return sha256_of(data)
     except OSError as exc:
         reason = f"the calibration data {path} cannot be read: {exc.strerror}"
         raise BackendLoadError(model=file.model, reason=reason) from exc
+    except calibration.CalibrationDataError as exc:
+        raise BackendLoadError(model=file.model, reason=f"the calibration data {path}: {exc}") from exc
 
 
 class RknnBackend(NpuBackend):

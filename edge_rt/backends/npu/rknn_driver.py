@@ -21,6 +21,7 @@ from typing import Any, Iterator  # noqa: UP035 - Python 3.8 knows no others at 
 
 import numpy as np
 
+from . import calibration
 from .printed import Printed
 from .rknn_layers import placement, read_layers
 
@@ -231,14 +232,13 @@ def _find_ranges(facts: dict[str, Any], options: dict[str, str], proto: Any) -> 
 def write_dataset(path: str, plan: list[dict[str, Any]]) -> None:
     """Write the samples of an .npz file, as the model's own inputs are, for the toolkit: NCHW, a line each."""
     lines = []
-    with np.load(path, allow_pickle=False) as arrays:
-        missing = [each["name"] for each in plan if each["name"] not in arrays.files]
-        if missing:
-            raise RknnError(f"{path} has no array {missing[0]}, only {', '.join(arrays.files)}")
-        n_samples = {len(arrays[each["name"]]) for each in plan}
-        if len(n_samples) != 1 or not 0 < max(n_samples) <= MAX_SAMPLES:
-            raise RknnError(f"{path} holds {sorted(n_samples)} samples; 1 to {MAX_SAMPLES} of each input are taken")
-        found = {each["name"]: arrays[each["name"]] for each in plan}
+    try:
+        found = calibration.read(path, [each["name"] for each in plan])
+    except calibration.CalibrationDataError as exc:
+        raise RknnError(f"{path}: {exc}") from exc
+    n_samples = {len(array) for array in found.values()}
+    if len(n_samples) != 1 or not 0 < max(n_samples) <= MAX_SAMPLES:
+        raise RknnError(f"{path} holds {sorted(n_samples)} samples; 1 to {MAX_SAMPLES} of each input are taken")
     for index in range(n_samples.pop()):
         names = []
         for i, each in enumerate(plan):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from edge_rt.backends.base import ModelFile
-from edge_rt.backends.npu.artifacts import DESCRIPTION, ArtifactCache, artifact_key, artifacts, model_digest
+from edge_rt.backends.npu.artifacts import DESCRIPTION, ArtifactCache, artifact_key, artifacts, is_whole, model_digest
 from edge_rt.backends.npu.vendor import Compiled, Target, Versions
-from edge_rt.errors import BackendLoadError
+from edge_rt.errors import AcceleratorLostError, BackendLoadError
 from edge_rt.tensor_types import NodePlacement
 
 TARGET = Target(
@@ -189,6 +189,43 @@ def test_a_disk_that_takes_nothing_is_an_error_of_the_load(tmp_path: Path, file:
     gone = ArtifactCache(tmp_path / ".m.onnx.npu", max_bytes=1, passing=tmp_path / "nowhere")
     with pytest.raises(BackendLoadError, match="cannot be written"), gone.artifact(file, TARGET, 0, Compiler()):
         pass
+
+
+@pytest.mark.parametrize("fails", ["before", "at once", "in the compiler", "crash", "when written"])
+def test_a_full_disk_of_the_store_costs_the_form_and_not_the_load(
+    tmp_path: Path, file: ModelFile, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    compiler, (kept, passing) = Compiler(), (tmp_path / "kept", tmp_path / "passing")
+    passing.mkdir()
+
+    def compile_to(folder: Path) -> Compiled:
+        is_full = folder.is_relative_to(kept)
+        if is_full and fails == "at once":
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+        if is_full and fails == "in the compiler":
+            raise BackendLoadError(model="m", reason="Protobuf serialization failed")
+        if is_full and fails == "crash":
+            raise AcceleratorLostError(backend="npu_fake", reason="its process ended with SIGBUS")
+        made = compiler(folder)
+        if is_full and fails == "when written":  # the description's place is taken
+            (folder / DESCRIPTION).mkdir()
+        return made
+
+    def free_bytes(folder: Path) -> int:
+        n_asked.append(folder)
+        return 10**9 if folder != kept or (fails != "before" and len(n_asked) == 1) else 4096
+
+    n_asked: list[Path] = []
+    cached = ArtifactCache(kept, max_bytes=10_000, passing=passing, free_bytes=free_bytes)
+    with cached.artifact(file, TARGET, 0, compile_to) as (artifact, again):
+        assert artifact.folder.is_relative_to(passing)
+        assert is_whole(artifact, file)
+        (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+        for words in ("m: its compiled form cannot be kept in", str(kept), "each load will compile it anew"):
+            assert words in warning.getMessage()
+        assert again().folder.is_relative_to(passing)
+    assert not list(passing.iterdir())
+    assert not list(kept.iterdir())
 
 
 @pytest.mark.parametrize("free_bytes", [4096, 10**9])

@@ -31,7 +31,7 @@ def nowhere() -> Absent:
 
 
 def test_nothing_is_said_of_stacks_that_nobody_has_or_wants(npu: FakeNpu, tmp_path: Path) -> None:
-    assert npu_checks.stacks(patient(tmp_path), every=[npu.backend(nowhere)]) is None
+    assert npu_checks.npu(patient(tmp_path), every=[npu.backend(nowhere)]) is None
 
 
 def test_a_stack_that_a_model_wants_and_is_not_installed_fails(
@@ -41,18 +41,18 @@ def test_a_stack_that_a_model_wants_and_is_not_installed_fails(
         name = "npu_qnn"
 
     wanted = Wanted(npu.backend(nowhere).vendor)
-    found = npu_checks.stacks(patient(tmp_path, m=config.ModelSettings(backend="npu_qnn")), every=[wanted])
+    found = npu_checks.npu(patient(tmp_path, m=config.ModelSettings(backend="npu_qnn")), every=[wanted])
     assert found is not None
     assert found.status == "fail"
     assert "onnxruntime-fake is not installed: pip install 'edge_rt[npu-fake]'" in found.detail
 
 
 def test_a_stack_that_answers_is_named_and_one_that_dies_fails(npu: FakeNpu, tmp_path: Path) -> None:
-    found = npu_checks.stacks(patient(tmp_path), every=[npu.backend()])
+    found = npu_checks.npu(patient(tmp_path), every=[npu.backend()])
     assert found is not None
     assert (found.status, found.detail) == ("ok", "npu_fake: an NPU of the test")
     npu.breaks("probe", "die")
-    found = npu_checks.stacks(patient(tmp_path), every=[npu.backend()])
+    found = npu_checks.npu(patient(tmp_path), every=[npu.backend()])
     assert found is not None
     assert found.status == "fail"
     assert "SIGSEGV" in found.detail
@@ -62,17 +62,17 @@ def test_models_compiled_by_other_versions_are_named_with_the_mend(npu: FakeNpu,
     folder = tmp_path / "models" / "tiny"
     folder.mkdir(parents=True)
     examined = patient(tmp_path)
-    assert npu_checks.compiled(examined, every=[npu.backend()]) is None
+    assert npu_checks.compiled_models(examined, every=[npu.backend()]) is None
     kept = NpuOptions(artifacts=folder / ".m.onnx.npu")
     npu.backend().load_tensor(double(folder / "m.onnx"), TensorOptions(n_threads=1, npu=kept)).close()
-    found = npu_checks.compiled(examined, every=[npu.backend()])
+    found = npu_checks.compiled_models(examined, every=[npu.backend()])
     assert found is not None
     assert found.status == "ok"
     assert "1 for NPUs" in found.detail
     (npu.folder / "version").write_text("1.1")
     updated = npu.backend()
     updated.probe()
-    found = npu_checks.compiled(examined, every=[updated])
+    found = npu_checks.compiled_models(examined, every=[updated])
     assert found is not None
     assert found.status == "warn"
     assert found.detail == "tiny was compiled with compiler 1.0, here is 1.1, runtime 1.0, here is 1.1"

@@ -26,6 +26,17 @@ def test_an_unknown_back_end_is_absent_with_the_reason() -> None:
     assert "no such back end" in device.fault
 
 
+def test_a_setting_that_is_none_is_told_as_that_and_not_as_an_exit_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "config.toml"
+    bad.write_text("[npu]\nserial_ports = 5\n")
+    monkeypatch.setenv("EDGE_RT_CONFIG", str(bad))
+    (device,) = asyncio.run(probe("npu_serial"))
+    assert device.kind == "none"
+    assert "npu.serial_ports: Expected `array`, got 5" in device.fault
+
+
 @pytest.mark.parametrize(
     ("code", "fault"),
     [
