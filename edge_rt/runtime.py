@@ -329,6 +329,11 @@ class Runtime:
         if entry.runs_tensors:
             await self._dispatcher.unload(model)
 
+    def keep(self, model: str, keep_alive_s: float) -> None:
+        """Keep a model that is in memory for another idle time, until it leaves; negative: for ever."""
+        for slot in self._models.slots(model):
+            self._residency.keep_for(slot.model, keep_alive_s)
+
     async def close(self, drain_s: float) -> None:
         """Refuse what is new or waits, let what runs go on for drain_s, then cut it off and end every worker."""
         self._state = "closing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -36,11 +37,7 @@ def routes(api: Api) -> list[Route]:
         if asked.dimensions is not None:
             raise UnsupportedFeatureError(feature="dimensions", remedy="take as many of the numbers as you want")
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
-        if not 1 <= len(texts) <= MAX_INPUTS:
-            raise InvalidRequestError(param="input", problem=f"holds {len(texts)} texts, it may be 1 to {MAX_INPUTS}")
-        for i, text in enumerate(texts):
-            if not text:
-                raise InvalidRequestError(param=f"input[{i}]", problem="must not be empty")
+        check_texts(texts)
         return _Embedding(api, model, texts, asked, request.state.tenant)
 
     return [Route("/v1/embeddings", Endpoint(embeddings), methods=["POST"])]
@@ -58,7 +55,9 @@ class _Embedding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with StopOnHangUp(receive):
-            answers = await self._embed()
+            answers = await embed_texts(
+                self._api, self._model, self._texts, tenant=self._tenant, deadline_s=self._asked.deadline_s
+            )
         n_tokens = sum(answer.n_tokens for answer in answers)
         body = wire.Embeddings(
             model=self._model,
@@ -72,34 +71,43 @@ class _Embedding:
             return answer.embedding
         return base64.b64encode(struct.pack(f"<{len(answer.embedding)}f", *answer.embedding)).decode()
 
-    async def _embed(self) -> list[MediaAnswer]:
-        answers: dict[int, MediaAnswer] = {}
-        left = iter(enumerate(self._texts))
 
-        async def work() -> None:
-            for i, text in left:
-                answers[i] = await self._one(i, text)
+def check_texts(texts: Sequence[str]) -> None:
+    """Raise InvalidRequestError for none, too many, or one that is empty."""
+    if not 1 <= len(texts) <= MAX_INPUTS:
+        raise InvalidRequestError(param="input", problem=f"holds {len(texts)} texts, it may be 1 to {MAX_INPUTS}")
+    for i, text in enumerate(texts):
+        if not text:
+            raise InvalidRequestError(param=f"input[{i}]", problem="must not be empty")
 
+
+async def embed_texts(
+    api: Api, model: str, texts: Sequence[str], *, tenant: str, deadline_s: float | None = None
+) -> list[MediaAnswer]:
+    """Embed texts, in their order. Raises what look raises; of a text that is refused the error names the place."""
+    answers: dict[int, MediaAnswer] = {}
+    left = iter(enumerate(texts))
+
+    async def one(i: int, text: str) -> MediaAnswer:
+        data = text.encode("utf-8", "surrogatepass")
+        request_id = logs.request_id.get()
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(_AT_A_TIME, len(self._texts))):
-                    group.create_task(work())
-        except BaseExceptionGroup as exc:
-            raise exc.exceptions[0] from exc  # the others are of the same kind, or follow from it
-        return [answers[i] for i in range(len(self._texts))]
-
-    async def _one(self, i: int, text: str) -> MediaAnswer:
-        try:
-            return await self._api.runtime.look(
-                MediaRequest(
-                    id=logs.request_id.get(),
-                    model=self._model,
-                    data=text.encode("utf-8", "surrogatepass"),
-                    tenant=self._tenant,
-                    deadline_s=self._asked.deadline_s,
-                )
+            return await api.runtime.look(
+                MediaRequest(id=request_id, model=model, data=data, tenant=tenant, deadline_s=deadline_s)
             )
         except InvalidRequestError as exc:
             if exc.param != "data":
                 raise
             raise InvalidRequestError(param=f"input[{i}]", problem=exc.problem) from exc
+
+    async def work() -> None:
+        for i, text in left:
+            answers[i] = await one(i, text)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(_AT_A_TIME, len(texts))):
+                group.create_task(work())
+    except BaseExceptionGroup as exc:
+        raise exc.exceptions[0] from exc  # the others are of the same kind, or follow from it
+    return [answers[i] for i in range(len(texts))]

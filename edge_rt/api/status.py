@@ -107,6 +107,7 @@ class HttpError(Exception):
         408: "request_timeout",
         413: "request_too_large",
         415: "unsupported_media_type",
+        501: "not_implemented",
     }
 
     def __init__(self, status: int, message: str, *, headers: Headers | None = None) -> None:

@@ -74,6 +74,17 @@ class Residency:
         self._disarm(slot)
         self._idle(slot)
 
+    def keep_for(self, model: str, keep_alive_s: float) -> None:
+        """Unload a model after another idle time, as a request asks, until it leaves memory; negative: never.
+
+        One that is not in memory is kept as it always is.
+        """
+        slot = self._slots[model]
+        if slot.loaded is not None:
+            slot.asked_keep_alive_s = keep_alive_s
+            self._disarm(slot)
+            self._idle(slot)
+
     def slot(self, model: str) -> Slot:
         """Give a model's slot, to look at."""
         return self._slots[model]
@@ -202,11 +213,11 @@ class Residency:
         slot.waiters.clear()
 
     def _idle(self, slot: Slot) -> None:
-        if slot.n_leases == 0 and slot.state == "ready" and slot.keep_alive_s >= 0:
+        if slot.n_leases == 0 and slot.state == "ready" and slot.idle_limit_s >= 0:
             loop = asyncio.get_running_loop()
             slot.idle_since_s = loop.time()
             if slot.expiry is None:
-                slot.expiry = loop.call_later(slot.keep_alive_s, self._expire, slot)
+                slot.expiry = loop.call_later(slot.idle_limit_s, self._expire, slot)
 
     def _disarm(self, slot: Slot) -> None:
         if slot.expiry is not None:
@@ -218,11 +229,11 @@ class Residency:
         slot.expiry = None
         if slot.n_leases == 0 and slot.state == "ready":
             loop = asyncio.get_running_loop()
-            due_at_s = slot.idle_since_s + slot.keep_alive_s
+            due_at_s = slot.idle_since_s + slot.idle_limit_s
             if loop.time() < due_at_s:
                 slot.expiry = loop.call_at(due_at_s, self._expire, slot)
                 return
-            _log.info("%s was idle for %g s and is unloaded", slot.model, slot.keep_alive_s)
+            _log.info("%s was idle for %g s and is unloaded", slot.model, slot.idle_limit_s)
             self._begin_unload(slot)
 
     # Loading.
@@ -337,7 +348,7 @@ class Residency:
             self._begin_load(slot)
 
     def _forget(self, slot: Slot) -> None:
-        slot.loaded = None
+        slot.loaded = slot.asked_keep_alive_s = None
         self._disarm(slot)
         self.events.engine_gone(slot.model)
 

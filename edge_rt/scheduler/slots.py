@@ -90,11 +90,15 @@ class Uses:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One model's place in memory, and who waits for it."""
+    """One model's place in memory, and who waits for it.
+
+    asked_keep_alive_s  counts instead of keep_alive_s while the model is in memory; None: nobody asked
+    """
 
     model: str
     make: Make
     keep_alive_s: float
+    asked_keep_alive_s: float | None = None
     state: State = "unloaded"
     loaded: Loaded | None = None
     used_at_s: float | None = None
@@ -107,6 +111,11 @@ class Slot:
     task: asyncio.Task[None] | None = None
     expiry: asyncio.TimerHandle | None = None
     idle_since_s: float = 0.0
+
+    @property
+    def idle_limit_s(self) -> float:
+        """Give how long the model stays in memory without a lease; negative: for ever."""
+        return self.keep_alive_s if self.asked_keep_alive_s is None else self.asked_keep_alive_s
 
     @property
     def n_leases(self) -> int:

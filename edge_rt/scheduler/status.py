@@ -23,6 +23,8 @@ class ModelStatus:
     n_ctx     what it is or would be loaded with
     info, tensor  what the worker reported of a language or a tensor model; None unless it is in memory
     idle_s    since its last request; None if there was none
+    keep_alive_s  how long it stays in memory without one; negative: for ever
+    path      of its file; None unless pulled, and "" for the null back end's
     versions  the forms of a tensor model whose files are here, each of which can be asked by name
     error     why the last load failed, "" if it did not
     """
@@ -42,6 +44,8 @@ class ModelStatus:
     waiting: int
     idle_s: float | None
     error: str
+    keep_alive_s: float
+    path: str | None
     versions: tuple[str, ...] = ()
 
 
@@ -80,6 +84,8 @@ def describe(
         waiting=queue.n_waiting,
         idle_s=now_s - used_at_s if used_at_s is not None and not queue.n_running else None,
         error=str(slot.failure) if slot is not None and slot.failure is not None else "",
+        keep_alive_s=slot.idle_limit_s if slot is not None else 0.0,
+        path=placement.path,
         versions=versions,
     )
 

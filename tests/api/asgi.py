@@ -106,6 +106,10 @@ class FakeStatus:
     tensor: TensorModelInfo | None = None
     manifest: Manifest | None = None
     variant: str = ""
+    n_ctx: int = 64
+    idle_s: float | None = None
+    keep_alive_s: float = 300.0
+    path: str | None = None
     error: str = ""
     versions: tuple[str, ...] = ()
 
@@ -181,6 +185,7 @@ class FakeRuntime:
     findings: dict[str, MediaAnswer | BaseException] = field(default_factory=dict)  # by model
     opinions: list[tuple[str, bool]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)  # "-" before those unloaded
+    kept: list[tuple[str, float]] = field(default_factory=list)  # how long after a request
     direct: tuple[str, ...] = ("eyes",)  # asked without a task where is_direct
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
@@ -285,6 +290,9 @@ class FakeRuntime:
 
     async def unload(self, model: str) -> None:
         self.loads.append(f"-{model}")
+
+    def keep(self, model: str, keep_alive_s: float) -> None:
+        self.kept.append((model, keep_alive_s))
 
     async def placement(self, model: str) -> DispatchStatus:
         if model != "eyes":

@@ -475,7 +475,7 @@ def test_metrics() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/nothing", 404),
         ("GET", "/v1", 404),
         ("GET", "/v1/models/", 404),
         ("POST", "/v1/chat/completions/", 404),

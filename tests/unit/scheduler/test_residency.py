@@ -759,3 +759,27 @@ def test_a_lower_number_of_models_holds_from_the_next_load_on() -> None:
         assert [residency.slot(model).state for model in "abc"] == ["unloaded", "unloaded", "ready"]
 
     virtual_time.run(main())
+
+
+def test_a_request_may_ask_for_another_idle_time_which_lasts_while_the_model_is_in_memory() -> None:
+    async def main() -> None:
+        residency = make(World(), "a", keep_alive_s=5.0)
+        residency.keep_for("a", 100.0)  # of what is not in memory it says nothing
+        async with residency.lease("a"):
+            residency.keep_for("a", -1.0)
+            await asyncio.sleep(10.0)
+        await asyncio.sleep(1000.0)
+        assert residency.slot("a").state == "ready"
+        residency.keep_for("a", 0.0)
+        await asyncio.sleep(1.0)
+        assert residency.slot("a").state == "unloaded"
+        await use(residency, "a")
+        assert residency.slot("a").idle_limit_s == 5.0
+        await asyncio.sleep(4.0)
+        residency.keep_for("a", 3.0)  # begins anew
+        await asyncio.sleep(2.9)
+        assert residency.slot("a").state == "ready"
+        await asyncio.sleep(0.5)
+        assert residency.slot("a").state == "unloaded"
+
+    virtual_time.run(main())

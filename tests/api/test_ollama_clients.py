@@ -1,0 +1,195 @@
+"""Ollama's own client and langchain's on a real daemon, over the Unix socket and over TCP with a key."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_ollama import ChatOllama
+
+from tests import patience
+from tests.api.daemon import Daemon
+
+TEXT = "grüße, 😀 and a line\nbreak"
+RUNNING = 'edge_rt_requests_running{model="null-slow"}'
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with tempfile.TemporaryDirectory(prefix="ert-") as directory, Daemon(Path(directory)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[ollama.Client]:
+    with ollama.Client(host="http://edge_rt", transport=httpx.HTTPTransport(uds=str(daemon.socket))) as found:
+        yield found
+
+
+def async_client(daemon: Daemon, **settings: Any) -> ollama.AsyncClient:
+    return ollama.AsyncClient(
+        host="http://edge_rt", transport=httpx.AsyncHTTPTransport(uds=str(daemon.socket)), **settings
+    )
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_chat(client: ollama.Client) -> None:
+    answer = client.chat(model="null", messages=user(TEXT), options={"temperature": 0, "num_thread": 2})
+    assert answer.message.content == TEXT
+    assert (answer.done, answer.done_reason) == (True, "stop")
+    assert answer.eval_count == len(TEXT.encode()) + 1
+    assert answer.total_duration is not None
+    assert answer.eval_duration is not None
+    assert answer.total_duration >= answer.eval_duration > 0
+
+
+def test_a_stream_of_chat(client: ollama.Client) -> None:
+    *pieces, last = client.chat(model="null:latest", messages=user(TEXT), stream=True)
+    assert "".join(piece.message.content or "" for piece in pieces) == TEXT
+    assert not any(piece.done for piece in pieces)
+    assert (last.done, last.done_reason) == (True, "stop")
+
+
+def test_generate(client: ollama.Client) -> None:
+    asked: Any = {"model": "null", "prompt": "once", "raw": True, "options": {"num_predict": 12, "temperature": 0}}
+    answer = client.generate(**asked, logprobs=True, top_logprobs=2)
+    assert answer.done_reason == "length"
+    assert answer.logprobs is not None
+    assert "".join(token.token for token in answer.logprobs) == answer.response
+    assert "".join(piece.response or "" for piece in client.generate(**asked, stream=True)) == answer.response
+    assert client.generate(model="null", system="be kind", prompt="echo").response == "echo"
+
+
+def test_models(client: ollama.Client) -> None:
+    assert {"null:latest", "null-slow:latest"} <= {model.model for model in client.list().models}
+    shown = client.show("null")
+    assert shown.capabilities == ["completion"]
+    with pytest.raises(ollama.ResponseError) as missing:
+        client.show("nope")
+    assert missing.value.status_code == 404
+
+
+def test_a_model_stays_in_memory_as_long_as_a_request_asks(client: ollama.Client) -> None:
+    assert client.generate(model="null", keep_alive=-1).done_reason == "load"
+    (kept,) = (model for model in client.ps().models if model.model == "null:latest")
+    assert kept.expires_at is not None
+    assert kept.expires_at.year > 2100
+    client.chat(model="null", messages=user("x"), keep_alive="5m")
+    (kept,) = (model for model in client.ps().models if model.model == "null:latest")
+    assert kept.expires_at is not None
+    assert kept.expires_at.year < 2100
+    assert client.generate(model="null", keep_alive=0).done_reason == "unload"
+    assert "null:latest" not in [model.model for model in client.ps().models]
+    client.chat(model="null", messages=user("x"), keep_alive=0)
+    patience.until(lambda: "null:latest" not in [model.model for model in client.ps().models])
+
+
+def test_errors(client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match="501"):
+        client.pull("llama3.2")
+    with pytest.raises(ollama.ResponseError, match=r"options\.mirostat is not supported"):
+        client.chat(model="null", messages=user("x"), options={"mirostat": 2})
+    with pytest.raises(ollama.ResponseError, match="context is 4096") as too_long:
+        list(client.chat(model="null", messages=user("x" * 5000), stream=True))
+    assert too_long.value.status_code == 400
+
+
+def test_a_worker_killed_in_mid_stream_is_told_of_on_the_last_line(socket_dir: Path) -> None:
+    with (
+        Daemon(socket_dir, extra="[engine]\nstream_interval_s = 0.0\n") as own,
+        ollama.Client(host="http://edge_rt", transport=httpx.HTTPTransport(uds=str(own.socket))) as client,
+    ):
+        stream = client.chat(model="null-slow", messages=user("x" * 2000), stream=True)
+        pieces = [next(stream) for _ in range(5)]
+        own.worker.kill()
+        with pytest.raises(ollama.ResponseError, match="worker"):
+            pieces.extend(stream)
+        assert {piece.message.content for piece in pieces} == {"x"}
+
+
+def test_a_client_that_gives_up_stops_the_work(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        async with async_client(daemon, timeout=60.0) as client:
+            stream = await client.chat(model="null-slow", messages=user("y" * 3000), stream=True)
+            await anext(aiter(stream))
+        async with async_client(daemon, timeout=0.2) as hasty:
+            with pytest.raises(httpx.ReadTimeout):
+                await hasty.chat(model="null-slow", messages=user("z" * 3000))
+
+    asyncio.run(scenario())
+    patience.until(lambda: daemon.metric(RUNNING) == 0)
+
+
+def test_many_at_once_each_get_their_own(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        async with async_client(daemon) as client:
+            texts = [f"text {i}" for i in range(16)]
+            answers = await asyncio.gather(*(client.chat(model="null", messages=user(text)) for text in texts))
+        assert [answer.message.content for answer in answers] == texts
+
+    asyncio.run(scenario())
+
+
+def test_over_tcp_with_a_key(socket_dir: Path) -> None:
+    keys = socket_dir / "keys"
+    keys.write_text("the-key\n")
+    with Daemon(socket_dir, args=("--tcp", "127.0.0.1:0", "--api-keys-file", str(keys))) as daemon:
+        host = next(line for line in daemon.lines if "listens" in line).rpartition(" ")[2]
+        with ollama.Client(host) as stranger:
+            with pytest.raises(ollama.ResponseError) as refused:
+                stranger.list()
+            assert refused.value.status_code == 401
+        with ollama.Client(host, headers={"Authorization": "Bearer the-key"}) as client:
+            assert client.chat(model="null", messages=user("hi")).message.content == "hi"
+
+
+@contextmanager
+def langchain(daemon: Daemon, **settings: Any) -> Iterator[ChatOllama]:
+    """Give langchain's model, which leaves it to its transports to be closed."""
+    path = str(daemon.socket)
+    with httpx.HTTPTransport(uds=path) as transport:
+        yield ChatOllama(
+            model="null",
+            base_url="http://edge_rt",
+            sync_client_kwargs={"transport": transport},
+            **settings,
+        )
+
+
+def test_langchain(daemon: Daemon) -> None:
+    with langchain(daemon, temperature=0, num_ctx=2048, num_predict=100) as model:
+        answer = model.invoke([SystemMessage("be kind"), HumanMessage(TEXT)])
+        assert answer.content == TEXT
+        assert answer.response_metadata["done_reason"] == "stop"
+        assert answer.usage_metadata is not None
+        assert answer.usage_metadata["output_tokens"] == len(TEXT.encode()) + 1
+        assert "".join(str(piece.content) for piece in model.stream(TEXT)) == TEXT
+    with langchain(daemon, num_ctx=100_000) as model, pytest.raises(ollama.ResponseError, match=r"options\.num_ctx"):
+        model.invoke("x")
+
+
+def test_langchain_async(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        async with httpx.AsyncHTTPTransport(uds=str(daemon.socket)) as transport:
+            settings: Any = {"async_client_kwargs": {"transport": transport}}
+            model = ChatOllama(model="null", base_url="http://edge_rt", **settings)
+            assert (await model.ainvoke("later")).content == "later"
+            assert "".join([str(piece.content) async for piece in model.astream(TEXT)]) == TEXT
+
+    asyncio.run(scenario())
+
+
+def test_nothing_unexpected_was_logged(daemon: Daemon) -> None:
+    assert "failed unexpectedly" not in daemon.log
+    assert "Traceback" not in daemon.log
