@@ -186,7 +186,8 @@ class Runtime:
                         if chunk.is_start and chunk.usage is not None:
                             progress.found(chunk.usage.prompt_tokens - chunk.usage.cached_tokens)
                             continue
-                        progress.came(max(1, len(chunk.token_ids)))
+                        # The prompt's own logprobs are no part of the answer: the prefill goes on.
+                        progress.came(len(chunk.token_ids) or int(not chunk.prompt_logprobs))
                         yield self._finished(request.model, chunk, waited_s) if chunk.finish_reason else chunk
             except DeadlineError as exc:
                 # The engine knows what was left of it, the caller what it was.

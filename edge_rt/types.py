@@ -150,6 +150,8 @@ class GenerateRequest:
     tool_name    the only tool that it may call, and must; "" leaves it to tool_choice
     parallel_tool_calls  one answer may hold several calls
     adapters     that the answer is computed with
+    prompt_logprobs  None: none; n >= 0: the prompt's tokens come with their logprobs and the n most likely ones at each
+                     place. All of the prompt is computed then, kept or not, and max_tokens may be 0
     tells_start  an engine says how many of the prompt's tokens it computes when it begins: a chunk of usage alone
     """
 
@@ -178,6 +180,7 @@ class GenerateRequest:
     tool_name: str = ""
     parallel_tool_calls: bool = True
     adapters: tuple[Adapter, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,6 +374,7 @@ class Chunk:
     """A piece of an answer. The last one of an answer, and only it, has finish_reason, usage and timings.
 
     An engine that was asked to tell its start sends usage alone before all others: is_start. Nobody else sees it.
+    Before the answer come, in chunks of their own, the prompt's logprobs; the first token's is 0, nothing is before it.
 
     text is always whole characters: joined chunks equal the unary answer.
     origin is set on the first chunk of an answer that came through cache and router; its cost may follow on the last.
@@ -385,6 +389,7 @@ class Chunk:
     timings: Timings | None = None
     origin: Origin | None = None
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def is_start(self) -> bool:

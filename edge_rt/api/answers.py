@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edge_rt.api import schemas
+from edge_rt.api.choices import Collected, Plan, account, kept, merged
 from edge_rt.api.context import Api
 from edge_rt.api.sse import DONE, EventSender, StopOnHangUp, event
-from edge_rt.errors import BackendStepError
-from edge_rt.types import Chunk, FinishReason, GenerateRequest, Origin, Timings, TokenLogprob, Usage
+from edge_rt.types import FinishReason, GenerateRequest, Origin, Timings, TokenLogprob, Usage
 
 
 class ChatShape:
@@ -29,13 +29,23 @@ class ChatShape:
     def opening(self) -> schemas.Choice | None:
         return schemas.Choice(delta=schemas.Delta(role="assistant", content=""))
 
-    def piece(self, text: str, logprobs: Sequence[TokenLogprob]) -> schemas.Choice:
+    def piece(
+        self, text: str, logprobs: Sequence[TokenLogprob], prompt_logprobs: Sequence[TokenLogprob] = ()
+    ) -> schemas.Choice:
+        del prompt_logprobs  # a chat repeats no prompt
         return schemas.Choice(delta=schemas.Delta(content=text), logprobs=self._logprobs(logprobs))
 
     def closing(self, reason: FinishReason) -> schemas.Choice:
         return schemas.Choice(delta=schemas.Delta(), finish_reason=reason)
 
-    def whole(self, text: str, logprobs: Sequence[TokenLogprob], reason: FinishReason) -> schemas.Choice:
+    def whole(
+        self,
+        text: str,
+        logprobs: Sequence[TokenLogprob],
+        reason: FinishReason,
+        prompt_logprobs: Sequence[TokenLogprob] = (),
+    ) -> schemas.Choice:
+        del prompt_logprobs
         message = schemas.AnswerMessage(content=text)
         return schemas.Choice(message=message, logprobs=self._logprobs(logprobs), finish_reason=reason)
 
@@ -67,31 +77,47 @@ class CompletionShape:
 
     def __init__(self) -> None:
         self._offset = 0  # characters of the answer before the next token
+        self._has_begun = False
 
     def opening(self) -> schemas.Choice | None:
         return None
 
-    def piece(self, text: str, logprobs: Sequence[TokenLogprob]) -> schemas.Choice:
-        return schemas.Choice(text=text, logprobs=self._logprobs(logprobs))
+    def piece(
+        self, text: str, logprobs: Sequence[TokenLogprob], prompt_logprobs: Sequence[TokenLogprob] = ()
+    ) -> schemas.Choice:
+        return schemas.Choice(text=text, logprobs=self._logprobs(prompt_logprobs, logprobs))
 
     def closing(self, reason: FinishReason) -> schemas.Choice:
         return schemas.Choice(text="", finish_reason=reason)
 
-    def whole(self, text: str, logprobs: Sequence[TokenLogprob], reason: FinishReason) -> schemas.Choice:
-        return schemas.Choice(text=text, logprobs=self._logprobs(logprobs), finish_reason=reason)
+    def whole(
+        self,
+        text: str,
+        logprobs: Sequence[TokenLogprob],
+        reason: FinishReason,
+        prompt_logprobs: Sequence[TokenLogprob] = (),
+    ) -> schemas.Choice:
+        return schemas.Choice(text=text, logprobs=self._logprobs(prompt_logprobs, logprobs), finish_reason=reason)
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> schemas.CompletionLogprobs | None:
-        if not logprobs:
+    def _logprobs(
+        self, prompt: Sequence[TokenLogprob], answer: Sequence[TokenLogprob]
+    ) -> schemas.CompletionLogprobs | None:
+        """Write the tokens of an echoed prompt and of the answer; the first of a prompt has no logprob."""
+        if not (prompt or answer):
             return None
-        tokens = [_text(token.raw) for token in logprobs]
+        tokens = [_text(token.raw) for token in (*prompt, *answer)]
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
             self._offset += len(token)
+        scored: list[TokenLogprob | None] = [*prompt, *answer]
+        if prompt and not self._has_begun:
+            scored[0] = None
+        self._has_begun = True
         return schemas.CompletionLogprobs(
             tokens=tokens,
-            token_logprobs=[token.logprob for token in logprobs],
-            top_logprobs=[{_text(raw): logprob for _, raw, logprob in token.top} for token in logprobs],
+            token_logprobs=[None if token is None else token.logprob for token in scored],
+            top_logprobs=[None if token is None else _rivals(token) for token in scored],
             text_offset=offsets,
         )
 
@@ -103,12 +129,23 @@ def _text(raw: bytes) -> str:
     return raw.decode(errors="replace")
 
 
+def _rivals(token: TokenLogprob) -> dict[str, float]:
+    """Give the likeliest texts and the token's own; of parts of characters, which are written alike, the likeliest."""
+    rivals: dict[str, float] = {}
+    for _, raw, logprob in token.top:
+        rivals.setdefault(_text(raw), logprob)
+    rivals.setdefault(_text(token.raw), token.logprob)
+    return rivals
+
+
 class Generation:
     """Answer one request: an ASGI app of its own, so that streams skip every wrapper."""
 
-    def __init__(self, api: Api, request: GenerateRequest, shape: Shape, *, include_usage: bool) -> None:
+    def __init__(self, api: Api, request: GenerateRequest | Plan, shape: Shape, *, include_usage: bool) -> None:
         self._api = api
-        self._request = request
+        self._plan = request if isinstance(request, Plan) else Plan(requests=(request,), with_logprobs=True)
+        self._request = self._plan.first
+        self._shapes = [shape, *(type(shape)() for _ in self._plan.requests[1:])]
         self._shape = shape
         self._include_usage = include_usage
         self._created = int(time.time())
@@ -125,54 +162,88 @@ class Generation:
     async def _stream(self, receive: Receive, sender: EventSender) -> None:
         # The other events of a stream with usage say null, as OpenAI's do.
         no_usage = None if self._include_usage else UNSET
-        opening = self._shape.opening()
-        events = b"" if opening is None else self._event(opening, no_usage)
-        last: Chunk | None = None
+        answers = [Collected() for _ in self._plan.requests]
+        events = b""
+        for i, text in enumerate(await self._echoes()):
+            opening = self._shapes[i].piece(text, ()) if text else self._shapes[i].opening()
+            events += b"" if opening is None else self._event(i, opening, no_usage)
+        n_left, i = len(answers), 0
         origin: Origin | None = None
-        async with StopOnHangUp(receive), aclosing(self._api.runtime.generate(self._request)) as chunks:
-            async for chunk in chunks:
+        async with StopOnHangUp(receive), aclosing(merged(self._api.runtime.generate, self._plan.requests)) as chunks:
+            async for i, chunk in chunks:
                 if chunk.origin is not None:
                     origin = chunk.origin
                     sender.headers = origin_headers(origin)
-                if chunk.text or chunk.logprobs:
-                    events += self._event(self._shape.piece(chunk.text, chunk.logprobs), no_usage)
-                if events and chunk.finish_reason is None:  # the end leaves in one write, when the engine has let go
+                if chunk.text or chunk.logprobs or (chunk.prompt_logprobs and self._plan.with_logprobs):
+                    piece = self._shapes[i].piece(chunk.text, chunk.logprobs, chunk.prompt_logprobs)
+                    events += self._event(i, piece, no_usage)
+                answers[i].last = chunk
+                if chunk.finish_reason is not None:
+                    n_left -= 1
+                    if n_left:
+                        events += self._event(i, self._shapes[i].closing(chunk.finish_reason), no_usage)
+                if events and n_left:  # the end leaves in one write, when the engine has let go
                     await sender.put(events)
                     events = b""
-                last = chunk
-        reason, usage, timings = _end(last)
-        closing = self._shape.closing(reason)
+        usage, timings = self._account(answers)
+        closing = self._shapes[i].closing(answers[i].end()[0])
         if self._include_usage:
-            events += self._event(closing, None) + self._event(None, usage, timings, wire_origin(origin))
+            events += self._event(i, closing, None) + self._event(0, None, usage, timings, wire_origin(origin))
         else:
-            events += self._event(closing, UNSET, timings, wire_origin(origin))
+            events += self._event(i, closing, UNSET, timings, wire_origin(origin))
         await sender.put(events + DONE, more=False)
+
+    async def _echoes(self) -> list[str]:
+        """Give what each answer begins with: its prompt where that is echoed."""
+        if not self._plan.echo:
+            return [""] * len(self._plan.requests)
+        texts: list[str] = []
+        for i, request in enumerate(self._plan.requests):
+            if i % self._plan.n_each:
+                texts.append(texts[-1])
+            elif request.prompt_token_ids is not None:
+                texts.append(await self._api.runtime.detokenize(request.model, list(request.prompt_token_ids)))
+            else:
+                texts.append(request.prompt or "")
+        return texts
+
+    def _account(self, answers: Sequence[Collected]) -> tuple[schemas.WireUsage, schemas.WireTimings]:
+        usage, timings = account(answers, self._plan)
+        return wire_usage(usage, timings), wire_timings(usage, timings)
 
     def _event(
         self,
+        index: int,
         choice: schemas.Choice | None,
         usage: schemas.WireUsage | UnsetType | None,
         timings: schemas.WireTimings | UnsetType = UNSET,
         origin: schemas.WireOrigin | UnsetType = UNSET,
     ) -> bytes:
+        if choice is not None:
+            choice.index = index
         choices = [] if choice is None else [choice]
         return event(self._answer(self._shape.streamed, choices, usage=usage, timings=timings, origin=origin))
 
     async def _whole(self, receive: Receive) -> tuple[bytes, Origin | None]:
-        texts: list[str] = []
-        logprobs: list[TokenLogprob] = []
-        last: Chunk | None = None
+        answers = [Collected() for _ in self._plan.requests]
         origin: Origin | None = None
-        async with StopOnHangUp(receive), aclosing(self._api.runtime.generate(self._request)) as chunks:
-            async for chunk in chunks:
+        async with StopOnHangUp(receive), aclosing(merged(self._api.runtime.generate, self._plan.requests)) as chunks:
+            async for i, chunk in chunks:
                 origin = chunk.origin or origin
-                texts.append(chunk.text)
-                logprobs.extend(chunk.logprobs)
-                last = chunk
-        reason, usage, timings = _end(last)
-        choice = self._shape.whole("".join(texts), logprobs, reason)
-        answer = self._answer(self._shape.unary, [choice], usage=usage, timings=timings, origin=wire_origin(origin))
-        return schemas.encode(answer), origin
+                answers[i].add(chunk)
+            echoes = await self._echoes()
+        usage, timings = self._account(answers)
+        for answer, text in zip(answers, echoes, strict=True):
+            answer.texts.insert(0, text)
+        choices = []
+        for i, answer in enumerate(kept(answers, self._plan)):
+            logprobs = answer.logprobs if self._plan.with_logprobs else []
+            prompt_logprobs = answer.prompt_logprobs if self._plan.with_logprobs else []
+            choice = self._shapes[i].whole("".join(answer.texts), logprobs, answer.end()[0], prompt_logprobs)
+            choice.index = i
+            choices.append(choice)
+        whole = self._answer(self._shape.unary, choices, usage=usage, timings=timings, origin=wire_origin(origin))
+        return schemas.encode(whole), origin
 
     def _answer(
         self,
@@ -221,13 +292,6 @@ def wire_origin(origin: Origin | None) -> schemas.WireOrigin | UnsetType:
         cost=UNSET if origin.cost is None else origin.cost,
         cache=origin.cache or UNSET,
     )
-
-
-def _end(last: Chunk | None) -> tuple[FinishReason, schemas.WireUsage, schemas.WireTimings]:
-    """Translate how the answer ended. Raises BackendStepError if it just broke off."""
-    if last is None or last.finish_reason is None or last.usage is None or last.timings is None:
-        raise BackendStepError(reason="the answer broke off without finish reason, usage and timings")
-    return last.finish_reason, wire_usage(last.usage, last.timings), wire_timings(last.usage, last.timings)
 
 
 def wire_usage(usage: Usage, timings: Timings) -> schemas.WireUsage:

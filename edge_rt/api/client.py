@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -84,7 +84,7 @@ class Client:
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Iterator[Piece]:
         """Stream the answer to a conversation; options are fields of the request. Closing the iterator hangs up."""
-        return self._stream("/v1/chat/completions", {"messages": [asdict(m) for m in messages], **options})
+        return self._stream("/v1/chat/completions", {"messages": [_wire_message(m) for m in messages], **options})
 
     def complete(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Piece]:
         """Stream the continuation of a text or of token ids."""
@@ -316,6 +316,18 @@ class _Found(msgspec.Struct):
         lines: tuple[_Line, ...] = fields.pop("lines")
         texts = tuple(Label(index=line.index, label=line.text, score=line.score) for line in lines)
         return MediaAnswer(task=task, texts=texts, **fields)
+
+
+def _wire_message(message: Message) -> dict[str, Any]:
+    """Write a turn in OpenAI's shape, without the fields that it does not use."""
+    wire: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        wire["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    wire |= {name: value for name in ("tool_call_id", "name") if (value := getattr(message, name))}
+    return wire
 
 
 class _Details(msgspec.Struct):

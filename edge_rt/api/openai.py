@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from edge_rt import types
 from edge_rt.api import schemas
 from edge_rt.api.answers import ChatShape, CompletionShape, Generation, Shape, new_id
+from edge_rt.api.choices import Plan, plan
 from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.api.schemas import ChatRequest, CompletionRequest, WireMessage
@@ -48,27 +49,34 @@ def chat_request(wire: ChatRequest, *, request_id: str, model: str, tenant: str)
     )
 
 
-def completion_request(wire: CompletionRequest, *, request_id: str, model: str, tenant: str) -> GenerateRequest:
-    """Translate a text completion: its prompt is a string, a list of token ids, or a list with one of these."""
+def completion_requests(
+    wire: CompletionRequest, *, request_id: str, model: str, tenant: str
+) -> tuple[GenerateRequest, ...]:
+    """Translate a text completion, one request a prompt: a string, a list of token ids, or a list of these.
+
+    With echo and logprobs the prompt's own are asked for, as many as the answer's. A prompt that is echoed alone
+    (max_tokens 0) is computed too, for its usage.
+    """
     schemas.refuse_unsupported(wire)
-    prompt: object = wire.prompt
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return _request(
-            wire, request_id, model, tenant, max_tokens=wire.max_tokens, top_logprobs=wire.logprobs, prompt=prompt
-        )
-    token_ids = cast("list[int]", prompt)
-    if not all(isinstance(token_id, int) for token_id in token_ids):
-        raise UnsupportedFeatureError(feature="prompt", remedy="send one string or one list of token ids a request")
-    return _request(
-        wire,
-        request_id,
-        model,
-        tenant,
-        max_tokens=wire.max_tokens,
-        top_logprobs=wire.logprobs,
-        prompt_token_ids=tuple(token_ids),
+    prompts: list[str | list[int]] = []
+    given = wire.prompt
+    if isinstance(given, str):
+        prompts.append(given)
+    elif all(isinstance(item, int) for item in given):  # an empty list too, which is refused as such
+        prompts.append(cast("list[int]", given))
+    else:
+        for i, item in enumerate(given):
+            if isinstance(item, int):
+                problem = "is a token id between prompts; give one list of token ids, or a list of prompts"
+                raise InvalidRequestError(param=f"prompt[{i}]", problem=problem)
+            prompts.append(item)
+    echoed = wire.logprobs if wire.logprobs is not None or wire.max_tokens != 0 else 0
+    asked = _request(wire, request_id, model, tenant, max_tokens=wire.max_tokens, top_logprobs=wire.logprobs)
+    if wire.echo:
+        asked = replace(asked, prompt_logprobs=echoed)
+    return tuple(
+        replace(asked, prompt=prompt) if isinstance(prompt, str) else replace(asked, prompt_token_ids=tuple(prompt))
+        for prompt in prompts
     )
 
 
@@ -80,8 +88,6 @@ def _request(
     *,
     max_tokens: int | None,
     top_logprobs: int | None,
-    prompt: str | None = None,
-    prompt_token_ids: tuple[int, ...] | None = None,
     messages: tuple[Message, ...] | None = None,
 ) -> GenerateRequest:
     if wire.stream_options is not None:
@@ -91,8 +97,6 @@ def _request(
     return GenerateRequest(
         id=request_id,
         model=model,
-        prompt=prompt,
-        prompt_token_ids=prompt_token_ids,
         messages=messages,
         max_tokens=max_tokens,
         stop=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ()),
@@ -195,15 +199,23 @@ def routes(api: Api) -> list[Route]:
         asked = chat_request(
             wire, request_id=new_id(shape), model=api.model_id(wire.model), tenant=request.state.tenant
         )
-        return _answer(api, with_wishes(asked, request.headers, wire), shape, wire)
+        asked = with_wishes(asked, request.headers, wire)
+        return _answer(api, plan([asked], n=wire.n, max_choices=api.config.limits.max_choices), shape, wire)
 
     async def completions(request: Request) -> ASGIApp:
         wire = schemas.decode(await read_body(request, api), CompletionRequest)
         shape = CompletionShape()
-        asked = completion_request(
+        asked = completion_requests(
             wire, request_id=new_id(shape), model=api.model_id(wire.model), tenant=request.state.tenant
         )
-        return _answer(api, with_wishes(asked, request.headers, wire), shape, wire)
+        planned = plan(
+            [with_wishes(each, request.headers, wire) for each in asked],
+            n=wire.n,
+            best_of=wire.best_of,
+            echo=bool(wire.echo),
+            max_choices=api.config.limits.max_choices,
+        )
+        return _answer(api, planned, shape, wire)
 
     async def explain(request: Request) -> ASGIApp:
         """Tell where a chat request would be answered, without answering it."""
@@ -228,6 +240,6 @@ def routes(api: Api) -> list[Route]:
     ]
 
 
-def _answer(api: Api, asked: GenerateRequest, shape: Shape, wire: ChatRequest | CompletionRequest) -> Generation:
+def _answer(api: Api, asked: Plan, shape: Shape, wire: ChatRequest | CompletionRequest) -> Generation:
     include_usage = wire.stream_options is not None and wire.stream_options.include_usage
     return Generation(api, asked, shape, include_usage=include_usage)

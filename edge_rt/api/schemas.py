@@ -87,7 +87,7 @@ class _Generation(_Request, kw_only=True):
     user: str | None = None  # a label of the caller's own; it changes no answer
     route: Literal["auto", "local", "cloud"] | None = None  # edge_rt's own, as is cache
     cache: CacheOptions | None = None
-    n: Raw = _ABSENT
+    n: int | None = None
     cache_prompt: Raw = _ABSENT
 
 
@@ -119,8 +119,8 @@ class ChatRequest(_Generation, kw_only=True):
 class CompletionRequest(_Generation, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    best_of: Raw = _ABSENT
-    echo: Raw = _ABSENT
+    best_of: int | None = None
+    echo: bool | None = None
     suffix: Raw = _ABSENT
 
 
@@ -147,14 +147,11 @@ class DetokenizeRequest(_Request, kw_only=True):
 # The values of Raw fields that ask for nothing; null always does.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "annotations": ([],),
-    "best_of": (1,),
     "cache_prompt": (True,),  # shared prefixes are always reused
-    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_obfuscation": (False,),
     "modalities": (["text"],),
-    "n": (1,),
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
@@ -270,8 +267,8 @@ class ChatLogprobs(_Answer, kw_only=True):
 
 class CompletionLogprobs(_Answer, kw_only=True):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

@@ -28,7 +28,7 @@ def device_only(request: GenerateRequest) -> str:
         return "token ids as prompt"
     if request.sampling.logit_bias:
         return "logit_bias"
-    if request.top_logprobs is not None:
+    if request.top_logprobs is not None or request.prompt_logprobs is not None:
         return "logprobs"
     return "ignore_eos" if request.ignore_eos else ""
 

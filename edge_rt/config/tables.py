@@ -69,6 +69,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_stop_bytes: Positive = 256
     max_logit_bias: Positive = 1024
     max_top_logprobs: Count = 20
+    max_choices: Positive = 32  # answers that one request gets, to all its prompts
     max_tensor_bytes: Positive = 64 * 2**20  # of one request's inputs together
     max_pixels: Positive = 50_000_000  # of a picture, once decoded
     max_audio_s: PositiveSeconds = 3600.0

@@ -16,6 +16,8 @@ from edge_rt.engine.text import TextStream
 from edge_rt.errors import EdgeRtError
 from edge_rt.types import Chunk, FinishReason, GenerateRequest, Timings, TokenLogprob, TokenSignal, Usage
 
+_MAX_SCORED = 32  # rows of a step whose logits are all wanted: 50,000 numbers each
+
 
 class Sink(Protocol):
     """Takes one request's answer; called on the engine's thread, so it must not block.
@@ -52,6 +54,7 @@ class Sequence:
     n_prefilled: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
+    n_scored: int = 0  # of the prompt's tokens, whose logprobs have been sent
     prefill_engine_s: float = 0.0
     decode_engine_s: float = 0.0
     _text: list[str] = field(default_factory=list)
@@ -81,6 +84,40 @@ class Sequence:
             return False
         return self.sent_s is None or now_s - self.sent_s >= interval_s
 
+    def is_scored_from(self, start: int) -> bool:
+        """Tell whether the logits of rows from there on are all wanted: the prompt's own logprobs are asked for."""
+        return self.request.prompt_logprobs is not None and start < self.n_prompt
+
+    @property
+    def is_scored(self) -> bool:
+        return self.is_scored_from(self.n_computed)
+
+    @property
+    def n_missing(self) -> int:
+        """Tokens that the KV does not hold yet; of a scored prompt only as many as one step may compute."""
+        n_missing = len(self.token_ids) - self.n_computed
+        return min(n_missing, _MAX_SCORED) if self.is_scored else n_missing
+
+    @property
+    def known_ids(self) -> list[int]:
+        """The tokens whose KV may be another's: all but where the prompt's logits are wanted, which a copy lacks."""
+        return self.token_ids if self.request.prompt_logprobs is None else self.token_ids[:1]
+
+    def score(self, start: int, logits: NDArray[np.float32], piece: Callable[..., bytes]) -> None:
+        """Send the logprobs of the prompt's tokens that follow the rows from start on, those sent before left out."""
+        n_top = self.request.prompt_logprobs
+        assert n_top is not None
+        scored: list[TokenLogprob] = []
+        if not self.n_scored:
+            first = self.token_ids[0]
+            scored.append(TokenLogprob(token_id=first, raw=piece(first, special=True), logprob=0.0))
+        for place, row in enumerate(logits, start + 1):
+            if self.n_scored <= place < self.n_prompt:  # after a preemption they come again
+                scored.append(self._scored(row, self.token_ids[place], n_top, piece))
+        if scored:
+            self.n_scored += len(scored)
+            self.sink.chunk(Chunk(text="", prompt_logprobs=tuple(scored)))
+
     def begin(self) -> None:
         """Say how much of the prompt is kept already, to who asked for that."""
         if self.request.tells_start:
@@ -104,15 +141,19 @@ class Sequence:
     def accept(self, token_id: int, logits: NDArray[np.float32], piece: Callable[..., bytes]) -> None:
         """Add a token to the answer that is sent, with what the request wants to know of the logits it came from."""
         if self.request.top_logprobs is not None:
-            logprob, top = self.sampler.logprobs(logits, token_id, self.request.top_logprobs)
-            best = tuple((i, piece(i, special=True), value) for i, value in top)
-            raw = piece(token_id, special=True)
-            self._logprobs.append(TokenLogprob(token_id=token_id, raw=raw, logprob=logprob, top=best))
+            self._logprobs.append(self._scored(logits, token_id, self.request.top_logprobs, piece))
         if self.n_answer <= self.request.max_signals:
             self._signals.append(self.sampler.signal(logits, token_id))
         self.sampler.accept(token_id)
         self._ids.append(token_id)
         self._text.append(self.text.push(token_id))
+
+    def _scored(
+        self, logits: NDArray[np.float32], token_id: int, n_top: int, piece: Callable[..., bytes]
+    ) -> TokenLogprob:
+        logprob, top = self.sampler.logprobs(logits, token_id, n_top)
+        best = tuple((i, piece(i, special=True), value) for i, value in top)
+        return TokenLogprob(token_id=token_id, raw=piece(token_id, special=True), logprob=logprob, top=best)
 
     def send(self, now_s: float) -> None:
         """Send what there is."""
@@ -130,7 +171,7 @@ class Sequence:
             prefill_s=first_s - started_s,
             prefill_tokens=self.n_prefilled,
             decode_s=now_s - first_s,
-            decode_tokens=self.n_answer - 1,
+            decode_tokens=max(0, self.n_answer - 1),
             ttft_s=first_s - self.submitted_s,
             drafted_tokens=self.n_drafted,
             accepted_tokens=self.n_accepted,

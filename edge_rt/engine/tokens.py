@@ -13,9 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from edge_rt.engine.slots import Slots
 from edge_rt.engine.speculation import Speculation
 from edge_rt.engine.text import TextStream
 from edge_rt.engine.threads import AdvisedThreads, ThreadChoice
+from edge_rt.engine.totals import Totals
 from edge_rt.errors import (
     BackendStepError,
     DeadlineError,
@@ -69,20 +71,6 @@ class _Stop:
     drain_s: float
 
 
-@dataclass(slots=True)
-class _Totals:
-    steps: int = 0
-    rows: int = 0
-    step_rows: list[int] = field(default_factory=lambda: [0] * 11)  # EngineStats.step_rows
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    preempted: int = 0
-    cancelled: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-
 class TokenEngine:
     """Runs one model for many requests."""
 
@@ -111,7 +99,7 @@ class TokenEngine:
         self._row_s = 0.0
         self._free_s: float | None = None  # since when nothing is computed, where the loop goes on without a sleep
         self._n_threads = 0
-        self._totals = _Totals()
+        self._totals = Totals()
         self._stop_at_s: float | None = None
         self._accepting = True
         self._lock = Lock()
@@ -156,7 +144,6 @@ class TokenEngine:
         self._inbox.put(_Stop(drain_s))
 
     def stats(self) -> EngineStats:
-        totals = self._totals
         return EngineStats(
             waiting=len(self._waiting),
             running=len(self._running),
@@ -164,17 +151,8 @@ class TokenEngine:
             cells_total=self._session.caps.n_ctx,
             prefix_bytes=self._slots.prefix_bytes,
             n_threads=self._n_threads,
-            steps_total=totals.steps,
-            rows_total=totals.rows,
-            step_rows=tuple(totals.step_rows),
-            prompt_tokens_total=totals.prompt_tokens,
-            completion_tokens_total=totals.completion_tokens,
-            cached_tokens_total=totals.cached_tokens,
-            preempted_total=totals.preempted,
-            cancelled_total=totals.cancelled,
+            **self._totals.stats(),
             **device_stats(self._session),
-            drafted_tokens_total=totals.drafted,
-            accepted_tokens_total=totals.accepted,
         )
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
@@ -269,7 +247,7 @@ class TokenEngine:
             n_reserved = sum(caps.n_cells(len(s.token_ids) + _GROWTH_TOKENS) for s in (*self._running, sequence))
             if self._running and n_reserved > caps.n_cells(caps.n_ctx):
                 return
-            slot = self._slots.take(sequence.token_ids)
+            slot = self._slots.take(sequence.known_ids)
             if slot is None:
                 return
             self._waiting.popleft()
@@ -284,7 +262,7 @@ class TokenEngine:
             self._running.append(sequence)
 
     def _pick(self) -> list[int]:
-        missing = [len(s.token_ids) - s.n_computed for s in self._running]
+        missing = [s.n_missing for s in self._running]
         n_batch = self._session.caps.n_batch
         n_decoding = missing.count(1)
         if n_decoding == len(missing):
@@ -308,7 +286,9 @@ class TokenEngine:
                 assert slot is not None
                 start, end = len(slot.token_ids), len(slot.token_ids) + n
                 token_ids = sequence.token_ids[start:end]
-                if draft := drafts.get(i):
+                if sequence.is_scored:
+                    rows = SeqRows(slot.seq_id, start, token_ids, end == len(sequence.token_ids), want_all=True)
+                elif draft := drafts.get(i):
                     rows = SeqRows(slot.seq_id, start, [*token_ids, *draft], want_logits=True, want_all=True)
                 else:
                     rows = SeqRows(slot.seq_id, start, token_ids, end == len(sequence.token_ids))
@@ -336,16 +316,16 @@ class TokenEngine:
         threads.observe(n_rows, self._n_threads, ended_s - begun_s, ended_s)
         self._learn_row_s(n_rows, ended_s - begun_s)
         self._speculation.observe(batch, ended_s - begun_s)
-        self._totals.steps += 1
-        self._totals.rows += n_rows
-        self._totals.step_rows[min((n_rows - 1).bit_length(), len(self._totals.step_rows) - 1)] += 1
+        self._totals.count_step(n_rows)
         for sequence, rows in zip(sequences, batch, strict=True):
             assert sequence.slot is not None
             sequence.slot.token_ids += rows.token_ids
             sequence.computed(len(rows.token_ids), row_engine_s * len(rows.token_ids))
-            if not rows.want_logits:
+            if rows.want_all and sequence.is_scored_from(rows.start):
+                goes_on = self._score(sequence, rows, next(logits), ended_s)
+            elif not rows.want_logits:
                 continue
-            if rows.want_all:
+            elif rows.want_all:
                 goes_on = self._check_draft(sequence, rows.token_ids[1:], next(logits), ended_s)
             else:
                 goes_on = self._choose(sequence, next(logits), ended_s)
@@ -385,9 +365,20 @@ class TokenEngine:
             del slot.token_ids[n_right:]
         return goes_on
 
+    def _score(self, sequence: Sequence, rows: SeqRows, logits: NDArray[np.float32], now_s: float) -> bool:
+        """Send the logprobs of a part of the prompt; after its end choose the first token."""
+        try:
+            sequence.score(rows.start, logits, self._session.piece)
+        except BackendStepError as exc:
+            self._fail_batch([sequence], exc)
+            return False
+        return not rows.want_logits or self._choose(sequence, logits[-1], now_s)
+
     def _choose(self, sequence: Sequence, logits: NDArray[np.float32], now_s: float) -> bool:
         """Choose a sequence's next token; False if the answer has ended with it."""
         request = sequence.request
+        if request.max_tokens == 0:
+            return self._end(sequence, "length")
         try:
             token_id = sequence.sampler.sample(logits)
         except BackendStepError as exc:
@@ -406,11 +397,13 @@ class TokenEngine:
                 finish = "stop"
             elif sequence.n_answer == request.max_tokens or len(sequence.token_ids) >= self._session.caps.n_ctx:
                 finish = "length"
-        if finish is not None:
-            self._running.remove(sequence)
-            self._release(sequence)
-            sequence.finish(finish, self._clock())
-        return finish is None
+        return finish is None or self._end(sequence, finish)
+
+    def _end(self, sequence: Sequence, finish: FinishReason) -> Literal[False]:
+        self._running.remove(sequence)
+        self._release(sequence)
+        sequence.finish(finish, self._clock())
+        return False
 
     # -- slots and trouble -----------------------------------------------------------------------------------------
 

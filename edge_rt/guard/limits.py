@@ -27,11 +27,13 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
     """Raise InvalidRequestError naming the first field that is out of its range; None when all is well."""
     _check_input(request, limits)
     if request.max_tokens is not None:
-        _integer("max_tokens", request.max_tokens, 1, _MAX_INT)
+        _integer("max_tokens", request.max_tokens, int(request.prompt_logprobs is None), _MAX_INT)
     _check_stop(request.stop, limits)
     _check_sampling(request.sampling, limits)
     if request.top_logprobs is not None:
         _integer("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
+    if request.prompt_logprobs is not None:
+        _integer("prompt_logprobs", request.prompt_logprobs, 0, limits.max_top_logprobs)
     if request.max_draft is not None:
         _integer("speculative.n_max", request.max_draft, 0, _MAX_INT)
     if request.deadline_s is not None:

@@ -170,6 +170,7 @@ def _is_device_only(request: GenerateRequest, now: Circumstances, settings: Rout
         request.prompt_token_ids is not None
         or bool(sampling.logit_bias)
         or request.top_logprobs is not None
+        or request.prompt_logprobs is not None
         or request.ignore_eos
     )
 

@@ -92,8 +92,8 @@ class _Stream:
 
 
 def _weight(chunk: Chunk) -> int:
-    if chunk.logprobs:
-        return sum(1 + len(entry.top) for entry in chunk.logprobs)
+    if chunk.logprobs or chunk.prompt_logprobs:
+        return sum(1 + len(entry.top) for entry in (*chunk.logprobs, *chunk.prompt_logprobs))
     return len(chunk.token_ids) + 1
 
 

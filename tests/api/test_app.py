@@ -288,7 +288,8 @@ def test_an_answer_that_breaks_off_is_an_error(chunks: list[Chunk]) -> None:
     [
         ({}, "messages", "invalid_request"),
         (chat_body(zzz=1), "zzz", "invalid_request"),
-        (chat_body(n=2), "n", "unsupported"),
+        (chat_body(n=0), "n", "invalid_request"),
+        (chat_body(n=33), "n", "invalid_request"),
         (chat_body(tools=[{"type": "function"}]), "tools", "unsupported"),
         (chat_body(temperature=-1), "temperature", "invalid_request"),
         (chat_body(model="nope"), "model", "model_not_found"),

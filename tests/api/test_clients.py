@@ -100,6 +100,54 @@ def test_openai_completions(sdk: openai.OpenAI) -> None:
     assert by_ids.choices[0].text == answer.choices[0].text
 
 
+def test_openai_several_answers(sdk: openai.OpenAI) -> None:
+    answer = sdk.chat.completions.create(model="null", messages=user("abc"), n=3)
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [(i, "abc") for i in range(3)]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 12)
+    texts, ends = ["", ""], ["", ""]
+    for event in sdk.chat.completions.create(model="null", messages=user("abc"), n=2, stream=True):
+        for choice in event.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends[choice.index] += choice.finish_reason or ""
+    assert (texts, ends) == (["abc", "abc"], ["stop", "stop"])
+
+
+def test_openai_scores_a_prompt_as_evaluation_harnesses_do(sdk: openai.OpenAI) -> None:
+    asked: Any = {"model": "null", "temperature": 0, "logprobs": 2, "echo": True}
+    plain = sdk.completions.create(model="null", prompt="once", max_tokens=1, temperature=0)
+    for max_tokens in (0, 1):
+        answer = sdk.completions.create(**asked, prompt=[list(b"once"), list(b"two")], max_tokens=max_tokens)
+        once = answer.choices[0]
+        assert once.text == "once" + max_tokens * plain.choices[0].text
+        assert once.logprobs is not None
+        assert once.logprobs.token_logprobs is not None
+        assert once.logprobs.token_logprobs[0] is None
+        assert len(once.logprobs.token_logprobs) == 4 + max_tokens
+        assert all(logprob is not None and logprob < 0 for logprob in once.logprobs.token_logprobs[1:])
+        assert "".join(once.logprobs.tokens or ()) == once.text
+        assert once.logprobs.text_offset == list(range(4 + max_tokens))
+        assert answer.choices[1].text.startswith("two")
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 2 * max_tokens)
+    events = list(sdk.completions.create(**asked, prompt="once", max_tokens=1, stream=True))
+    pieces = [choice for event in events for choice in event.choices]
+    assert "".join(piece.text for piece in pieces) == "once" + plain.choices[0].text
+    streamed = [p for piece in pieces if piece.logprobs is not None for p in piece.logprobs.token_logprobs or ()]
+    assert streamed == sdk.completions.create(**asked, prompt="once", max_tokens=1).choices[0].logprobs.token_logprobs  # type: ignore[union-attr]
+
+
+def test_openai_best_of(sdk: openai.OpenAI) -> None:
+    answer = sdk.completions.create(model="null", prompt="once", max_tokens=3, best_of=3, n=2, seed=1)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.choices[0].logprobs is None
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 9)
+    with pytest.raises(openai.BadRequestError) as streamed:
+        sdk.completions.create(model="null", prompt="once", best_of=2, stream=True)
+    assert (streamed.value.code, streamed.value.param) == ("invalid_request", "best_of")
+
+
 def test_openai_models(sdk: openai.OpenAI) -> None:
     assert {"null", "null-slow"} <= {model.id for model in sdk.models.list()}
     assert sdk.models.retrieve("null").object == "model"
@@ -110,8 +158,8 @@ def test_openai_errors(sdk: openai.OpenAI) -> None:
         sdk.chat.completions.create(model="nope", messages=user("x"))
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        sdk.chat.completions.create(model="null", messages=user("x"), n=2)
-    assert (unsupported.value.code, unsupported.value.param) == ("unsupported", "n")
+        sdk.completions.create(model="null", prompt="x", suffix="y")
+    assert (unsupported.value.code, unsupported.value.param) == ("unsupported", "suffix")
     with pytest.raises(openai.BadRequestError) as too_long:
         sdk.chat.completions.create(model="null", messages=user("x" * 5000), stream=True)
     assert too_long.value.code == "context_length_exceeded"
@@ -219,7 +267,7 @@ def test_client_raises_what_the_daemon_raised(daemon: Daemon) -> None:
             list(client.chat([message], model="nope"))
         assert missing.value.model == "nope"
         with pytest.raises(UnsupportedFeatureError):
-            list(client.chat([message], n=3))
+            list(client.complete("x", suffix="y"))
         with pytest.raises(ContextLengthError) as too_long:
             list(client.complete("x" * 9000))
         assert too_long.value.n_ctx == 4096

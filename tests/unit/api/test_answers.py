@@ -117,7 +117,7 @@ def test_completion_logprobs_count_offsets_over_the_whole_stream() -> None:
     assert isinstance(second, CompletionLogprobs)
     assert first.text_offset == [0, 1]
     assert second.text_offset == [3]
-    assert first.top_logprobs == [{"\ufffd": -0.5, "a": -1.5}, {}]
+    assert first.top_logprobs == [{"\ufffd": -0.5, "a": -1.5}, {"ab": -1.0}]
 
 
 @pytest.mark.parametrize("shape", [ChatShape(), CompletionShape()])

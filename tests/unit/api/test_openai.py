@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from edge_rt.api.openai import chat_request, completion_request
+from edge_rt.api.openai import chat_request, completion_requests
 from edge_rt.api.schemas import ChatRequest, CompletionRequest, decode
 from edge_rt.errors import EdgeRtError, InvalidRequestError, UnsupportedFeatureError
 from edge_rt.types import GenerateRequest, Message, Sampling
@@ -19,7 +19,8 @@ def chat(messages: Any = None, **fields: Any) -> GenerateRequest:
 
 def complete(prompt: Any, **fields: Any) -> GenerateRequest:
     wire = decode(json.dumps({"prompt": prompt, **fields}).encode(), CompletionRequest)
-    return completion_request(wire, request_id="r", model="m", tenant="uid:1")
+    [asked] = completion_requests(wire, request_id="r", model="m", tenant="uid:1")
+    return asked
 
 
 def test_defaults_are_llama_servers() -> None:
@@ -177,12 +178,25 @@ def test_prompts() -> None:
     assert complete([[1, 2]]).prompt_token_ids == (1, 2)
     assert complete([]).prompt_token_ids == ()
     assert complete("x", logprobs=2).top_logprobs == 2
-    for several in (["x", "y"], [[1], [2]], ["x", 1]):
-        with pytest.raises(UnsupportedFeatureError, match="prompt"):
-            complete(several)
+    with pytest.raises(InvalidRequestError, match="a token id between prompts"):
+        complete(["x", 1])
 
 
-@pytest.mark.parametrize("field", ["echo", "best_of", "suffix", "n"])
+def test_each_prompt_is_a_request() -> None:
+    wire = decode(b'{"prompt": ["x", [1, 2]], "echo": true, "logprobs": 1, "max_tokens": 0}', CompletionRequest)
+    asked = completion_requests(wire, request_id="r", model="m", tenant="uid:1")
+    assert [(each.prompt, each.prompt_token_ids) for each in asked] == [("x", None), (None, (1, 2))]
+    assert {(each.prompt_logprobs, each.top_logprobs, each.max_tokens) for each in asked} == {(1, 1, 0)}
+
+
+def test_an_echo_is_scored_where_logprobs_are_wanted_or_nothing_else_is() -> None:
+    assert complete("x", echo=True).prompt_logprobs is None
+    assert complete("x", echo=True, max_tokens=0).prompt_logprobs == 0
+    assert complete("x", echo=True, logprobs=3).prompt_logprobs == 3
+    assert complete("x", logprobs=3).prompt_logprobs is None
+
+
+@pytest.mark.parametrize("field", ["suffix"])
 def test_completion_extras_are_refused(field: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match=field):
         complete("x", **{field: 5})

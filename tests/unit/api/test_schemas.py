@@ -94,10 +94,8 @@ def test_neutral_values_pass(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 2},
-        {"n": True},
-        {"n": 1.0},
-        {"n": 0},
+        {"store": 0},
+        {"store": 0.0},
         {"tools": [{"type": "function"}]},
         {"tool_choice": "required"},
         {"response_format": {"type": "json_object"}},
@@ -121,7 +119,7 @@ def test_values_that_ask_for_something_are_refused_by_name(fields: dict[str, Any
 @pytest.mark.parametrize("raw", [b"1e999", b'"\xff"', b"-0"])
 def test_raw_values_that_do_not_decode_are_refused(raw: bytes) -> None:
     with pytest.raises(UnsupportedFeatureError):
-        refuse_unsupported(decode(b'{"messages":[],"n":%b}' % raw, ChatRequest))
+        refuse_unsupported(decode(b'{"messages":[],"store":%b}' % raw, ChatRequest))
 
 
 def test_prompts_may_be_strings_or_ids() -> None:

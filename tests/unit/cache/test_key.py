@@ -57,6 +57,7 @@ REQUEST: dict[str, st.SearchStrategy[Any]] = {
     "tool_name": TEXTS,
     "parallel_tool_calls": st.booleans(),
     "adapters": st.lists(st.builds(Adapter, name=TEXTS, scale=st.floats(0, 2)), max_size=2).map(tuple),
+    "prompt_logprobs": st.none() | st.integers(0, 3),
 }
 CARRIAGE: dict[str, st.SearchStrategy[Any]] = {
     "id": TEXTS,
