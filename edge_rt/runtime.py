@@ -272,6 +272,13 @@ class Runtime:
         async with self._residency.lease(model) as worker:
             return await worker.tokenize(text, special=special, add_bos=add_bos)
 
+    async def count_prompt(self, request: GenerateRequest) -> int:
+        """Count the tokens of a request's prompt, as its model would read it. Raises as generate does."""
+        check_request(request, self._config.limits)
+        self._models.check_kind(request.model, "text")
+        async with self._residency.lease(request.model) as worker:
+            return len(await worker.prompt_ids(request))
+
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         self._models.check_kind(model, "text")
         check_token_ids("tokens", token_ids, self._config.limits)

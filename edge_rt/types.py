@@ -378,6 +378,7 @@ class Chunk:
 
     text is always whole characters: joined chunks equal the unary answer.
     origin is set on the first chunk of an answer that came through cache and router; its cost may follow on the last.
+    stopped_by is on the last one: the stop string that ended the answer, "" if none did.
     """
 
     text: str
@@ -390,6 +391,7 @@ class Chunk:
     origin: Origin | None = None
     tool_calls: tuple[ToolCallDelta, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    stopped_by: str = ""
 
     @property
     def is_start(self) -> bool:

@@ -38,11 +38,11 @@ from edge_rt.version import VERSION
 
 _JSON: Final = "application/json"
 _NOT_HERE: Final = {
-    "/api/pull": "`edge_rt pull MODEL` fetches a model of the catalog",
+    "/api/pull": "`edge_rt models pull MODEL` fetches a model of the catalog",
     "/api/push": "edge_rt sends models nowhere",
     "/api/create": "a manifest makes a model (docs/models.md)",
     "/api/copy": "a manifest gives a model another name (docs/models.md)",
-    "/api/delete": "`edge_rt rm MODEL` removes a model's files",
+    "/api/delete": "`edge_rt models rm MODEL` removes a model's files",
     "/api/blobs/{digest}": "a manifest makes a model (docs/models.md)",
 }
 

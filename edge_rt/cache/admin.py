@@ -127,7 +127,9 @@ def correct(store: Store, key: bytes, found: Found | None, text: str, now_s: flo
     if answer is None:
         raise UnsupportedFeatureError(feature="correcting stored tensors", remedy="remove the entry instead")
     value = stored.encode(
-        msgspec.structs.replace(answer, pieces=stored.pieces_of(text), is_corrected=True, created_at_s=now_s)
+        msgspec.structs.replace(
+            answer, pieces=stored.pieces_of(text), is_corrected=True, stopped_by="", created_at_s=now_s
+        )
     )
     meta = msgspec.structs.replace(found.meta, ttl_s=None, created_at_s=now_s)
     if not store.put(key, meta, value):

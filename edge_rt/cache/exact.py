@@ -219,6 +219,7 @@ class ExactTier:
                 compute_s=compute_s,
                 cost=last.origin.cost if last.origin is not None else answer.origin.cost,
                 is_deterministic=admission.is_deterministic(request),
+                stopped_by=last.stopped_by,
             )
         )
         if len(value) > self._settings.max_answer_bytes:

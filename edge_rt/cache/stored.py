@@ -33,6 +33,7 @@ class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     compute_s    what it took to compute, without waiting
     cost         what the cloud charged for it
     is_corrected its text was set by hand
+    stopped_by   the stop string that ended it
     """
 
     model: str
@@ -48,6 +49,7 @@ class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cost: float | None = None
     is_deterministic: bool = False
     is_corrected: bool = False
+    stopped_by: str = ""
 
     @property
     def text(self) -> str:
@@ -160,6 +162,7 @@ def replay(
             usage=_usage(answer) if number == last else None,
             timings=_NO_TIME if number == last else None,
             origin=origin if number == 0 else None,
+            stopped_by=answer.stopped_by if number == last else "",
         )
         for number, piece in enumerate(answer.pieces)
     )

@@ -24,7 +24,7 @@ class PromptReader:
         Control tokens written in a plain prompt are parsed, those written in a chat message are not. Raises
         RequestError, and ModelFormatError for a broken chat template.
         """
-        token_ids = self._token_ids(request)
+        token_ids = self.token_ids(request)
         n_ctx = self._session.caps.n_ctx
         if not token_ids:
             raise InvalidRequestError(param="prompt", problem="is empty: there is no token to continue from")
@@ -32,7 +32,8 @@ class PromptReader:
             raise ContextLengthError(prompt_tokens=len(token_ids), n_ctx=n_ctx)
         return token_ids
 
-    def _token_ids(self, request: GenerateRequest) -> list[int]:
+    def token_ids(self, request: GenerateRequest) -> list[int]:
+        """Give the prompt's token ids, whatever the context holds. Raises as read does."""
         session = self._session
         if request.prompt_token_ids is not None:
             n_vocab = session.caps.n_vocab

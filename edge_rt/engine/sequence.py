@@ -191,6 +191,7 @@ class Sequence:
             finish_reason=reason,
             usage=usage,
             timings=timings,
+            stopped_by="" if reason is None else self.text.stopped_by,
         )
         self._text, self._ids, self._logprobs, self._signals = [], [], [], []
         return chunk

@@ -27,7 +27,12 @@ class TextStream:
         self._beginnings = frozenset(text[:n] for text in stop for n in range(1, len(text)))
         self._max_held = max(map(len, stop), default=1) - 1
         self._held = ""
-        self.stopped = False
+        self.stopped_by = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Say whether a stop string has ended the answer."""
+        return bool(self.stopped_by)
 
     def push(self, token_id: int) -> str:
         """Take the next token and give the text that it makes safe to send, often "" while a stop string may follow."""
@@ -47,9 +52,8 @@ class TextStream:
         if not text:
             return ""
         text = self._held + text
-        end = self._answer_end(text)
-        if end is not None:
-            self.stopped = True
+        if (found := self._answer_end(text)) is not None:
+            end, self.stopped_by = found
             self._held = ""
             return text[:end]
         n_held = min(self._max_held, len(text))
@@ -58,14 +62,14 @@ class TextStream:
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held]
 
-    def _answer_end(self, text: str) -> int | None:
-        """Find where the answer ends if a stop string is in the text.
+    def _answer_end(self, text: str) -> tuple[int, str] | None:
+        """Find where the answer ends if a stop string is in the text, and which.
 
         What was sent before cannot be a part of it: a beginning of a stop string is never sent.
         """
-        found: tuple[int, int] | None = None
+        found: tuple[int, int, str] | None = None
         for stop in self._stop:
             start = text.find(stop)
-            if start >= 0 and (found is None or (start + len(stop), start) < found):
-                found = (start + len(stop), start)
-        return None if found is None else found[1]
+            if start >= 0 and (found is None or (start + len(stop), start) < found[:2]):
+                found = (start + len(stop), start, stop)
+        return None if found is None else found[1:]

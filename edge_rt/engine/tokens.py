@@ -91,6 +91,7 @@ class TokenEngine:
         self._clock = clock
         self._entropy = entropy
         self._prompts = PromptReader(session)
+        self.prompt_ids = self._prompts.token_ids  # any thread may call it
         self._inbox: SimpleQueue[Sequence | _Cancel | _Stop] = SimpleQueue()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of admission

@@ -38,6 +38,8 @@ class Worker(Protocol):
 
     async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
 
+    async def prompt_ids(self, request: GenerateRequest) -> list[int]: ...
+
     async def detokenize(self, token_ids: list[int]) -> str: ...
 
     async def infer(self, request: TensorRequest) -> TensorAnswer: ...
@@ -75,7 +77,7 @@ class MeteredWorker:
         self._engine = f"{model}#{next(_NUMBERS)}"
         self._n_threads = 1
         self.late_s, self.stop = worker.late_s, worker.stop
-        self.tokenize, self.detokenize = worker.tokenize, worker.detokenize
+        self.tokenize, self.detokenize, self.prompt_ids = worker.tokenize, worker.detokenize, worker.prompt_ids
 
     @property
     def pid(self) -> int | None:

@@ -128,6 +128,12 @@ class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag="tok"):
     add_bos: bool
 
 
+class ReadPrompt(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
+    """Give the token ids of a request's prompt. The request's id is unique on this channel."""
+
+    request: GenerateRequest
+
+
 class Detokenize(msgspec.Struct, frozen=True, array_like=True, tag="detok"):
     id: str
     token_ids: list[int]
@@ -318,7 +324,19 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
 
 
 ToWorker = (
-    Load | Generate | Cancel | Advise | Tokenize | Detokenize | Infer | Look | Lend | LendMemory | GiveBack | Shutdown
+    Load
+    | Generate
+    | Cancel
+    | Advise
+    | Tokenize
+    | ReadPrompt
+    | Detokenize
+    | Infer
+    | Look
+    | Lend
+    | LendMemory
+    | GiveBack
+    | Shutdown
 )
 FromWorker = Ready | TensorReady | Described | ChunkOut | Failed | TokensOut | TextOut | Inferred | Found | Stats
 

@@ -213,6 +213,12 @@ class Process:
         assert isinstance(reply, list)
         return reply
 
+    async def prompt_ids(self, request: GenerateRequest) -> list[int]:
+        wire_id = self._wire_id()
+        reply = await self._ask(wire_id, channel.ReadPrompt(replace(request, id=wire_id)))
+        assert isinstance(reply, list)
+        return reply
+
     async def detokenize(self, token_ids: list[int]) -> str:
         wire_id = self._wire_id()
         reply = await self._ask(wire_id, channel.Detokenize(wire_id, token_ids))

@@ -110,6 +110,9 @@ class Worker:
     async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
         return await self._retried(lambda process: process.tokenize(text, special=special, add_bos=add_bos))
 
+    async def prompt_ids(self, request: GenerateRequest) -> list[int]:
+        return await self._retried(lambda process: process.prompt_ids(request))
+
     async def detokenize(self, token_ids: list[int]) -> str:
         return await self._retried(lambda process: process.detokenize(token_ids))
 

@@ -209,8 +209,11 @@ class Service(service.Service):
             self._borrowed.add_memory(message.loan, self._channel.take_fd())
         elif isinstance(message, channel.GiveBack):
             self._borrowed.give_back(message.loan)
-        elif isinstance(message, channel.Generate | channel.Tokenize | channel.Detokenize):
-            with self._failures_of(message.request.id if isinstance(message, channel.Generate) else message.id):
+        elif isinstance(message, channel.Generate | channel.ReadPrompt):
+            with self._failures_of(message.request.id):
+                raise UnsupportedFeatureError(feature="a request for text to a tensor model")
+        elif isinstance(message, channel.Tokenize | channel.Detokenize):
+            with self._failures_of(message.id):
                 raise UnsupportedFeatureError(feature="a request for text to a tensor model")
 
     def _to_clerks(self, request: channel.Infer | MediaRequest) -> None:

@@ -33,6 +33,9 @@ from edge_rt.worker.own_end import WorkerChannel
 
 _log = logging.getLogger(__name__)
 
+_Requests = channel.Generate | channel.ReadPrompt  # what has a request, whose id is its own
+_Errand = _Requests | channel.Tokenize | channel.Detokenize
+
 
 class Engine(service.Engine, Protocol):
     """What the worker needs of a TokenEngine."""
@@ -42,6 +45,8 @@ class Engine(service.Engine, Protocol):
     def cancel(self, request_id: str) -> None: ...
 
     def advise(self, n_prefill_threads: int | None, n_decode_threads: int | None) -> None: ...
+
+    def prompt_ids(self, request: GenerateRequest) -> list[int]: ...
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
 
@@ -118,7 +123,7 @@ class Service(service.Service):
     ) -> None:
         super().__init__(out, engine, rss_bytes, clock=clock)
         self._engine = engine
-        self._desk: queue.SimpleQueue[channel.Generate | channel.Tokenize | channel.Detokenize] = queue.SimpleQueue()
+        self._desk: queue.SimpleQueue[_Errand] = queue.SimpleQueue()
         # The engine does not know a request yet that the clerk still has; a cancellation must not fall between.
         self._lock = threading.Lock()
         self._unsubmitted: set[str] = set()
@@ -149,7 +154,7 @@ class Service(service.Service):
     def _work(self) -> None:
         while True:
             message = self._desk.get()
-            request_id = message.request.id if isinstance(message, channel.Generate) else message.id
+            request_id = message.request.id if isinstance(message, _Requests) else message.id
             sink = _RequestSink(self._channel, request_id, self._send_stats)
             try:
                 self._do(message, sink)
@@ -159,10 +164,13 @@ class Service(service.Service):
                 _log.exception("request %s cannot be taken", request_id)
                 sink.failed(BackendStepError(reason=f"{type(exc).__name__}: {exc}"))
 
-    def _do(self, message: channel.Generate | channel.Tokenize | channel.Detokenize, sink: _RequestSink) -> None:
+    def _do(self, message: _Errand, sink: _RequestSink) -> None:
         if isinstance(message, channel.Tokenize):
             ids = self._engine.tokenize(message.text, special=message.special, add_bos=message.add_bos)
             self._channel.send(channel.TokensOut(message.id, ids))
+        elif isinstance(message, channel.ReadPrompt):
+            ids = self._engine.prompt_ids(message.request)
+            self._channel.send(channel.TokensOut(message.request.id, ids))
         elif isinstance(message, channel.Detokenize):
             self._channel.send(channel.TextOut(message.id, self._engine.detokenize(message.token_ids)))
         else:

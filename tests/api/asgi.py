@@ -303,6 +303,12 @@ class FakeRuntime:
         self.model(model)
         return [*([1] if add_bos else []), *text.encode(), *([2] if special else [])]
 
+    async def count_prompt(self, request: GenerateRequest) -> int:
+        check_request(request, Limits())
+        self.model(request.model)
+        self.requests.append(request)
+        return sum(len(message.content) for message in request.messages or ())
+
     async def detokenize(self, model: str, token_ids: list[int]) -> str:
         self.model(model)
         if max(token_ids) > 255:

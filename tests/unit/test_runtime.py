@@ -133,6 +133,9 @@ class FakeWorker:
     async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
         return [len(text), int(special), int(add_bos)]
 
+    async def prompt_ids(self, request: GenerateRequest) -> list[int]:
+        return list((request.prompt or "").encode())
+
     async def detokenize(self, token_ids: list[int]) -> str:
         return f"{token_ids}"
 
@@ -635,6 +638,7 @@ def test_tokenize_and_detokenize_load_the_model() -> None:
         runtime = make(World())
         assert await runtime.tokenize("null", "abc", special=True, add_bos=False) == [3, 1, 0]
         assert await runtime.detokenize("null", (1, 2)) == "[1, 2]"
+        assert await runtime.count_prompt(request()) == len((request().prompt or "").encode())
 
     virtual_time.run(main())
 

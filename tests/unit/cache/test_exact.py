@@ -106,6 +106,13 @@ def said(*texts: str, finish_reason: Any = "stop", **last: Any) -> tuple[Chunk, 
     return tuple(chunks)
 
 
+def test_a_stored_answer_still_says_which_stop_string_ended_it(bench: Bench) -> None:
+    bench.answer(asked(stop=("END",)), *said("Paris", ".", stopped_by="END"))
+    hit = bench.look(asked(stop=("END",)))
+    assert hit.stored is not None
+    assert replay(hit.stored, NOW_S)[-1].stopped_by == "END"
+
+
 def test_that_an_answer_comes_back_as_a_stream_with_usage(bench: Bench) -> None:
     miss = bench.look(asked())
     assert (miss.state, miss.stored, miss.is_repeated) == ("miss", None, False)

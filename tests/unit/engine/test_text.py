@@ -78,8 +78,9 @@ def test_a_stop_string_ends_the_answer(pieces: list[bytes], stop: tuple[str, ...
 
 
 def test_stopped_tells_and_nothing_comes_after() -> None:
-    sent, stream = run([b"a", b"END", b"b"], ("END",))
+    sent, stream = run([b"a", b"END", b"b"], ("x", "END"))
     assert stream.stopped
+    assert stream.stopped_by == "END"
     assert sent == ["a", "", ""]
     assert stream.flush() == ""
 

@@ -117,7 +117,10 @@ def test_stop_strings_end_the_answer_across_tokens() -> None:
     bench = Bench()
     answer = bench.ask(chat("one two STOP three", stop=("STOP",)))
     bench.run(answer)
-    assert (answer.text, answer.last.finish_reason) == ("one two ", "stop")
+    assert (answer.text, answer.last.finish_reason, answer.last.stopped_by) == ("one two ", "stop", "STOP")
+    answer = bench.ask(chat("one two", stop=("STOP",)))
+    bench.run(answer)
+    assert (answer.last.finish_reason, answer.last.stopped_by) == ("stop", "")
 
 
 def test_cancel_stops_before_the_next_step() -> None:

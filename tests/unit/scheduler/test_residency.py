@@ -108,6 +108,9 @@ class FakeWorker:
     async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
         raise NotImplementedError
 
+    async def prompt_ids(self, request: GenerateRequest) -> list[int]:
+        raise NotImplementedError
+
     async def detokenize(self, token_ids: list[int]) -> str:
         raise NotImplementedError
 

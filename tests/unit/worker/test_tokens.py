@@ -55,6 +55,9 @@ class FakeEngine:
     def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
         return [len(text), int(special), int(add_bos)]
 
+    def prompt_ids(self, request: GenerateRequest) -> list[int]:
+        return list((request.prompt or "").encode())
+
     def detokenize(self, token_ids: list[int]) -> str:
         raise InvalidRequestError(param="tokens", problem="outside the vocabulary")
 
@@ -133,6 +136,8 @@ def test_requests_and_answers_pass_through() -> None:
         assert parent.skip_figures() == channel.Failed("r", "invalid_request", {"param": "p", "problem": "q"})
         parent.send(channel.Tokenize("1", "abc", special=True, add_bos=False))
         assert parent.skip_figures() == channel.TokensOut("1", [3, 1, 0])
+        parent.send(channel.ReadPrompt(GenerateRequest(id="3", model="m", prompt="ab")))
+        assert parent.skip_figures() == channel.TokensOut("3", [97, 98])
         parent.send(channel.Detokenize("2", [9]))
         answer = parent.skip_figures()
         assert isinstance(answer, channel.Failed)
