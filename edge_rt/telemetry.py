@@ -55,7 +55,12 @@ METRICS: Final = (
     Metric("edge_rt_drafted_tokens", "counter", "Tokens guessed and computed beside the answers' own.", ("model",)),
     Metric("edge_rt_accepted_tokens", "counter", "Guessed tokens that were right.", ("model",)),
     Metric("edge_rt_steps", "counter", "Decode steps.", ("model",)),
-    Metric("edge_rt_preempted", "counter", "Requests put back because KV cells ran out.", ("model",)),
+    Metric("edge_rt_prefix_hits", "counter", "Requests that began with rows that were there.", ("model",)),
+    Metric("edge_rt_prefixes_lost", "counter", "Kept prefixes that could not be used.", ("model",)),
+    Metric(
+        "edge_rt_preempted", "counter", "Requests put back for a more urgent one, or for want of cells.", ("model",)
+    ),
+    Metric("edge_rt_refused", "counter", "Requests whose deadline was out of reach.", ("model",)),
     Metric("edge_rt_cancelled", "counter", "Requests whose client left.", ("model",)),
     Metric(
         "edge_rt_chain_answers",
@@ -149,7 +154,10 @@ _TOTALS: Final = {
     "edge_rt_drafted_tokens": "drafted_tokens_total",
     "edge_rt_accepted_tokens": "accepted_tokens_total",
     "edge_rt_steps": "steps_total",
+    "edge_rt_prefix_hits": "prefix_hits_total",
+    "edge_rt_prefixes_lost": "prefixes_lost_total",
     "edge_rt_preempted": "preempted_total",
+    "edge_rt_refused": "refused_total",
     "edge_rt_cancelled": "cancelled_total",
     "edge_rt_device_products": "device_products_total",
     "edge_rt_device_faults": "device_faults_total",

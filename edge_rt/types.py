@@ -402,7 +402,9 @@ class Chunk:
 class Capabilities:
     """What one loaded model on one device can do.
 
+    can_save_ranges     a part of a sequence can be saved and restored, cut where blocks of n_cell_block cells end
     n_cell_block        cells that a sequence takes at once: its last block may be partly empty
+    reads_own_cells     a row's attention reads the cells of its own sequence only: others cost it no time
     is_batch_invariant  a row's logits are the same, bit for bit, whatever else is in its batch
     """
 
@@ -413,7 +415,9 @@ class Capabilities:
     can_trim: bool
     can_copy: bool
     can_save: bool
+    can_save_ranges: bool = False
     n_cell_block: int = 1
+    reads_own_cells: bool = False
     is_batch_invariant: bool = False
 
     def n_cells(self, n_tokens: int) -> int:
@@ -452,6 +456,8 @@ class EngineStats:
 
     cells_used   of running requests; idle prefixes are not counted, they leave when cells are wanted
     drafted_tokens_total, accepted_tokens_total  guessed by speculation, and those of them that were right
+    prefix_hits_total  requests that began with kept or shared rows; prefixes_lost_total kept ones that were of no use
+    refused_total  requests whose deadline was out of reach when they came
     device_products_total  what the accelerator that a model runs on has computed, device_fallbacks_total what the CPU
                            did in its place, device_faults_total its failures, device_fault the last in words
     step_rows    steps by their number of rows: <= 1, 2, 4, … 512, and above (11 counts; their sum is steps_total)
@@ -468,7 +474,10 @@ class EngineStats:
     prompt_tokens_total: int = 0
     completion_tokens_total: int = 0
     cached_tokens_total: int = 0
+    prefix_hits_total: int = 0
+    prefixes_lost_total: int = 0
     preempted_total: int = 0
+    refused_total: int = 0
     cancelled_total: int = 0
     drafted_tokens_total: int = 0
     accepted_tokens_total: int = 0

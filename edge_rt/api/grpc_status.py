@@ -29,6 +29,8 @@ GRPC_STATUS: Final[dict[type[errors.EdgeRtError], str]] = {
     errors.QueueFullError: "RESOURCE_EXHAUSTED",
     errors.OverloadedError: "RESOURCE_EXHAUSTED",
     errors.DeadlineError: "DEADLINE_EXCEEDED",
+    errors.DeadlineUnreachableError: "UNAVAILABLE",
+    errors.CellsExhaustedError: "UNAVAILABLE",
     errors.ShuttingDownError: "UNAVAILABLE",
     errors.BackendError: "INTERNAL",
     errors.BackendUnavailableError: "INTERNAL",

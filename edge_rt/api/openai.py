@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, Literal, cast, get_args
+from typing import Final, Literal, TypeVar, cast, get_args
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -30,6 +30,9 @@ _ROLES: Final[dict[str, Literal["system", "user", "assistant"]]] = {
     "user": "user",
     "assistant": "assistant",
 }
+
+
+N = TypeVar("N", bound=str)
 
 
 def chat_request(wire: ChatRequest, *, request_id: str, model: str, tenant: str) -> GenerateRequest:
@@ -113,31 +116,39 @@ def _request(
 def with_wishes(
     asked: GenerateRequest, headers: Headers, wire: ChatRequest | CompletionRequest | None = None
 ) -> GenerateRequest:
-    """Add where the request wants to be answered and what it asks of the cache: x-edge-route and Cache-Control, or its
-    own fields route and cache. Raises InvalidRequestError where header and field differ.
+    """Add where the request wants to be answered, how urgent it is and what it asks of the cache: x-edge-route,
+    x-edge-priority and Cache-Control, or its own fields route, priority and cache. Raises InvalidRequestError where
+    header and field differ.
 
     wire  None: other protocols have the headers only
     """
-    route, given_options = (None, None) if wire is None else (wire.route, wire.cache)
-    routes = {value.strip().lower() for value in headers.getlist("x-edge-route")}
-    named = next(iter(routes), None)
-    if len(routes) > 1:
-        raise InvalidRequestError(param="x-edge-route", problem=f"is there with {len(routes)} values; give one")
-    if named is not None and named not in get_args(types.Route):
-        raise InvalidRequestError(
-            param="x-edge-route", problem=f"must be one of {', '.join(get_args(types.Route))}, got {named[:40]!r}"
-        )
-    if named is not None and route not in (None, named):
-        raise InvalidRequestError(param="route", problem=f"differs from the header x-edge-route ({named}); give one")
+    route, priority, given_options = (None, None, None) if wire is None else (wire.route, wire.priority, wire.cache)
+    route = _named(headers, "x-edge-route", get_args(types.Route), "route", route)
+    priority = _named(headers, "x-edge-priority", get_args(types.Priority), "priority", priority)
+    if priority is not None:
+        asked = replace(asked, priority=priority)
     options = given_options or schemas.CacheOptions()
     control = ", ".join(headers.getlist("cache-control"))
-    if not control and given_options is None and named is None and route is None:
+    if not control and given_options is None and route is None:
         return asked
     return replace(
         asked,
-        route=cast("types.Route", named or route or "auto"),
+        route=route or "auto",
         cache=wishes(control, sampled=options.sampled, tags=tuple(options.tags)),
     )
+
+
+def _named(headers: Headers, header: str, values: tuple[N, ...], field: str, given: N | None) -> N | None:
+    """Give what a header, or else the field beside it, says."""
+    said = {value.strip().lower() for value in headers.getlist(header)}
+    named = next(iter(said), None)
+    if len(said) > 1:
+        raise InvalidRequestError(param=header, problem=f"is there with {len(said)} values; give one")
+    if named is not None and named not in values:
+        raise InvalidRequestError(param=header, problem=f"must be one of {', '.join(values)}, got {named[:40]!r}")
+    if named is not None and given not in (None, named):
+        raise InvalidRequestError(param=field, problem=f"differs from the header {header} ({named}); give one")
+    return next((value for value in values if value == named), given)
 
 
 def wire_decision(decision: Decision) -> schemas.WireDecision:

@@ -20,7 +20,7 @@ from edge_rt.api import fields
 from edge_rt.api.fields import ABSENT as _ABSENT
 from edge_rt.api.fields import decode_with
 from edge_rt.tensor_types import NodePlacement
-from edge_rt.types import Energy, FinishReason
+from edge_rt.types import Energy, FinishReason, Priority
 
 T = TypeVar("T")
 
@@ -87,6 +87,7 @@ class _Generation(_Request, kw_only=True):
     user: str | None = None  # a label of the caller's own; it changes no answer
     route: Literal["auto", "local", "cloud"] | None = None  # edge_rt's own, as is cache
     cache: CacheOptions | None = None
+    priority: Priority | None = None  # edge_rt's own: interactive, normal or background
     n: int | None = None
     cache_prompt: Raw = _ABSENT
 

@@ -230,19 +230,27 @@ class TokenSession(Protocol):
         """Forget all of a sequence but its first n_tokens positions; 0 empties it."""
         ...
 
-    def seq_bytes(self, seq_id: int) -> int:
-        """Give the size that seq_save's answer would have."""
+    def seq_length(self, seq_id: int) -> int:
+        """Count the positions that a sequence holds."""
         ...
 
-    def seq_save(self, seq_id: int) -> NDArray[np.uint8]:
-        """Copy a sequence's KV out, as bytes that only the same model and back end understand."""
+    def seq_bytes(self, seq_id: int) -> int:
+        """Give the size that seq_save's answer would have for all of a sequence."""
+        ...
+
+    def seq_save(self, seq_id: int, start: int = 0, end: int | None = None) -> NDArray[np.uint8]:
+        """Copy a sequence's KV out, as bytes that only the same model and back end understand.
+
+        start, end  positions, all of them by default; a part only with can_save_ranges, and then start and, but for the
+                    sequence's end, end are multiples of n_cell_block. Raises BackendStepError for other positions.
+        """
         ...
 
     def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
-        """Restore what seq_save gave into an empty sequence.
+        """Restore what seq_save gave: all of a sequence into an empty one, a part behind the positions before it.
 
-        Raises BackendStepError for bytes of another model or context size, and where the cells do not suffice; the
-        sequence is empty then.
+        Raises BackendStepError for bytes of another model or context size, for a part that does not follow, and where
+        the cells do not suffice; the sequence is as it was then.
         """
         ...
 

@@ -185,10 +185,15 @@ class LlamaCpuSession:
         if not self._lib.llama_memory_seq_rm(self._memory, seq_id, n_tokens, -1):
             raise BackendStepError(reason=f"this model cannot forget the tail of a sequence at {n_tokens}")
 
+    def seq_length(self, seq_id: int) -> int:
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
+
     def seq_bytes(self, seq_id: int) -> int:
         return len(self._state_key) + int(self._lib.llama_state_seq_get_size(self._ctx, seq_id))
 
-    def seq_save(self, seq_id: int) -> NDArray[np.uint8]:
+    def seq_save(self, seq_id: int, start: int = 0, end: int | None = None) -> NDArray[np.uint8]:
+        if start != 0 or end not in (None, self.seq_length(seq_id)):
+            raise BackendStepError(reason="llama.cpp saves whole sequences only")
         head = len(self._state_key)
         state = np.empty(self.seq_bytes(seq_id), dtype=np.uint8)
         state[:head] = self._state_key

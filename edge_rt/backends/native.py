@@ -42,6 +42,7 @@ from edge_rt.backends.native_library import (
     TYPES,
     Rows,
     Tensor,
+    has_ranges,
     isa_names,
     load_native,
 )
@@ -53,7 +54,7 @@ from edge_rt.types import Capabilities
 
 _log = logging.getLogger(__name__)
 
-_STATE = struct.Struct("<4sQQIII")  # magic, file bytes, parameters, n_ctx, type of KV, tokens
+_STATE = struct.Struct("<4sQQIIII")  # magic, file bytes, parameters, n_ctx, type of KV, first position, tokens
 _STATE_MAGIC = b"ERTN"
 _NOWHERE = 4096  # where tensors are said to be when only their shapes are looked at
 
@@ -149,6 +150,7 @@ class NativeSession:
         self._tokenizers: list[LlamaVocab] = []  # one, once the vocabulary is loaded
         self._n_state = (header.file_bytes, header.n_params, options.n_ctx, KV_TYPES[options.kv_type])
         self._logits = np.empty((1, header.n_vocab), dtype=np.float32)
+        self._block_bytes = _kv_bytes(header, options) // -(-options.n_ctx // KV_BLOCK)
         self.caps = Capabilities(
             n_ctx=options.n_ctx,
             n_seq_max=options.n_seq_max,
@@ -157,7 +159,9 @@ class NativeSession:
             can_trim=True,
             can_copy=True,
             can_save=True,
+            can_save_ranges=has_ranges(lib),
             n_cell_block=KV_BLOCK,
+            reads_own_cells=True,
             is_batch_invariant=True,
         )
         try:
@@ -274,22 +278,39 @@ class NativeSession:
     def seq_bytes(self, seq_id: int) -> int:
         return _STATE.size + int(self._lib.en_seq_bytes(self._opened(), seq_id))
 
-    def seq_save(self, seq_id: int) -> NDArray[np.uint8]:
-        state = np.empty(self.seq_bytes(seq_id), dtype=np.uint8)
-        n_tokens = self._lib.en_seq_length(self._opened(), seq_id)
-        head = _STATE.pack(_STATE_MAGIC, *self._n_state, max(n_tokens, 0))
+    def seq_length(self, seq_id: int) -> int:
+        return max(0, int(self._lib.en_seq_length(self._opened(), seq_id)))
+
+    def seq_save(self, seq_id: int, start: int = 0, end: int | None = None) -> NDArray[np.uint8]:
+        context, n_held = self._opened(), self.seq_length(seq_id)
+        end = n_held if end is None else end
+        is_part = (start, end) != (0, n_held)
+        if is_part and not self.caps.can_save_ranges:
+            raise BackendStepError(reason="this library saves whole sequences only")
+        if not 0 <= start <= end <= n_held or start % KV_BLOCK or (end % KV_BLOCK and end != n_held):
+            raise BackendStepError(reason=f"positions {start} to {end} are no blocks of a sequence of {n_held}")
+        n_blocks = -(-(end - start) // KV_BLOCK)
+        state = np.empty(_STATE.size + n_blocks * self._block_bytes, dtype=np.uint8)
+        head = _STATE.pack(_STATE_MAGIC, *self._n_state, start, end - start)
         state[: _STATE.size] = np.frombuffer(head, dtype=np.uint8)
-        _check(self._lib.en_seq_save(self._opened(), seq_id, state.ctypes.data + _STATE.size))
+        where = state.ctypes.data + _STATE.size
+        if is_part:
+            _check(self._lib.en_seq_save_blocks(context, seq_id, start // KV_BLOCK, n_blocks, where))
+        else:
+            _check(self._lib.en_seq_save(context, seq_id, where))
         return state
 
     def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
         head = state[: _STATE.size].tobytes()
-        foreign = len(head) < _STATE.size or _STATE.unpack(head)[:-1] != (_STATE_MAGIC, *self._n_state)
+        foreign = len(head) < _STATE.size or _STATE.unpack(head)[:-2] != (_STATE_MAGIC, *self._n_state)
         if foreign:
             raise BackendStepError(reason="the saved sequence belongs to another model, context size or type of KV")
         body = np.ascontiguousarray(state[_STATE.size :])
-        n_tokens = _STATE.unpack(head)[-1]
-        status = self._lib.en_seq_load(self._opened(), seq_id, n_tokens, body.ctypes.data, body.nbytes)
+        start, n_tokens = _STATE.unpack(head)[-2:]
+        if start != (n_held := self.seq_length(seq_id)):
+            raise BackendStepError(reason=f"a part from position {start} on does not follow {n_held} positions")
+        load = self._lib.en_seq_append if start else self._lib.en_seq_load
+        status = load(self._opened(), seq_id, n_tokens, body.ctypes.data, body.nbytes)
         if status == NO_CELLS:
             raise BackendStepError(reason="the saved sequence cannot be restored: the KV cells do not suffice")
         _check(status)

@@ -153,6 +153,10 @@ _EXTERNAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_model_external": (_POINTER, (_POINTER, _POINTER, _INT, _INT, ctypes.c_char_p, _SIZE)),
     "en_set_linear": (None, (_POINTER, LINEAR, _POINTER)),
 }
+_RANGES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "en_seq_save_blocks": (_INT, (_POINTER, _INT, _INT, _INT, _POINTER)),
+    "en_seq_append": (_INT, (_POINTER, _INT, _INT, _POINTER, ctypes.c_uint64)),
+}
 
 
 def load_native(path: Path | None = None) -> Any:
@@ -187,6 +191,15 @@ def load_external() -> Any:
         reason = "the native engine's library is older than this version; install edge_rt again"
         raise BackendUnavailableError(backend="native", reason=reason) from exc
     return lib
+
+
+def has_ranges(lib: Any) -> bool:
+    """Say whether the library saves and restores parts of a sequence."""
+    try:
+        _declare(lib, _RANGES)
+    except AttributeError:
+        return False
+    return True
 
 
 def _declare(lib: Any, functions: Mapping[str, tuple[Any, tuple[Any, ...]]]) -> None:

@@ -43,7 +43,7 @@ _SPECIAL = {
     "<|hang|>": HANG,
 }
 _N_VOCAB = 264
-_STATE_MAGIC = (0x6E756C6C, 1)
+_STATE_MAGIC = (0x6E756C6C, 2)
 _TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'user' %}<|user|>{% endif %}{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -108,6 +108,7 @@ class NullSession:
             can_trim=True,
             can_copy=True,
             can_save=True,
+            can_save_ranges=True,
             is_batch_invariant=True,
         )
         self.vocab = Vocab(
@@ -195,19 +196,28 @@ class NullSession:
     def seq_trim(self, seq_id: int, n_tokens: int) -> None:
         self._kv[seq_id] = self._kv.get(seq_id, [])[:n_tokens]
 
-    def seq_bytes(self, seq_id: int) -> int:
-        return 4 * (len(_STATE_MAGIC) + len(self._kv.get(seq_id, [])))
+    def seq_length(self, seq_id: int) -> int:
+        return len(self._kv.get(seq_id, []))
 
-    def seq_save(self, seq_id: int) -> NDArray[np.uint8]:
-        return np.array([*_STATE_MAGIC, *self._kv.get(seq_id, [])], dtype=np.int32).view(np.uint8)
+    def seq_bytes(self, seq_id: int) -> int:
+        return 4 * (len(_STATE_MAGIC) + 1 + len(self._kv.get(seq_id, [])))
+
+    def seq_save(self, seq_id: int, start: int = 0, end: int | None = None) -> NDArray[np.uint8]:
+        kv = self._kv.get(seq_id, [])
+        if not 0 <= start <= (len(kv) if end is None else end) <= len(kv):
+            raise BackendStepError(reason=f"positions {start} to {end} are not in a sequence of {len(kv)}")
+        return np.array([*_STATE_MAGIC, start, *kv[start:end]], dtype=np.int32).view(np.uint8)
 
     def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
         words = state.view(np.int32).tolist() if state.nbytes % 4 == 0 else []
-        if tuple(words[: len(_STATE_MAGIC)]) != _STATE_MAGIC:
+        if tuple(words[: len(_STATE_MAGIC)]) != _STATE_MAGIC or len(words) == len(_STATE_MAGIC):
             raise BackendStepError(reason="the saved sequence belongs to another model or is damaged")
-        if self.cells_used() + len(words) - len(_STATE_MAGIC) > self.caps.n_ctx:
+        start, token_ids = words[len(_STATE_MAGIC)], words[len(_STATE_MAGIC) + 1 :]
+        if start != self.seq_length(seq_id):
+            raise BackendStepError(reason=f"a part from position {start} on does not follow {self.seq_length(seq_id)}")
+        if self.cells_used() + len(token_ids) > self.caps.n_ctx:
             raise BackendStepError(reason="there are not enough cells for the saved sequence")
-        self._kv[seq_id] = words[len(_STATE_MAGIC) :]
+        self._kv.setdefault(seq_id, []).extend(token_ids)
 
     def set_threads(self, n_threads: int) -> None:
         self.n_threads = n_threads

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from edge_rt.engine.row_costs import RowCosts
+
 
 def pick(missing: Sequence[int], *, n_batch: int, n_prefill: int) -> list[int]:
     """Choose how many rows each running sequence gets in the next step.
 
-    missing  tokens of each sequence that the KV does not hold yet, at least 1, the oldest sequence first
+    missing  tokens of each sequence that the KV does not hold yet, at least 1, in turn
     returns  rows of each, 0 for those that wait; at most n_batch in all
 
     Every decoding sequence gets its row before any prompt gets one, so a long prompt delays the running streams by no
-    more than n_prefill rows. Prompts share what is left in order of arrival; without streams to delay, a prompt's
+    more than n_prefill rows. Prompts share what is left in this order; without streams to delay, a prompt's
     small remainder is not left to a step of its own, whose rows would cost several times as much. At least one row is
     chosen, because a step without rows would spin.
     """
@@ -36,13 +38,37 @@ def pick(missing: Sequence[int], *, n_batch: int, n_prefill: int) -> list[int]:
     return rows
 
 
-def prefill_rows(*, row_s: float, n_decoding: int, max_stall_s: float, max_step_s: float, n_batch: int) -> int:
-    """Size the prompt part of a step by the measured time a row takes.
+def share_rows(
+    parts: Sequence[tuple[int, int]],
+    order: Sequence[int],
+    costs: RowCosts,
+    *,
+    max_stall_s: float,
+    max_step_s: float,
+    n_batch: int,
+) -> list[int]:
+    """Choose how many rows each running sequence gets in the next step, by whose turn it is and by what rows take.
 
-    While streams run the step's prompt part lasts about max_stall_s, otherwise max_step_s (which bounds how long a
-    cancelled prompt is still computed). Never below 16 rows: smaller matrices waste most of the machine.
+    parts  of each sequence: tokens that are computed, and tokens that are not yet, at least 1
+    order  the sequences in turn
+    costs  says how many rows of the first prompt in turn take max_stall_s, which streams are held up by, or without
+           streams max_step_s, which bounds how long a cancelled prompt is still computed
     """
-    limit_s = max_stall_s if n_decoding else max_step_s
-    if row_s <= 0:
-        return n_batch
-    return max(16, min(n_batch, int(limit_s / row_s)))
+    missing = [parts[i][1] for i in order]
+    n_decoding, n_prefill = missing.count(1), 0
+    if n_decoding < len(missing):
+        start = next(parts[i][0] for i in order if parts[i][1] > 1)
+        n_within = costs.rows_within(max_stall_s if n_decoding else max_step_s, start)
+        n_prefill = prefill_rows(n_within, n_batch=n_batch)
+    rows = [0] * len(order)
+    for i, n in zip(order, pick(missing, n_batch=n_batch, n_prefill=n_prefill), strict=True):
+        rows[i] = n
+    return rows
+
+
+def prefill_rows(n_within: int | None, *, n_batch: int) -> int:
+    """Size the prompt part of a step, of which n_within rows take as long as it may; None: not measured yet.
+
+    Never below 16 rows: smaller matrices waste most of the machine.
+    """
+    return n_batch if n_within is None else max(16, min(n_batch, n_within))

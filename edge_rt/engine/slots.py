@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from edge_rt.backends.base import TokenSession
-from edge_rt.engine.prefix import Saved, Shelf, Slot, choose
+from edge_rt.engine.prefix import Slot, choose
+from edge_rt.engine.prefix_tree import InMemory, Match, PrefixTree
 from edge_rt.errors import BackendStepError
 
 _log = logging.getLogger(__name__)
 
 _MIN_SAVED_TOKENS = 32  # fewer are computed again in less time than a user notices
+_MIN_BLOCK = 32
 
 
 class Slots:
-    """One slot per back-end sequence, and the shelf beside them. A slot's token_ids are what its KV holds, always.
+    """One slot per back-end sequence, and what is kept beside them. A slot's token_ids are what its KV holds, always.
 
-    max_prefix_bytes bounds the shelf; 0 keeps nothing outside the KV.
+    max_prefix_bytes  bounds what is kept outside the KV; 0 keeps nothing
     """
 
-    def __init__(self, session: TokenSession, max_prefix_bytes: int) -> None:
+    def __init__(self, session: TokenSession, max_prefix_bytes: Callable[[], int]) -> None:
+        caps = session.caps
         self._session = session
+        self._can_keep = caps.can_save and caps.can_trim
+        n_block = -(-_MIN_BLOCK // caps.n_cell_block) * caps.n_cell_block
+        self.tree = PrefixTree(max_prefix_bytes, n_block=n_block, keeps_ranges=caps.can_save_ranges)
         self._max_prefix_bytes = max_prefix_bytes
-        self._shelf = Shelf(max_prefix_bytes)
-        self._slots = [Slot(seq_id) for seq_id in range(session.caps.n_seq_max)]
+        self._slots = [Slot(seq_id) for seq_id in range(caps.n_seq_max)]
+        self.n_hits = self.n_lost = 0
 
     @property
     def n_busy_cells(self) -> int:
@@ -37,34 +43,43 @@ class Slots:
 
     @property
     def prefix_bytes(self) -> int:
-        return self._shelf.n_bytes
+        return self.tree.n_bytes
 
-    def take(self, token_ids: Sequence[int]) -> Slot | None:
+    @property
+    def has_free(self) -> bool:
+        return any(not slot.busy for slot in self._slots)
+
+    def n_known(self, token_ids: list[int], owner: str) -> int:
+        """Count the tokens of a prompt that would not be computed if it began now."""
+        n_kept = self.tree.find(owner, token_ids).n_tokens
+        placement = choose(self._slots, n_kept, token_ids, owner=owner, **self._how())
+        return min(n_kept, len(token_ids) - 1) if placement is None else placement.n_reused
+
+    def take(self, token_ids: list[int], owner: str = "") -> Slot | None:
         """Give a free slot that holds as much of the prompt as is known; None while all are busy.
 
-        No idle tokens stay beside it: attention reads every cell in use, whoever's it is.
+        Where attention reads every cell in use, no idle tokens stay beside it.
         """
-        caps = self._session.caps
-        placement = choose(self._slots, self._shelf, token_ids, can_trim=caps.can_trim, can_copy=caps.can_copy)
+        match = self.tree.find(owner, token_ids)
+        placement = choose(self._slots, match.n_tokens, token_ids, owner=owner, **self._how())
         if placement is None:
             return None
         slot, source, n_reused = placement.slot, placement.source, placement.n_reused
-        if isinstance(source, Saved):
-            self._shelf.touch(source)  # what leaves the KV now may push it off the shelf all the same
-        for idle in [s for s in self._slots if not s.busy]:
-            if idle is not source or n_reused == 0:
-                self._shelve(idle)
-        if isinstance(source, Saved):
-            self._restore(source, slot)
-        elif source is not slot:
+        if source is None:
+            self.tree.touch(match)  # what leaves the KV now may push it out all the same: its nodes stay readable
+        self._clear_for(slot, source if n_reused else None, len(token_ids))
+        if source is None:
+            self._restore(match, slot)
+        elif source is not slot and n_reused:
             self._session.seq_copy(source.seq_id, slot.seq_id, n_reused)
             slot.token_ids = source.token_ids[:n_reused]
-            if not source.busy:
+            if not source.busy and not self._session.caps.reads_own_cells:
                 self._shelve(source)
         if n_reused < len(slot.token_ids):
             self._session.seq_trim(slot.seq_id, n_reused)
             del slot.token_ids[n_reused:]
-        slot.busy, slot.is_saved = True, False
+        self.n_hits += bool(slot.token_ids)
+        slot.busy, slot.is_saved, slot.owner = True, False, owner
         return slot
 
     def release(self, slot: Slot, now_s: float) -> None:
@@ -72,33 +87,66 @@ class Slots:
         slot.busy = False
         slot.last_used_s = now_s
 
+    def shelve(self, slot: Slot) -> None:
+        """Free a busy slot and its cells at once, keeping what is worth it outside the KV."""
+        slot.busy = False
+        self._shelve(slot)
+
     def empty(self, slot: Slot) -> None:
         """Forget a slot's KV."""
         self._session.seq_trim(slot.seq_id, 0)
         slot.token_ids = []
 
-    def drop_oldest_idle(self) -> bool:
+    def drop_oldest_idle(self, *, but: Slot | None = None) -> bool:
         """Move the idle slot used least recently out of the KV; False if no cell is held idle."""
-        idle = [slot for slot in self._slots if not slot.busy and slot.token_ids]
+        idle = [slot for slot in self._slots if not slot.busy and slot.token_ids and slot is not but]
         if idle:
             self._shelve(min(idle, key=lambda slot: slot.last_used_s))
         return bool(idle)
 
     def save_idle(self, is_free: Callable[[], bool]) -> None:
-        """Copy idle slots to the shelf while is_free, so that the next request need not wait for it."""
+        """Copy idle slots out while is_free, so that the next request need not wait for it."""
         for slot in self._slots:
             if not slot.busy and is_free():
-                self._save(slot)
+                self._save(slot, is_free)
 
-    def _restore(self, saved: Saved, slot: Slot) -> None:
-        """Load a saved sequence into an empty slot, which stays empty where that fails."""
+    def _how(self) -> dict[str, bool]:
+        return {"can_trim": self._session.caps.can_trim, "can_copy": self._session.caps.can_copy}
+
+    def _clear_for(self, slot: Slot, source: Slot | None, n_tokens: int) -> None:
+        """Empty what is in the way of a prompt that slot is for, and source has the beginning of."""
+        caps = self._session.caps
+        if not caps.reads_own_cells:
+            for idle in [s for s in self._slots if not s.busy and s is not source]:
+                self._shelve(idle)
+            return
+        if slot is not source:
+            self._shelve(slot)
+        n_own = caps.n_cells(n_tokens) - (caps.n_cells(len(slot.token_ids)) if slot is source else 0)
+        while self.n_cells + n_own > caps.n_cells(caps.n_ctx) and self.drop_oldest_idle(but=source):
+            pass
+
+    def _restore(self, match: Match, slot: Slot) -> None:
+        """Load what is kept of a prompt into an empty slot: as much as can be had."""
+        token_ids: list[int] = []
+        node = None
         try:
-            self._session.seq_load(slot.seq_id, saved.state)
+            for node in match.nodes:
+                state = node.kept.read() if node.kept is not None else None
+                if state is None:
+                    raise BackendStepError(reason="it is not there any more")
+                self._session.seq_load(slot.seq_id, state)
+                token_ids += node.whole_ids() if not self._session.caps.can_save_ranges else node.ids()
+                if (n_held := self._session.seq_length(slot.seq_id)) != len(token_ids):
+                    raise BackendStepError(reason=f"it has {n_held} tokens, not {len(token_ids)}")
         except BackendStepError as exc:
-            _log.warning("a saved prefix is computed again: %s", exc)
-            self._shelf.drop(saved)
-        else:
-            slot.token_ids = list(saved.token_ids)
+            _log.warning("a kept prefix is computed again: %s", exc)
+            self.n_lost += 1
+            if node is not None:
+                self.tree.drop(node)
+            self._session.seq_trim(slot.seq_id, 0)
+            token_ids = []
+        slot.token_ids = token_ids
 
     def _shelve(self, slot: Slot) -> None:
         """Empty an idle slot, keeping what is worth it outside the KV."""
@@ -106,10 +154,14 @@ class Slots:
             self._save(slot)
             self.empty(slot)
 
-    def _save(self, slot: Slot) -> None:
-        caps = self._session.caps
-        if slot.is_saved or len(slot.token_ids) < _MIN_SAVED_TOKENS or not (caps.can_save and caps.can_trim):
+    def _save(self, slot: Slot, go_on: Callable[[], bool] = lambda: True) -> None:
+        if slot.is_saved or len(slot.token_ids) < _MIN_SAVED_TOKENS or not self._can_keep:
             return
-        if self._session.seq_bytes(slot.seq_id) <= self._max_prefix_bytes:
-            self._shelf.put(Saved(tuple(slot.token_ids), self._session.seq_save(slot.seq_id)))
-        slot.is_saved = True
+        if not self._session.caps.can_save_ranges and self._session.seq_bytes(slot.seq_id) > self._max_prefix_bytes():
+            slot.is_saved = True
+            return
+
+        def save(start: int, end: int | None) -> InMemory:
+            return InMemory(self._session.seq_save(slot.seq_id, start, end))
+
+        slot.is_saved = self.tree.put(slot.owner, slot.token_ids, save, go_on)

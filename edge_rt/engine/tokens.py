@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
@@ -22,11 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import NoCellsError, SeqRows, TokenSession, device_stats
-from edge_rt.engine.batching import pick, prefill_rows
+from edge_rt.engine import line
+from edge_rt.engine.batching import share_rows
 from edge_rt.engine.prefix import Slot
 from edge_rt.engine.prompt import PromptReader
+from edge_rt.engine.row_costs import RowCosts
 from edge_rt.engine.sampling import Sampler
 from edge_rt.engine.sequence import Sequence, Sink
+from edge_rt.engine.settings import EngineSettings
 from edge_rt.engine.slots import Slots
 from edge_rt.engine.speculation import Speculation
 from edge_rt.engine.text import TextStream
@@ -34,7 +36,9 @@ from edge_rt.engine.threads import AdvisedThreads, ThreadChoice
 from edge_rt.engine.totals import Totals
 from edge_rt.errors import (
     BackendStepError,
+    CellsExhaustedError,
     DeadlineError,
+    DeadlineUnreachableError,
     EdgeRtError,
     ShuttingDownError,
 )
@@ -42,23 +46,7 @@ from edge_rt.types import EngineStats, FinishReason, GenerateRequest
 
 _log = logging.getLogger(__name__)
 
-_GROWTH_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """How the loop shares the machine.
-
-    max_stall_s       bounds the prompt part of a step while streams run, max_step_s the step without them
-    max_prefix_bytes  finished sequences kept outside the KV for prompts that begin the same; 0 keeps none
-    max_draft         tokens of one sequence guessed from what it holds and checked in one step; 0 guesses none
-    """
-
-    max_stall_s: float = 0.15
-    max_step_s: float = 1.5
-    stream_interval_s: float = 0.05
-    max_prefix_bytes: int = 128 * 2**20
-    max_draft: int = 15
+__all__ = ["EngineSettings", "TokenEngine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +81,12 @@ class TokenEngine:
         self._prompts = PromptReader(session)
         self.prompt_ids = self._prompts.token_ids  # any thread may call it
         self._inbox: SimpleQueue[Sequence | _Cancel | _Stop] = SimpleQueue()
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = line.Line()
         self._running: list[Sequence] = []  # in order of admission
-        self._slots = Slots(session, settings.max_prefix_bytes)
+        max_bytes = settings.max_prefix_bytes
+        self._slots = Slots(session, max_bytes if callable(max_bytes) else lambda: max_bytes)
         self._speculation = Speculation(session.caps, settings.max_draft)
-        self._row_s = 0.0
+        self._costs = RowCosts()
         self._free_s: float | None = None  # since when nothing is computed, where the loop goes on without a sleep
         self._n_threads = 0
         self._totals = Totals()
@@ -148,10 +137,12 @@ class TokenEngine:
         return EngineStats(
             waiting=len(self._waiting),
             running=len(self._running),
+            n_threads=self._n_threads,
             cells_used=self._slots.n_busy_cells,
             cells_total=self._session.caps.n_ctx,
             prefix_bytes=self._slots.prefix_bytes,
-            n_threads=self._n_threads,
+            prefix_hits_total=self._slots.n_hits,
+            prefixes_lost_total=self._slots.n_lost,
             **self._totals.stats(),
             **device_stats(self._session),
         )
@@ -173,9 +164,11 @@ class TokenEngine:
         self._set_threads(self._threads.choice(is_prefill=True).choose(n_rows, self._clock(), None))
         for _ in range(2):  # the first one reads the file
             begun_s = self._clock()
-            self._session.decode([SeqRows(0, 0, [0] * n_rows, want_logits=True)])
-            self._row_s = (self._clock() - begun_s) / n_rows
+            batch = [SeqRows(0, 0, [0] * n_rows, want_logits=True)]
+            self._session.decode(batch)
+            seconds = self._clock() - begun_s
             self._session.seq_trim(0, 0)
+        self._costs.observe(batch, seconds)
 
     def run(self) -> None:
         """Step until stop; then every request has been answered or refused."""
@@ -200,7 +193,7 @@ class TokenEngine:
             self._admit(now_s)
         if self._running:
             n_free = self._session.caps.n_ctx - self._slots.n_cells
-            drafts = self._speculation.drafts(self._running, n_free=n_free, row_s=self._row_s)
+            drafts = self._speculation.drafts(self._running, n_free=n_free, row_s=self._costs.row_s)
             self._compute(self._pick(), drafts)
         return True
 
@@ -212,14 +205,29 @@ class TokenEngine:
                 with self._lock:
                     self._accepting = False
                 self._stop_at_s = self._clock() + item.drain_s
-                while self._waiting:
-                    self._waiting.popleft().sink.failed(ShuttingDownError())
+                for sequence in self._waiting:
+                    sequence.sink.failed(ShuttingDownError())
+                self._waiting.clear()
             elif isinstance(item, _Cancel):
                 self._forget(item.request_id)
             elif self._accepting:
-                self._waiting.append(item)
+                self._enqueue(item)
             else:
                 item.sink.failed(ShuttingDownError())
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        """Let a request wait, unless its deadline is out of reach already."""
+        owner, now_s = self._owner(sequence), self._clock()
+        try:
+            line.check_deadline(sequence, self._running, self._waiting, self._costs, self._slots, owner, now_s)
+        except DeadlineUnreachableError as exc:
+            self._totals.refused += 1
+            self._fail(sequence, exc)
+        else:
+            self._waiting.add(sequence, self._running)
+
+    def _owner(self, sequence: Sequence) -> str:
+        return line.owner_of(sequence.request, is_isolated=self._settings.isolate_prefixes)
 
     def _forget(self, request_id: str) -> None:
         for group in (self._waiting, self._running):
@@ -240,18 +248,20 @@ class TokenEngine:
             self._fail(sequence, DeadlineError(deadline_s=sequence.request.deadline_s or 0.0))
 
     def _admit(self, now_s: float) -> None:
-        """Give slots to waiting requests, first come first served, while slots and cells last."""
-        caps = self._session.caps
-        while self._waiting:
-            sequence = self._waiting[0]
-            # Room to grow for everybody, or the newcomer would be preempted and computed again and again.
-            n_reserved = sum(caps.n_cells(len(s.token_ids) + _GROWTH_TOKENS) for s in (*self._running, sequence))
-            if self._running and n_reserved > caps.n_cells(caps.n_ctx):
-                return
-            slot = self._slots.take(sequence.known_ids)
-            if slot is None:
-                return
-            self._waiting.popleft()
+        """Give slots to waiting requests in turn, while slots and cells last or a less urgent one can make room."""
+        for sequence in self._waiting.in_turn():
+            owner = self._owner(sequence)
+            if line.waits_for_another(sequence, self._running, self._slots, owner):
+                continue
+            while not line.has_room(sequence, self._running, self._slots, self._session.caps):
+                # Who comes next is not passed by: small requests would keep a large one out for good.
+                priority = sequence.request.priority
+                if (victim := line.displaceable(self._waiting.turns, priority, self._running)) is None:
+                    return
+                self._put_back(victim)
+            slot = self._slots.take(sequence.known_ids, owner)
+            assert slot is not None
+            self._waiting.remove(sequence)
             n_reused = len(slot.token_ids)
             sequence.slot = slot
             if sequence.started_s is None:
@@ -263,19 +273,13 @@ class TokenEngine:
             self._running.append(sequence)
 
     def _pick(self) -> list[int]:
-        missing = [s.n_missing for s in self._running]
-        n_batch = self._session.caps.n_batch
-        n_decoding = missing.count(1)
-        if n_decoding == len(missing):
-            return pick(missing, n_batch=n_batch, n_prefill=0)
-        n_prefill = prefill_rows(
-            row_s=self._row_s,
-            n_decoding=n_decoding,
-            max_stall_s=self._settings.max_stall_s,
-            max_step_s=self._settings.max_step_s,
-            n_batch=n_batch,
+        """Choose how many rows each running sequence gets: prompts in turn."""
+        order = self._waiting.order(self._running)
+        parts = [(s.n_computed, s.n_missing) for s in self._running]
+        settings, n_batch = self._settings, self._session.caps.n_batch
+        return share_rows(
+            parts, order, self._costs, max_stall_s=settings.max_stall_s, max_step_s=settings.max_step_s, n_batch=n_batch
         )
-        return pick(missing, n_batch=n_batch, n_prefill=n_prefill)
 
     def _compute(self, rows_of: ListOf[int], drafts: Mapping[int, list[int]]) -> None:
         """Run one step; rows_of says how many rows each running sequence gets, drafts what is guessed for it."""
@@ -315,13 +319,14 @@ class TokenEngine:
         row_engine_s = (ended_s - (begun_s if self._free_s is None else self._free_s)) / n_rows
         self._free_s = ended_s
         threads.observe(n_rows, self._n_threads, ended_s - begun_s, ended_s)
-        self._learn_row_s(n_rows, ended_s - begun_s)
+        self._costs.observe(batch, ended_s - begun_s)
         self._speculation.observe(batch, ended_s - begun_s)
         self._totals.count_step(n_rows)
         for sequence, rows in zip(sequences, batch, strict=True):
             assert sequence.slot is not None
             sequence.slot.token_ids += rows.token_ids
             sequence.computed(len(rows.token_ids), row_engine_s * len(rows.token_ids))
+            self._waiting.charge(sequence, len(rows.token_ids))
             if rows.want_all and sequence.is_scored_from(rows.start):
                 goes_on = self._score(sequence, rows, next(logits), ended_s)
             elif not rows.want_logits:
@@ -337,11 +342,6 @@ class TokenEngine:
         if n_threads != self._n_threads:
             self._session.set_threads(n_threads)
             self._n_threads = n_threads
-
-    def _learn_row_s(self, n_rows: int, seconds: float) -> None:
-        if n_rows >= 16:  # below, a step costs what reading the weights costs, whatever the rows
-            row_s = seconds / n_rows
-            self._row_s = row_s if self._row_s == 0 else self._row_s + 0.3 * (row_s - self._row_s)
 
     def _check_draft(self, sequence: Sequence, draft: ListOf[int], logits: NDArray[np.float32], now_s: float) -> bool:
         """Choose tokens as long as they are the guessed ones, then forget the rows of the other guesses.
@@ -415,17 +415,25 @@ class TokenEngine:
         return slot
 
     def _make_room(self) -> None:
-        """Free KV cells: idle prefixes first, then the youngest sequence, which is computed again later."""
+        """Free KV cells: idle prefixes first, then those of the least urgent sequence, which goes on later."""
         if self._slots.drop_oldest_idle():
             return
-        if len(self._running) == 1:
-            error = BackendStepError(reason="the KV cells do not suffice for one request")
-            self._fail_batch(list(self._running), error)
+        if len(self._running) > 1:
+            self._put_back(line.least_urgent(self._running))
             return
-        youngest = self._running.pop()
-        if (slot := self._release(youngest)) is not None:
+        (only,) = self._running
+        self._running.clear()
+        if (slot := self._release(only)) is not None:
             self._slots.empty(slot)
-        self._waiting.appendleft(youngest)
+        only.sink.failed(CellsExhaustedError(n_tokens=len(only.token_ids), n_ctx=self._session.caps.n_ctx))
+
+    def _put_back(self, sequence: Sequence) -> None:
+        """Take a running sequence's cells; what they held is kept outside the KV while there is room."""
+        self._running.remove(sequence)
+        slot, sequence.slot = sequence.slot, None
+        if slot is not None:
+            self._slots.shelve(slot)
+        self._waiting.add(sequence, self._running)
         self._totals.preempted += 1
 
     def _fail_batch(self, sequences: ListOf[Sequence], error: BackendStepError) -> None:

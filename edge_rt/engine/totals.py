@@ -17,6 +17,7 @@ class Totals:
     completion_tokens: int = 0
     cached_tokens: int = 0
     preempted: int = 0
+    refused: int = 0
     cancelled: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -36,6 +37,7 @@ class Totals:
             "completion_tokens_total": self.completion_tokens,
             "cached_tokens_total": self.cached_tokens,
             "preempted_total": self.preempted,
+            "refused_total": self.refused,
             "cancelled_total": self.cancelled,
             "drafted_tokens_total": self.drafted,
             "accepted_tokens_total": self.accepted,

@@ -8,7 +8,8 @@ EdgeRtError(code, retryable)
 ├ RequestError
 │ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · AuthError · SlowReaderError
 ├ CapacityError (retryable)
-│ ├ QueueFullError · OverloadedError · DeadlineError · ShuttingDownError
+│ ├ QueueFullError · OverloadedError · DeadlineError · DeadlineUnreachableError · CellsExhaustedError ·
+│   ShuttingDownError
 ├ BackendError
 │ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError · VendorSetupError
 │ ├ AcceleratorLostError · AcceleratorMemoryError · NotOnAcceleratorError · VersionSkewError
@@ -82,8 +83,10 @@ from edge_rt.errors.models import (
 from edge_rt.errors.requests import (
     AuthError,
     CapacityError,
+    CellsExhaustedError,
     ContextLengthError,
     DeadlineError,
+    DeadlineUnreachableError,
     InvalidRequestError,
     OverloadedError,
     QueueFullError,
@@ -116,6 +119,7 @@ __all__ = [
     "CacheError",
     "CacheStoreError",
     "CapacityError",
+    "CellsExhaustedError",
     "CircuitOpenError",
     "CloudAnswerError",
     "CloudDeclinedError",
@@ -128,6 +132,7 @@ __all__ = [
     "DaemonLostError",
     "DaemonUnreachableError",
     "DeadlineError",
+    "DeadlineUnreachableError",
     "DeviceError",
     "DeviceFaultError",
     "DeviceLostError",

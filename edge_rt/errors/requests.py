@@ -112,6 +112,38 @@ class DeadlineError(CapacityError):
 
 
 @dataclass(eq=False)
+class DeadlineUnreachableError(CapacityError):
+    """Refused before anything was computed: what is ahead of the request takes longer than it allows."""
+
+    code = "deadline_unreachable"
+    needed_s: float
+    deadline_s: float
+
+    @property
+    def retry_after_s(self) -> float:
+        return max(1.0, self.needed_s - self.deadline_s)
+
+    def __str__(self) -> str:
+        return (
+            f"the first token would come in {self.needed_s:g} s at the earliest, the deadline allows "
+            f"{self.deadline_s:g} s; allow more time, or try again when there is less to do"
+        )
+
+
+@dataclass(eq=False)
+class CellsExhaustedError(CapacityError):
+    code = "kv_cells_exhausted"
+    n_tokens: int
+    n_ctx: int
+
+    def __str__(self) -> str:
+        return (
+            f"the KV has no room for a sequence of {self.n_tokens} tokens beside what must stay in its {self.n_ctx} "
+            "cells; try again in a moment, or raise n_ctx"
+        )
+
+
+@dataclass(eq=False)
 class ShuttingDownError(CapacityError):
     code = "shutting_down"
 

@@ -177,6 +177,7 @@ def load_message(placement: Placement, config: Config, *, force: bool) -> Load:
         chat_template=placement.chat_template,
         max_stall_s=engine.max_stall_s,
         max_prefix_bytes=engine.max_prefix_bytes,
+        isolate_prefixes=engine.isolate_prefixes,
         stream_interval_s=engine.stream_interval_s,
         memory_margin_bytes=config.worker.memory_margin_bytes,
         force=force or config.worker.force,

@@ -84,6 +84,7 @@ def engine_settings(load: Load) -> EngineSettings:
         max_stall_s=load.max_stall_s,
         stream_interval_s=load.stream_interval_s,
         max_prefix_bytes=load.max_prefix_bytes,
+        isolate_prefixes=load.isolate_prefixes,
         max_draft=load.max_draft,
     )
 

@@ -124,6 +124,10 @@ EN_API int en_seq_trim(en_context *context, int seq_id, int n_tokens);
 EN_API uint64_t en_seq_bytes(const en_context *context, int seq_id);
 EN_API int en_seq_save(const en_context *context, int seq_id, void *state);
 EN_API int en_seq_load(en_context *context, int seq_id, int n_tokens, const void *state, uint64_t n_bytes);
+/* The same of a part: n_blocks blocks of 32 tokens from block first on, and n_tokens behind the whole blocks that the
+ * sequence holds. */
+EN_API int en_seq_save_blocks(const en_context *context, int seq_id, int first, int n_blocks, void *state);
+EN_API int en_seq_append(en_context *context, int seq_id, int n_tokens, const void *state, uint64_t n_bytes);
 EN_API int en_free_blocks(const en_context *context);
 
 /* Round m vectors of k floats to the numbers of the INT4 engine, each with its records in stride bytes of out, and its unit

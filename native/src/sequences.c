@@ -28,19 +28,33 @@ uint64_t en_seq_bytes(const en_context *c, int seq_id) {
     return is_seq(c, seq_id) ? blocks_of(c->kv.lengths[seq_id]) * c->kv.block_bytes : 0;
 }
 
+int en_seq_save_blocks(const en_context *c, int seq_id, int first, int n_blocks, void *state) {
+    if (!is_seq(c, seq_id)) return EN_BAD_SEQ;
+    int n_held = (int)blocks_of(c->kv.lengths[seq_id]);
+    if (first < 0 || n_blocks < 0 || first > n_held || n_blocks > n_held - first) return EN_BAD_ROWS;
+    for (int i = 0; i < n_blocks; i++)
+        memcpy((uint8_t *)state + i * c->kv.block_bytes, en_kv_block(&c->kv, seq_id, first + i), c->kv.block_bytes);
+    return EN_OK;
+}
+
 int en_seq_save(const en_context *c, int seq_id, void *state) {
     if (!is_seq(c, seq_id)) return EN_BAD_SEQ;
-    for (uint64_t i = 0; i < blocks_of(c->kv.lengths[seq_id]); i++)
-        memcpy((uint8_t *)state + i * c->kv.block_bytes, en_kv_block(&c->kv, seq_id, (int)i), c->kv.block_bytes);
+    return en_seq_save_blocks(c, seq_id, 0, (int)blocks_of(c->kv.lengths[seq_id]), state);
+}
+
+int en_seq_append(en_context *c, int seq_id, int n_tokens, const void *state, uint64_t n_bytes) {
+    if (!is_seq(c, seq_id)) return EN_BAD_SEQ;
+    int length = c->kv.lengths[seq_id], first = length / EN_KV_BLOCK;
+    if (length % EN_KV_BLOCK != 0 || n_tokens < 0 || n_tokens > c->n_ctx - length) return EN_BAD_ROWS;
+    if (n_bytes != blocks_of(n_tokens) * c->kv.block_bytes) return EN_BAD_ROWS;
+    if (en_kv_need(&c->kv, seq_id, length, n_tokens) > c->kv.n_free) return EN_NO_CELLS;
+    en_kv_extend(&c->kv, seq_id, n_tokens);
+    for (int i = 0; i < (int)blocks_of(n_tokens); i++)
+        memcpy(en_kv_block(&c->kv, seq_id, first + i), (const uint8_t *)state + i * c->kv.block_bytes, c->kv.block_bytes);
     return EN_OK;
 }
 
 int en_seq_load(en_context *c, int seq_id, int n_tokens, const void *state, uint64_t n_bytes) {
     if (!is_seq(c, seq_id) || c->kv.lengths[seq_id] != 0) return EN_BAD_SEQ;
-    if (n_tokens < 0 || n_tokens > c->n_ctx || n_bytes != blocks_of(n_tokens) * c->kv.block_bytes) return EN_BAD_ROWS;
-    if (en_kv_need(&c->kv, seq_id, 0, n_tokens) > c->kv.n_free) return EN_NO_CELLS;
-    en_kv_extend(&c->kv, seq_id, n_tokens);
-    for (uint64_t i = 0; i < blocks_of(n_tokens); i++)
-        memcpy(en_kv_block(&c->kv, seq_id, (int)i), (const uint8_t *)state + i * c->kv.block_bytes, c->kv.block_bytes);
-    return EN_OK;
+    return en_seq_append(c, seq_id, n_tokens, state, n_bytes);
 }

@@ -122,6 +122,14 @@ def test_wishes_for_route_and_cache_come_by_header_or_field() -> None:
     assert (plain.route, plain.cache) == ("auto", CacheWishes())
 
 
+def test_a_priority_comes_by_header_or_field() -> None:
+    runtime = answering("x")
+    ask(runtime, "POST", CHAT, chat_body(), headers={"X-Edge-Priority": "Interactive"})
+    ask(runtime, "POST", COMPLETIONS, {"prompt": "x", "priority": "background"})
+    ask(runtime, "POST", CHAT, chat_body())
+    assert [request.priority for request in runtime.requests] == ["interactive", "background", "normal"]
+
+
 def test_headers_that_come_twice_all_count() -> None:
     runtime = answering("x")
     headers = {"Cache-Control": "max-age=100", "cache-control": "no-store", "X-Edge-Route": " LOCAL "}
@@ -137,6 +145,9 @@ def test_headers_that_come_twice_all_count() -> None:
         ({"X-Edge-Route": "cloud", "x-edge-route": "local"}, {}, "x-edge-route"),
         ({"X-Edge-Route": "local"}, {"route": "cloud"}, "route"),
         ({}, {"route": "moon"}, "route"),
+        ({"X-Edge-Priority": "now"}, {}, "x-edge-priority"),
+        ({"X-Edge-Priority": "normal"}, {"priority": "background"}, "priority"),
+        ({}, {"priority": "now"}, "priority"),
         ({}, {"cache": {"tags": [""]}}, "cache.tags[0]"),
     ],
 )

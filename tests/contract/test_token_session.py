@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +204,33 @@ def test_saved_sequence_continues_after_a_restore(session: TokenSession) -> None
     session.seq_trim(0, 0)
     session.seq_load(2, state)
     logits = session.decode([SeqRows(2, len(ids) - 1, ids[-1:], True)])
+    assert int(np.argmax(logits[0])) == expected[0]
+
+
+def test_parts_that_were_saved_are_put_together_again(session: TokenSession) -> None:
+    ids = (prompt(session) * 4)[:75]
+    expected = greedy(session, 0, ids, 4)
+    session.seq_trim(0, 70)
+    assert session.seq_length(0) == 70
+    if not session.caps.can_save_ranges:
+        with pytest.raises(BackendStepError):
+            session.seq_save(0, 32, 64)
+        return
+    cuts = [0, 32, 64, 70]
+    states = [session.seq_save(0, start, end) for start, end in pairwise(cuts)]
+    for start, end in ((-1, 32), (32, 71), (64, 32)):
+        with pytest.raises(BackendStepError):
+            session.seq_save(0, start, end)
+    session.seq_trim(0, 0)
+    with pytest.raises(BackendStepError, match="follow"):
+        session.seq_load(2, states[1])
+    assert session.seq_length(2) == 0
+    for state, end in zip(states, cuts[1:], strict=True):
+        session.seq_load(2, state)
+        assert session.seq_length(2) == end
+    with pytest.raises(BackendStepError):
+        session.seq_load(2, states[0])
+    logits = session.decode([SeqRows(2, 70, ids[70:], True)])
     assert int(np.argmax(logits[0])) == expected[0]
 
 

@@ -176,6 +176,19 @@ class PagedKv(RuleBasedStateMachine):
         self.session.seq_load(seq_id, saved.state)
         self.extend(seq_id, saved.ids)
 
+    @rule(seq_id=SEQS, target_id=SEQS, cut=st.integers(0, 5))
+    def save_and_load_in_two_parts(self, seq_id: int, target_id: int, cut: int) -> None:
+        ids, middle = list(self.sequences[seq_id].ids), cut * BLOCK
+        if middle > len(ids) or self.sequences[target_id].ids or n_blocks(len(ids)) > self.free_blocks():
+            return
+        parts = [self.session.seq_save(seq_id, 0, middle), self.session.seq_save(seq_id, middle)]
+        n_head = self.session.seq_save(seq_id, 0, 0).nbytes
+        whole = self.session.seq_save(seq_id)[n_head:].tobytes()
+        assert b"".join(part[n_head:].tobytes() for part in parts) == whole
+        for part in parts:
+            self.session.seq_load(target_id, part)
+        self.extend(target_id, ids)
+
     @rule(saved=consumes(saved), seq_id=SEQS, n_lost=st.integers(1, 5000))
     def load_broken(self, saved: Saved, seq_id: int, n_lost: int) -> None:
         with pytest.raises(BackendStepError):

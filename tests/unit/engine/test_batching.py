@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_rt.engine.batching import pick, prefill_rows
+from edge_rt.backends.base import SeqRows
+from edge_rt.engine.batching import pick, prefill_rows, share_rows
+from edge_rt.engine.row_costs import RowCosts
 
 running = st.lists(st.integers(1, 600), min_size=1, max_size=40)
 
@@ -44,12 +47,31 @@ def test_a_small_remainder_goes_along_when_nobody_is_delayed() -> None:
     assert pick([512, 1], n_batch=1024, n_prefill=475) == [475, 1]
 
 
-def test_prefill_rows_follow_the_measured_row_time() -> None:
-    sizes = {"max_stall_s": 0.15, "max_step_s": 1.5, "n_batch": 512}
-    assert prefill_rows(row_s=0.002, n_decoding=1, **sizes) == 75
-    assert prefill_rows(row_s=0.002, n_decoding=0, **sizes) == 512
-    assert prefill_rows(row_s=0.2, n_decoding=3, **sizes) == 16
-    assert prefill_rows(row_s=0.0, n_decoding=0, **sizes) == 512
+def test_a_prompts_part_follows_the_measured_row_time() -> None:
+    assert prefill_rows(75, n_batch=512) == 75
+    assert prefill_rows(750, n_batch=512) == 512
+    assert prefill_rows(0, n_batch=512) == 16
+    assert prefill_rows(None, n_batch=512) == 512
+
+
+def test_a_step_beside_streams_takes_what_they_may_be_held_up_by_where_the_prompt_stands() -> None:
+    costs = RowCosts()
+    for at in range(0, 4000, 250):
+        costs.observe([SeqRows(0, at, [1] * 250, want_logits=False)], 250 * (1e-3 + 1e-6 * (at + 125)))
+
+    def rows(parts: list[tuple[int, int]]) -> list[int]:
+        return share_rows(parts, range(len(parts)), costs, max_stall_s=0.1, max_step_s=0.4, n_batch=512)
+
+    early, late = rows([(0, 4000), (50, 1)]), rows([(3000, 1000), (50, 1)])
+    assert early[1] == late[1] == 1
+    assert costs.seconds(early[0], 0) == pytest.approx(0.1, rel=0.05)
+    assert costs.seconds(late[0], 3000) == pytest.approx(0.1, rel=0.05)
+    assert rows([(0, 4000)])[0] > 3 * early[0]
+
+
+def test_prompts_get_rows_in_turn() -> None:
+    shares = share_rows([(0, 900), (0, 900), (9, 1)], [1, 2, 0], RowCosts(), max_stall_s=1, max_step_s=1, n_batch=512)
+    assert shares == [0, 511, 1]
 
 
 def test_the_oldest_streams_get_the_rows_where_there_are_not_enough() -> None:

@@ -172,9 +172,7 @@ def test_an_answer_that_repeats_the_prompt_takes_far_fewer_steps() -> None:
 @pytest.mark.parametrize("is_off", ["engine", "request"])
 def test_off_every_step_has_one_row_a_stream_and_asks_for_its_logits_only(is_off: str) -> None:
     bench = Bench(max_draft=0 if is_off == "engine" else 15)
-    answers = [
-        bench.ask(chat("ab" * 30, name, max_draft=0 if is_off == "request" else 15)) for name in ("first", "second")
-    ]
+    answers = [bench.ask(chat(text * 30, text, max_draft=0 if is_off == "request" else 15)) for text in ("ab", "cd")]
     bench.run(*answers)
     decoding = [rows for batch in bench.session.batches for rows in batch if rows.start >= 61]
     assert len(decoding) == 120

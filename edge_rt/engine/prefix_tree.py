@@ -1,0 +1,338 @@
+"""Computed prefixes kept outside the KV: a tree of blocks of tokens, so that what two of them share is kept once.
+
+Tokens are compared, never hashes of them: a reused row is the same row. Each owner has a tree of his own, in which
+nobody else's prompt is looked up; where tenants share, all have the owner "".
+
+A back end that saves parts of a sequence (Capabilities.can_save_ranges) has each block's state at its node. One that
+saves whole sequences only has them at the ends, and what is only the beginning of another is not kept beside it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+TOKEN_BYTES = 4
+
+
+class Kept(Protocol):
+    """A saved state, in memory or on disk."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Count the bytes of memory that it takes."""
+        ...
+
+    def read(self) -> NDArray[np.uint8] | None:
+        """Give the state; None where it cannot be had any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """A state in memory."""
+
+    state: NDArray[np.uint8]
+
+    @property
+    def n_bytes(self) -> int:
+        return self.state.nbytes
+
+    def read(self) -> NDArray[np.uint8]:
+        return self.state
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A block of tokens behind its parent's. kept is None between the ends where whole sequences are saved.
+
+    used  when it was looked up last, on the tree's own count; n_pins: how many pinned prefixes go through it
+    """
+
+    key: bytes
+    parent: Node | None
+    kept: Kept | None = None
+    children: dict[bytes, Node] = field(default_factory=dict)
+    order: list[bytes] = field(default_factory=list)  # the children's keys, sorted
+    used: int = 0
+    n_pins: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.key) // TOKEN_BYTES
+
+    def ids(self) -> list[int]:
+        return array("i", self.key).tolist()
+
+    def whole_ids(self) -> list[int]:
+        """Give the tokens from the tree's root to this node's end."""
+        keys = [node.key for node in _path(self)]
+        return array("i", b"".join(reversed(keys))).tolist()
+
+    def nearest(self, key: bytes) -> tuple[Node | None, int]:
+        """Find the child that begins most like key, and how many tokens they share.
+
+        In sorted order it stands beside the place where key would be.
+        """
+        best, n_best = None, 0
+        at = bisect_left(self.order, key)
+        for other in self.order[max(0, at - 1) : at + 1]:
+            if (n := common_tokens(other, key)) > n_best:
+                best, n_best = self.children[other], n
+        return best, n_best
+
+    def add(self, key: bytes, kept: Kept | None) -> Node:
+        node = self.children[key] = Node(key, self, kept)
+        self.order.insert(bisect_left(self.order, key), key)
+        return node
+
+    def remove(self) -> None:
+        assert self.parent is not None
+        del self.parent.children[self.key]
+        del self.parent.order[bisect_left(self.parent.order, self.key)]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What is kept of a prompt: its first n_tokens, by restoring nodes in order and cutting what is more."""
+
+    n_tokens: int
+    nodes: tuple[Node, ...] = ()
+
+
+def packed(token_ids: Sequence[int]) -> bytes:
+    """Write token ids as bytes, whose order and equality are those of the ids' bytes."""
+    return array("i", token_ids).tobytes()
+
+
+def common_tokens(a: bytes, b: bytes) -> int:
+    """Count the leading tokens that two packed lists share."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n // TOKEN_BYTES
+    low, high = 0, n  # a[:low] == b[:low] and a[:high] != b[:high]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low // TOKEN_BYTES
+
+
+class PrefixTree:
+    """Kept prefixes of at most max_bytes() bytes; ends used least recently go first, block by block.
+
+    n_block  tokens of a block, a multiple of the back end's
+    """
+
+    def __init__(self, max_bytes: Callable[[], int], *, n_block: int, keeps_ranges: bool) -> None:
+        self._max_bytes = max_bytes
+        self._block_bytes = n_block * TOKEN_BYTES
+        self._keeps_ranges = keeps_ranges
+        self._roots: dict[str, Node] = {}
+        self._ages: list[tuple[int, int, Node]] = []  # a heap of ends by their last use; some are out of date
+        self._max_ages = 256
+        self._ticks, self._order = count(1), count()
+        self._growing: Node | None = None  # where put is: it leads to no state yet, and stays
+        self.n_bytes = 0
+
+    def find(self, owner: str, token_ids: Sequence[int]) -> Match:
+        """Find the longest kept beginning of a prompt; it is not marked as used."""
+        root = self._roots.get(owner)
+        if root is None:
+            return Match(0)
+        key = packed(token_ids)
+        path, n_tokens, node = [], 0, root
+        for start in range(0, len(key), self._block_bytes):
+            block = key[start : start + self._block_bytes]
+            child = node.children.get(block) if len(block) == self._block_bytes else None
+            n_shared = child.n_tokens if child is not None else 0
+            if child is None:
+                child, n_shared = node.nearest(block)
+            if child is None:
+                break
+            path.append(child)
+            n_tokens += n_shared
+            node = child
+            if n_shared < child.n_tokens:
+                break
+        if self._keeps_ranges or node is root:
+            return Match(n_tokens, tuple(path))
+        while node.kept is None:  # any whole sequence that goes on from here begins like the prompt
+            node = node.children[node.order[0]]
+        return Match(n_tokens, (node,))
+
+    def touch(self, match: Match) -> None:
+        """Mark what was found as used just now."""
+        tick = next(self._ticks)
+        for last in match.nodes[-1:]:
+            for node in _path(last):
+                node.used = tick
+            self._age(last)
+
+    def put(
+        self,
+        owner: str,
+        token_ids: Sequence[int],
+        save: Callable[[int, int | None], Kept],
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Keep a sequence, as far as there is room for it; False where go_on ended it before.
+
+        save  gives the state of the positions from the first number up to the second; to the end with None
+        """
+        key = packed(token_ids)
+        node = self._roots.get(owner) or self._roots.setdefault(owner, Node(b"", None))
+        tick = next(self._ticks)
+        is_cut_off = False
+        for start in range(0, len(key), self._block_bytes):
+            self._growing = node
+            block = key[start : start + self._block_bytes]
+            if (child := node.children.get(block)) is None:
+                nearest, n_shared = node.nearest(block)
+                if nearest is not None and n_shared * TOKEN_BYTES == len(block):  # all of it is there, and more
+                    child = nearest
+                elif (is_cut_off := not go_on()) or (child := self._add(node, block, start, save)) is None:
+                    break
+                elif nearest is not None and _is_unfinished(nearest, n_shared):
+                    self._drop_end(nearest)  # an unfinished block, now the beginning of a whole one
+            child.used = tick
+            node = child
+        else:
+            if not self._keeps_ranges and node.kept is None and not node.children:
+                self._growing = node
+                self._keep_whole(node, save(0, None))
+        self._growing = None
+        self._prune(node)
+        self._age(node)
+        return not is_cut_off
+
+    def _add(self, node: Node, block: bytes, start: int, save: Callable[[int, int | None], Kept]) -> Node | None:
+        kept = None
+        if self._keeps_ranges:
+            first = start // TOKEN_BYTES
+            kept = save(first, first + len(block) // TOKEN_BYTES)
+        if not self._make_room(len(block) + (kept.n_bytes if kept is not None else 0), beside=node):
+            return None
+        child = node.add(block, kept)
+        self._count(child, 1)
+        return child
+
+    def pin(self, owner: str, token_ids: Sequence[int], *, by: int = 1) -> bool:
+        """Let a kept prefix stay whatever comes, or with by=-1 no longer; False if not all of it is kept."""
+        match = self.find(owner, token_ids)
+        if match.n_tokens < len(token_ids):
+            return False
+        for node in _path(match.nodes[-1]):
+            node.n_pins = max(0, node.n_pins + by)
+        self._age(match.nodes[-1])
+        return True
+
+    def drop(self, node: Node) -> None:
+        """Forget a state that cannot be restored, and all that goes on from it."""
+        for child in list(node.children.values()):
+            self.drop(child)
+        if node.parent is not None and node.parent.children.get(node.key) is node:
+            self._count(node, -1)
+            node.remove()
+            self._prune(node.parent)
+
+    def ends(self) -> Iterator[tuple[str, bytes, Node]]:
+        """Give owner, packed tokens and last node of everything kept."""
+        for owner, root in self._roots.items():
+            stack = [(root, b"")]
+            while stack:
+                node, key = stack.pop()
+                stack += [(child, key + child.key) for child in node.children.values()]
+                if node is not root and not node.children:
+                    yield owner, key, node
+
+    # What stays.
+
+    def _count(self, node: Node, sign: int) -> None:
+        self.n_bytes += sign * (len(node.key) + (node.kept.n_bytes if node.kept is not None else 0))
+
+    def _age(self, node: Node) -> None:
+        if node.children or node.parent is None:
+            return
+        heappush(self._ages, (node.used, next(self._order), node))
+        if len(self._ages) > self._max_ages:  # what is no end any more, or has been used since, goes
+            fresh = {id(entry[2]): entry for entry in self._ages if _is_end(entry[2], entry[0])}
+            self._ages = sorted(fresh.values())
+            self._max_ages = 256 + 2 * len(self._ages)
+
+    def _make_room(self, n_bytes: int, *, beside: Node) -> bool:
+        """Drop the oldest ends until n_bytes fit; False if what is left is pinned or on the way to beside."""
+        limit = self._max_bytes() - n_bytes
+        if self.n_bytes <= limit:
+            return True
+        own = set(map(id, _path(beside)))
+        held: list[tuple[int, int, Node]] = []
+        while self.n_bytes > limit and self._ages:
+            entry = heappop(self._ages)
+            used, _, node = entry
+            if not _is_end(node, used):
+                continue
+            if node.n_pins or id(node) in own:
+                held.append(entry)
+            else:
+                self._drop_end(node)
+        for entry in held:
+            heappush(self._ages, entry)
+        return self.n_bytes <= limit
+
+    def _drop_end(self, node: Node) -> None:
+        parent = node.parent
+        self._count(node, -1)
+        node.remove()
+        if parent is not None:
+            self._prune(parent)
+            self._age(parent)
+
+    def _prune(self, node: Node) -> None:
+        """Take away nodes that lead to no state, and owners without any."""
+        while node.parent is not None and not node.children and node.kept is None and node is not self._growing:
+            parent = node.parent
+            self._count(node, -1)
+            node.remove()
+            node = parent
+        if node.parent is None and not node.children and node is not self._growing:
+            for owner in [owner for owner, root in self._roots.items() if root is node]:
+                del self._roots[owner]
+
+    def _keep_whole(self, node: Node, kept: Kept) -> None:
+        """Put a whole sequence at its end, instead of those that are only its beginning."""
+        for before in _path(node):
+            if before.kept is not None and before.n_pins == 0:
+                self.n_bytes -= before.kept.n_bytes
+                before.kept = None
+        if self._make_room(kept.n_bytes, beside=node):
+            node.kept = kept
+            self.n_bytes += kept.n_bytes
+
+
+def _path(node: Node) -> Iterator[Node]:
+    """Go from a node to the root, without it."""
+    while node.parent is not None:
+        yield node
+        node = node.parent
+
+
+def _is_end(node: Node, used: int) -> bool:
+    parent = node.parent
+    return node.used == used and not node.children and parent is not None and parent.children.get(node.key) is node
+
+
+def _is_unfinished(node: Node, n_shared: int) -> bool:
+    """Say whether a node that shares so many tokens with a newer block is only its beginning, and may go."""
+    is_there = node.parent is not None and node.parent.children.get(node.key) is node
+    return is_there and n_shared == node.n_tokens and not node.n_pins
