@@ -1,6 +1,7 @@
 """What every TensorSession promises; runs over each tensor back end that is present.
 
-The FPGA's engine is its golden model behind the driver's ring and cache: simulated.
+The FPGA's engine is its golden model behind the driver's ring and cache: simulated. Serial boards are the firmware's
+build for this machine, behind a modelled line: emulated; their models are quantised.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edge_rt.backends import registry
-from edge_rt.backends.base import DTYPES, Absent, ModelFile, TensorBackend, TensorOptions, TensorSession
+from edge_rt.backends.base import DTYPES, Absent, Accelerated, ModelFile, TensorBackend, TensorOptions, TensorSession
 from edge_rt.backends.tensor_feeds import MAX_ELEMENTS
 from edge_rt.errors import BackendStepError, InvalidRequestError, NotOnAcceleratorError
 from edge_rt.tensor_types import TensorSpec
@@ -30,6 +31,7 @@ BACKENDS = (
     "fpga",
     "npu_openvino",
     pytest.param("npu_qnn", marks=pytest.mark.simulator),
+    pytest.param("npu_serial", marks=pytest.mark.emulated),
     pytest.param("npu_rknn", marks=[pytest.mark.simulator, pytest.mark.slow]),
 )
 Load = Callable[[str], TensorSession]
@@ -48,6 +50,12 @@ def backend(request: pytest.FixtureRequest) -> Iterator[TensorBackend]:
 
         yield SimulatedFpga()
         return
+    if request.param == "npu_serial":
+        pytest.importorskip("onnxruntime")
+        from tests.npu.serial_boards import SerialBoards
+
+        yield SerialBoards()
+        return
     found: object = registry.get(request.param)
     assert isinstance(found, TensorBackend)
     with packages_of(request.param):
@@ -65,7 +73,14 @@ def model_file(backend: TensorBackend, folder: Path, datatype: str = "") -> Mode
     from tests import tensor_models
 
     is_fpga = backend.name == "fpga"
-    if datatype:
+    if backend.name == "npu_serial":
+        from tests.npu import serial_boards
+
+        if datatype not in {"", "FP32", "UINT8", "INT8"}:  # what is no integer for it, it refuses
+            model = tensor_models.identity(tensor_models.ELEM_TYPES[datatype])
+        else:
+            model = serial_boards.identity(datatype) if datatype else serial_boards.rows()
+    elif datatype:
         identity = tensor_models.identity_beside_product if is_fpga else tensor_models.identity
         model = identity(tensor_models.ELEM_TYPES[datatype])
     else:
@@ -222,6 +237,17 @@ def test_as_many_threads_as_it_says_may_run_it_at_a_time(session: TensorSession)
     with ThreadPoolExecutor(session.info.max_runs) as runners:
         answers = list(runners.map(lambda feed: session.run({"x": feed})["y"], feeds))
     assert all(np.array_equal(answer, want) for answer, want in zip(answers, expected, strict=True))
+
+
+def test_what_an_accelerator_computes_is_counted_and_none_of_it_is_the_cpus(session: TensorSession) -> None:
+    is_accelerator = session.info.backend == "fpga" or session.info.backend.startswith("npu_")
+    assert isinstance(session, Accelerated) == is_accelerator
+    if isinstance(session, Accelerated):
+        before = session.device_counts()
+        session.run({"x": x(1)})
+        after = session.device_counts()
+        assert after.n_products > before.n_products
+        assert (after.n_fallbacks, after.n_faults, after.last_fault) == (0, 0, "")
 
 
 def test_close_is_final_and_may_be_repeated(backend: TensorBackend, tmp_path: Path) -> None:
