@@ -20,6 +20,9 @@ Data = bytes | memoryview
 # steps in, which is told as a warning; any: it steps in without a word.
 Require = Literal["npu", "prefer", "any"]
 
+# For how many weights there is a scale: all of them, an output channel's, a block's within one. "": it does not matter.
+Granularity = Literal["", "tensor", "channel", "block"]
+
 # Bytes of one element; 0 where each has its own length.
 ITEM_BYTES: Mapping[str, int] = {
     "BOOL": 1,
@@ -319,6 +322,16 @@ class TensorModelInfo:
     placement: tuple[NodePlacement, ...] = ()
     backend_reason: str = ""
     evidence: Evidence = "device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipNeeds:
+    """What a form of a model wants of an NPU; as catalog.manifest.Requires."""
+
+    weight_bits: int
+    activation_bits: int
+    granularity: Granularity = ""
+    socs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.tensor_types import Datatype, Evidence, Require, TensorModelInfo, TensorSpec
+from edge_rt.tensor_types import ChipNeeds, Datatype, Evidence, Require, TensorModelInfo, TensorSpec
 from edge_rt.types import Capabilities, ModelInfo
 
 if TYPE_CHECKING:
@@ -332,6 +332,7 @@ class NpuOptions:
     retry_s    until a chip that failed is tried again; doubles with each failure, up to 5 times
     soc        the chip by back end, where it cannot be found out or is simulated; as its vendor names it
     options    of the vendor's compiler and runtime, by back end
+    needs      what the model's form wants of the chip; None: nobody says
     """
 
     require: Require = "prefer"
@@ -340,6 +341,7 @@ class NpuOptions:
     retry_s: float = 0.8
     soc: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    needs: ChipNeeds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

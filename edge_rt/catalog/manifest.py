@@ -15,7 +15,7 @@ from edge_rt.catalog.pipelines import Line, Pipeline, StateTensor
 from edge_rt.catalog.sources import parse_source
 from edge_rt.errors import ModelFormatError
 from edge_rt.regular import open_regular
-from edge_rt.tensor_types import Require
+from edge_rt.tensor_types import Granularity, Require
 
 SHIPPED_DIR = Path(__file__).resolve().parent.parent / "manifests"
 MAX_MANIFEST_BYTES = 256 * 1024
@@ -60,12 +60,14 @@ class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What a form wants of an accelerator. Such a form runs where it is asked for or where one of its back ends is.
 
     weight_bits, activation_bits  that it computes in; 16 and 16 are floats
+    granularity                   of the weights' scales; "" leaves it to the compiler
     socs                          chips that have it, as their vendors name them; () leaves it to the compiler
     place                         where it must run, as npu.require, which goes before it
     """
 
     weight_bits: Literal[4, 8, 16]
     activation_bits: Literal[8, 16]
+    granularity: Granularity = ""
     socs: Annotated[tuple[Line, ...], Meta(max_length=64)] = ()
     place: Require = "prefer"
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from edge_rt.catalog.manifest import Asset, Batching, Manifest, Variant
+from edge_rt.catalog.manifest import Asset, Batching, Manifest, Requires, Variant
 from edge_rt.catalog.store import pick_variant
 from edge_rt.config import Config, ModelSettings, Npu
 from edge_rt.errors import ModelNotPulledError
-from edge_rt.tensor_types import Require
+from edge_rt.tensor_types import ChipNeeds
 from edge_rt.worker.channel import Load, NpuLoad, TensorLoad
 
 _NULL_N_CTX = 4096
@@ -127,22 +127,30 @@ def _tensor_load(manifest: Manifest | None, config: Config, assets: dict[str, st
         graph_cache=tensor.graph_cache,
         custom_op_libraries=tensor.custom_op_libraries,
         backends=form.backends if form is not None else (),
-        npu=npu_load(config.npu, form.requires.place if form is not None and form.requires is not None else "prefer"),
+        npu=npu_load(config.npu, form.requires if form is not None else None),
     )
 
 
-def npu_load(npu: Npu, place: Require = "prefer") -> NpuLoad:
-    """Say how a model runs on an NPU: as the configuration has it, else as its manifest has."""
+def npu_load(npu: Npu, requires: Requires | None = None) -> NpuLoad:
+    """Say how a model runs on an NPU: as the configuration has it, else as its form's requires has."""
     options: dict[str, dict[str, str]] = {}
     for name, value in npu.options.items():
         backend, _, option = name.partition(".")
         options.setdefault(backend, {})[option] = value
     return NpuLoad(
-        require=npu.require or place,
+        require=npu.require or (requires.place if requires is not None else "prefer"),
         max_artifact_bytes=npu.max_artifact_bytes,
         retry_s=npu.retry_s,
         soc=dict(npu.soc.items()),
         options=options,
+        needs=ChipNeeds(
+            weight_bits=requires.weight_bits,
+            activation_bits=requires.activation_bits,
+            granularity=requires.granularity,
+            socs=requires.socs,
+        )
+        if requires is not None
+        else None,
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from edge_rt.catalog.pipelines import Pipeline, StateTensor
 from edge_rt.tensor_types import (
+    ChipNeeds,
     Data,
     Datatype,
     MediaAnswer,
@@ -44,6 +45,7 @@ class NpuLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     retry_s: float = 0.8
     soc: dict[str, str] = {}
     options: dict[str, dict[str, str]] = {}
+    needs: ChipNeeds | None = None
 
 
 class TensorLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -35,6 +35,7 @@ def unpack_tensor(load: Load, *, is_alone: bool = False) -> tuple[ModelFile, Ten
             retry_s=tensor.npu.retry_s,
             soc=tensor.npu.soc,
             options=tensor.npu.options,
+            needs=tensor.npu.needs,
         ),
     )
     return file, options

@@ -61,9 +61,11 @@ class Driver:
         device = {"id": "fake0", "detail": "an NPU of the test", "soc": "fk1", "evidence": "stub"}
         return {"devices": [device], "versions": {"compiler": version, "runtime": version, "driver": ""}}
 
-    def capabilities(self, device: str) -> dict[str, Any]:
+    def capabilities(self, device: str, soc: str) -> dict[str, Any]:
         _meet("capabilities")
-        return {"precisions": [{"weight_bits": 8, "activation_bits": 8}], "datatypes": ["FP32"], "is_confirmed": True}
+        bits = [(8, 8), (4, 16)] if soc == "fk2" else [(8, 8)]
+        precisions = [{"weight_bits": w, "activation_bits": a, "granularity": "channel"} for w, a in bits]
+        return {"precisions": precisions, "datatypes": ["FP32"], "is_confirmed": True}
 
     def compile(self, model: str, folder: str, soc: str, **_: Any) -> dict[str, Any]:
         _meet("compile")

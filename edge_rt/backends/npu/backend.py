@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import astuple, replace
@@ -19,6 +20,7 @@ from edge_rt.backends.base import (
     TokenSession,
 )
 from edge_rt.backends.npu.artifacts import ArtifactCache, artifacts, is_whole
+from edge_rt.backends.npu.needs import unmet_precision, unmet_soc
 from edge_rt.backends.npu.rows import differ, static_refusal
 from edge_rt.backends.npu.session import NpuSession
 from edge_rt.backends.npu.vendor import Artifact, Compiled, CompileRequest, Target, Vendor, VendorSession
@@ -33,7 +35,9 @@ from edge_rt.errors import (
     NotOnAcceleratorError,
     VersionSkewError,
 )
-from edge_rt.tensor_types import NodePlacement, TensorModelInfo
+from edge_rt.tensor_types import ChipNeeds, NodePlacement, TensorModelInfo
+
+_log = logging.getLogger(__name__)
 
 _HOST_BYTES = 150 * 2**20  # of the process that has the vendor's libraries
 _ROWS = 1  # of a run, where a model takes any number: chips gain little from more, and pay for those that are missing
@@ -220,8 +224,14 @@ class Opener:
             target = self._vendor.target(self._file, self.device, self._options)
             npu, rows = self._options.npu, _ROWS if self.has_rows else 0
             cache = ArtifactCache(npu.artifacts, max_bytes=npu.max_artifact_bytes)
+            # Cores that a stack offers compute in whatever a file has.
+            needs = npu.needs if self.device.kind != "cpu" else None
+            if needs is not None:
+                self._refuse(unmet_soc(needs, target.soc))
 
             def compile_to(folder: Path) -> Compiled:
+                if needs is not None:  # what is kept was taken by the same compiler for the same chip
+                    self._refuse(self._unmet_precision(needs, target.soc))
                 if self.has_rows and self._options.max_batch == 1:
                     self._check_rows()  # who joins requests has said that rows are independent
                 request = CompileRequest(file=self._file, device=self.device, target=target, folder=folder, rows=rows)
@@ -240,6 +250,23 @@ class Opener:
             context = cache.artifact(self._file, target, rows, compile_to, external=external)
             self._artifact, self._again = self._stack.enter_context(context)
         return self._artifact, self._again
+
+    def _refuse(self, reason: str | None) -> None:
+        """Raise BackendLoadError where there is a reason not to run the model's form on this chip."""
+        if reason is None:
+            return
+        model, name = self._file.model, self._vendor.name
+        remedy = f"`edge_rt models show {model}` lists other forms; npu.soc.{name} names the chip where it is another"
+        form = self._file.variant or "file"
+        raise BackendLoadError(model=model, reason=f"{name}: its form {form} is not for this chip: {reason}. {remedy}")
+
+    def _unmet_precision(self, needs: ChipNeeds, soc: str) -> str | None:
+        try:
+            told = self._vendor.capabilities(self.device, soc)
+        except BackendLoadError as exc:
+            _log.warning("%s: what %s computes in cannot be tried: %s", self._file.model, self._vendor.name, exc.reason)
+            return None
+        return unmet_precision(needs, told, soc or self._vendor.label)
 
     def _skewed(self, target: Target) -> str | None:
         """Name the versions that a kept form of this very model was made with, where only they are others."""

@@ -3,7 +3,7 @@
 A driver is a Python file with a class Driver. Its methods take and give what JSON can hold, and arrays:
 
     probe() -> {"devices": [DEVICE…], "versions": {compiler, runtime, driver}}, or {"absent": reason}
-    capabilities(device) -> {"precisions": [{weight_bits, activation_bits, granularity}…], "is_confirmed": …, …}
+    capabilities(device, soc) -> {"precisions": [{weight_bits, activation_bits, granularity}…], "is_confirmed": …, …}
     compile(model, folder, soc, device, options, rows) -> {"files": […], "placement": [PLACEMENT…], "facts": {…}}
     load(folder, soc, device, options, rows, facts) -> {"inputs": [SPEC…], "outputs": [SPEC…], "placement": […]}
     run(feeds, outputs) -> ({"upload_s": …, "compute_s": …, "download_s": …}, arrays)
@@ -184,10 +184,10 @@ class HostedVendor:
     def target(self, file: ModelFile, device: Device, options: TensorOptions) -> Target:  # noqa: ARG002 - subclasses'
         return Target(vendor=self.name, soc=self._socs.get(device.id, ""), versions=self.versions())
 
-    def capabilities(self, device: Device) -> Capabilities:
+    def capabilities(self, device: Device, soc: str = "") -> Capabilities:
         client = self._new_client()
         try:
-            told = {"device": device.id}
+            told = {"device": device.id, "soc": soc or self._socs.get(device.id, "")}
             return self._ask(client, "capabilities", told, Capabilities, self._stack.limits.compile_s, model="a try")
         finally:
             client.close()

@@ -88,15 +88,21 @@ class Driver:
             return {"absent": f"OpenVINO {version} finds no device; no NPU: {npu_absence(openvino)}"}
         return {"devices": devices, "versions": versions}
 
-    def capabilities(self, device: str) -> dict[str, Any]:
-        """Compile a small convolution, and read in which numbers it computes."""
+    def capabilities(self, device: str, soc: str) -> dict[str, Any]:  # noqa: ARG002 - the device knows what it is
+        """Compile a small convolution, and read in which numbers it computes; and a product with 4-bit weights."""
         import openvino
 
-        compiled = _compile(openvino.Core(), _tiny(openvino), device, {})
+        core = openvino.Core()
+        compiled = _compile(core, _tiny(openvino), device, {})
         found = Counter(str(node["precision"]) for node in _nodes(compiled) if node["kind"] == "Convolution")
-        precisions = [{"weight_bits": 32, "activation_bits": 32, "granularity": "tensor"}]
-        if device == NPU:
-            precisions = [{"weight_bits": 16, "activation_bits": 16, "granularity": "tensor"}]
+        float_bits = 16 if device == NPU else 32
+        precisions = [{"weight_bits": float_bits, "activation_bits": float_bits, "granularity": "tensor"}]
+        try:
+            _compile(core, _tiny_4bit(openvino), device, {})
+        except OpenVinoError:
+            pass  # then it has none
+        else:
+            precisions.append({"weight_bits": 4, "activation_bits": float_bits, "granularity": "block"})
         if found.keys() & {"u8", "i8"}:
             precisions.append({"weight_bits": 8, "activation_bits": 8, "granularity": "channel"})
         told = {"precisions": precisions, "datatypes": list(DATATYPES), "is_static": device == NPU}
@@ -290,6 +296,18 @@ def _specs(ports: Any) -> list[dict[str, Any]]:
         }
         for port in ports
     ]
+
+
+def _tiny_4bit(openvino: Any) -> Any:
+    """A product with 4-bit weights, which have a scale for each 16 inputs."""
+    import numpy as np
+    from openvino import opset13 as ops
+
+    packed = openvino.Tensor(np.zeros(32 * 32 // 2, np.uint8), [32, 2, 16], openvino.Type.i4)
+    scaled = ops.multiply(ops.convert(ops.constant(packed), "f16"), ops.constant(np.full((32, 2, 1), 0.1, np.float16)))
+    weights = ops.convert(ops.reshape(scaled, ops.constant(np.array([32, 32])), special_zero=False), "f32")
+    x = ops.parameter([1, 32], np.float32, name="x")
+    return openvino.Model([ops.matmul(x, weights, False, True)], [x], "tiny_4bit")
 
 
 def _tiny(openvino: Any) -> Any:

@@ -112,7 +112,7 @@ class Driver:
         }
         return {"devices": [device], "versions": versions}
 
-    def capabilities(self, device: str) -> dict[str, Any]:  # noqa: ARG002 - there is one
+    def capabilities(self, device: str, soc: str) -> dict[str, Any]:  # noqa: ARG002 - there is one
         """Compile a small model of each precision, and name those that QNN took whole."""
         import tempfile
 
@@ -129,7 +129,7 @@ class Driver:
                 path = os.path.join(folder, "try.onnx")  # noqa: PTH118
                 Path(path).write_bytes(tiny_model(weights, activations))
                 try:
-                    made = self.compile(path, folder, SIMULATED_SOC, "htp", {}, 0)
+                    made = self.compile(path, folder, soc, "htp", {}, 0)
                 except Exception:  # noqa: BLE001, S112 - then it does not compute in these
                     continue
             if all(not part["reason"] for part in made["placement"]):

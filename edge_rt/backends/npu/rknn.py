@@ -73,7 +73,7 @@ class RknnVendor(HostedVendor):
 
     def __init__(self, stack: Stack | None = None) -> None:
         super().__init__(stack or stack_here())
-        self._capabilities: dict[str, Capabilities] = {}
+        self._capabilities: dict[tuple[str, str], Capabilities] = {}
 
     def target(self, file: ModelFile, device: Device, options: TensorOptions) -> Target:
         """Say for which chip; what ranges are found with is part of it, wherever it lies."""
@@ -86,11 +86,11 @@ class RknnVendor(HostedVendor):
         calibration = _digest(file, own["dataset"]) if own.get("dataset") else ""
         return replace(target, soc=soc, options=own, calibration=calibration)
 
-    def capabilities(self, device: Device) -> Capabilities:
-        """Try what the device computes; that takes a while, and is asked once."""
-        if device.id not in self._capabilities:
-            self._capabilities[device.id] = super().capabilities(device)
-        return self._capabilities[device.id]
+    def capabilities(self, device: Device, soc: str = "") -> Capabilities:
+        """Try what a chip computes; that takes a while, and is asked once."""
+        if (device.id, soc) not in self._capabilities:
+            self._capabilities[device.id, soc] = super().capabilities(device, soc)
+        return self._capabilities[device.id, soc]
 
     def refusal(self, file: ModelFile, device: Device, options: TensorOptions) -> str | None:  # noqa: ARG002 - the protocol's
         model = file.onnx

@@ -66,7 +66,7 @@ class Driver:
         }
         return {"devices": [device], "versions": {"compiler": found, "runtime": found, "driver": ""}}
 
-    def capabilities(self, device: str, soc: str = SOCS[0]) -> dict[str, Any]:
+    def capabilities(self, device: str, soc: str) -> dict[str, Any]:
         """Build a small model in each precision: which a chip has differs, and the toolkit lists them nowhere."""
         found = []
         for dtype in DTYPES:

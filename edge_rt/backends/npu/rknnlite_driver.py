@@ -91,7 +91,7 @@ class Driver:
         }
         return {"devices": [device], "versions": {"compiler": lite, "runtime": runtime, "driver": driver}}
 
-    def capabilities(self, device: str) -> dict[str, Any]:  # noqa: ARG002 - there is one
+    def capabilities(self, device: str, soc: str) -> dict[str, Any]:  # noqa: ARG002 - there is one
         return {
             "precisions": [],  # a board tries nothing: its compiler is elsewhere
             "datatypes": ["FP16", "FP32", "INT32", "INT64", "INT8", "UINT8"],

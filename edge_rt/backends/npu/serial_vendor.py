@@ -102,7 +102,7 @@ class SerialVendor:
     def target(self, file: ModelFile, device: Device, options: TensorOptions) -> Target:  # noqa: ARG002 - the protocol's
         return Target(vendor=NAME, soc="", versions=self.versions())
 
-    def capabilities(self, device: Device) -> Capabilities:
+    def capabilities(self, device: Device, soc: str = "") -> Capabilities:  # noqa: ARG002 - a board says what it has
         facts = self._facts.get(device.id)
         bits = facts.weight_bits if facts is not None else (4, 8)
         return Capabilities(

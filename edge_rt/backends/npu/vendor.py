@@ -177,7 +177,9 @@ class Vendor(Protocol):
         """Say for what the model is to be compiled on a device that probe has found."""
         ...
 
-    def capabilities(self, device: Device) -> Capabilities: ...
+    def capabilities(self, device: Device, soc: str = "") -> Capabilities:
+        """Tell what a chip computes in; soc as in target, "" is the device's own. Raises as compile does."""
+        ...
 
     def refusal(self, file: ModelFile, device: Device, options: TensorOptions) -> str | None:
         """Say why the model's file is nothing for the device, from its header; None if it may be."""

@@ -28,6 +28,7 @@ from edge_rt.errors import (
     NotOnAcceleratorError,
     VersionSkewError,
 )
+from edge_rt.tensor_types import ChipNeeds
 from tests.fakes import FakeClock
 from tests.npu.fake_npu import FakeNpu, double
 from tests.patience import until
@@ -75,14 +76,21 @@ def npu(tmp_path: Path) -> FakeNpu:
 def load(npu: FakeNpu, tmp_path: Path) -> Iterator[Make]:
     loaded: list[NpuSession] = []
 
-    def make(*, require: str = "prefer", rows: int = 2, limits: Limits | None = None, **options: Any) -> Rig:
+    def make(
+        *,
+        require: str = "prefer",
+        rows: int = 2,
+        limits: Limits | None = None,
+        needs: ChipNeeds | None = None,
+        **options: Any,
+    ) -> Rig:
         if limits is not None:
             npu.limits = limits
         backend = npu.backend()
         clock = FakeClock()
         rig = Rig(npu, None, clock)  # type: ignore[arg-type]
         backend.session_parts = {"clock": clock, "start": lambda work: work(), "tell": rig.events.append}
-        kept = NpuOptions(require=require, artifacts=tmp_path / "kept", retry_s=RETRY_S)  # type: ignore[arg-type]
+        kept = NpuOptions(require=require, artifacts=tmp_path / "kept", retry_s=RETRY_S, needs=needs)  # type: ignore[arg-type]
         file = double(tmp_path / f"m{rows}.onnx", rows=rows)
         rig.session = backend.load_tensor(file, TensorOptions(n_threads=1, npu=kept, **options))
         loaded.append(rig.session)
@@ -367,6 +375,49 @@ def test_a_model_of_which_nothing_is_on_the_npu_is_refused(load: Make, npu: Fake
     (npu.folder / "n_cpu").write_text("4")
     with pytest.raises(NotOnAcceleratorError, match="would leave 4 of tiny's 4 nodes"):
         load()
+
+
+@pytest.mark.parametrize(
+    ("needs", "soc", "words"),
+    [
+        (ChipNeeds(weight_bits=8, activation_bits=8), "fk1", ""),
+        (ChipNeeds(weight_bits=8, activation_bits=8, granularity="channel"), "fk1", ""),
+        (
+            ChipNeeds(weight_bits=8, activation_bits=8, granularity="block"),
+            "fk1",
+            "8-bit weights with a scale for each b",
+        ),
+        (
+            ChipNeeds(weight_bits=4, activation_bits=16),
+            "fk1",
+            "it wants 4-bit weights and 16-bit activations, and fk1 was",
+        ),
+        (
+            ChipNeeds(weight_bits=8, activation_bits=8, socs=("fk2", "fk3")),
+            "fk1",
+            "it is for fk2, fk3, and the chip is fk1",
+        ),
+    ],
+)
+def test_a_form_that_the_chip_has_not_is_refused_before_it_is_compiled(
+    load: Make, npu: FakeNpu, needs: ChipNeeds, soc: str, words: str
+) -> None:
+    if not words:
+        assert load(needs=needs).run() == "npu_fake:fake0"
+        assert npu.calls().count("capabilities") == 1
+        load(needs=needs)
+        assert npu.calls().count("capabilities") == 1, "what is kept was taken by the compiler"
+        return
+    with pytest.raises(BackendLoadError) as refused:
+        load(needs=needs)
+    for said in (words, "npu_fake: its form", "`edge_rt models show tiny` lists other forms", "npu.soc.npu_fake"):
+        assert said in str(refused.value)
+    assert "compile" not in npu.calls()
+
+
+def test_what_a_chip_computes_in_is_no_reason_where_it_cannot_be_tried(load: Make, npu: FakeNpu) -> None:
+    with broken(npu, "capabilities", "no such call"):
+        assert load(needs=ChipNeeds(weight_bits=4, activation_bits=16)).run() == "npu_fake:fake0"
 
 
 def test_what_will_not_load_is_compiled_once_more(load: Make, npu: FakeNpu, tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge_rt import config
-from edge_rt.catalog.manifest import Manifest, Variant
+from edge_rt.backends.base import NpuOptions
+from edge_rt.catalog.manifest import Manifest, Requires, Variant
 from edge_rt.scheduler.forms import Placement, load_message, place
-from edge_rt.worker.channel import Load
+from edge_rt.tensor_types import ChipNeeds
+from edge_rt.worker.channel import FrameReader, Load, ToWorker, encode
+from edge_rt.worker.tensor_load import unpack_tensor
 
 
 def message(**flags: object) -> Load:
@@ -37,6 +40,40 @@ def test_the_language_models_back_end_is_not_asked_to_run_tensor_models() -> Non
     assert chosen("native") == chosen("llama_cpu") == chosen("auto") == ("auto", ("onnx_cpu",))
     assert chosen("native", "llama_cpu")[0] == "llama_cpu"  # asked for by name: refused with the reason
     assert chosen("onnx_cpu")[0] == "onnx_cpu"
+
+
+def test_what_a_form_wants_of_a_chip_reaches_who_compiles_it() -> None:
+    forms = (
+        Variant(id="int8", quant="INT8", file="m.onnx", source="shipped:x", sha256="0" * 64, size_bytes=1),
+        Variant(
+            id="npu",
+            quant="INT4",
+            file="n.onnx",
+            source="shipped:x",
+            sha256="0" * 64,
+            size_bytes=1,
+            backends=("npu_qnn",),
+            requires=Requires(weight_bits=4, activation_bits=16, granularity="channel", socs=("57",), place="npu"),
+        ),
+    )
+    manifest = Manifest(id="m", name="m", license="MIT", kind="tensor", n_params=1, variants=forms)
+    settings = config.load(environ={}).config
+
+    def npu(variant: str) -> NpuOptions:
+        own = config.ModelSettings(variant=variant)
+        placed = place("m", manifest, own, settings, features=frozenset(), find=lambda *_: Path("m.onnx"))
+        load = decode_as_worker(encode(load_message(placed, settings, force=False)))
+        return unpack_tensor(load)[1].npu
+
+    assert (npu("int8").needs, npu("int8").require) == (None, "prefer")
+    wanted = ChipNeeds(weight_bits=4, activation_bits=16, granularity="channel", socs=("57",))
+    assert (npu("npu").needs, npu("npu").require) == (wanted, "npu")
+
+
+def decode_as_worker(frame: bytes | bytearray) -> Load:
+    (message,) = FrameReader(ToWorker).feed(bytes(frame))
+    assert isinstance(message, Load)
+    return message
 
 
 def test_another_form_than_the_best_runs_only_with_a_reason() -> None:
