@@ -38,6 +38,7 @@ BAUD = 230_400
 PAYLOAD = 1024
 ONE_PER_CENT = Noise(corrupt=0.005, drop=0.005)
 PATIENCE_S = 600.0
+CATCH_UP_S = 0.25  # a line goes on while the process that stands for it does not run; an idle one is seen to be idle
 
 
 def board(terminal: int, noise: Noise, seed: int) -> None:
@@ -50,7 +51,7 @@ def board(terminal: int, noise: Noise, seed: int) -> None:
         select.select([terminal], [], [], 0.001)
         now_s = time.monotonic()
         now_us = int(now_s * 1e6)
-        read_s = max(read_s, now_s - 0.02)  # a line that was idle does not catch up
+        read_s = max(read_s, now_s - CATCH_UP_S)
         data = b""
         if (room := int((now_s - read_s) * bytes_hz)) > 0:
             try:
@@ -59,7 +60,7 @@ def board(terminal: int, noise: Noise, seed: int) -> None:
                 time.sleep(0.0005)
             read_s = read_s + len(data) / bytes_hz if data else now_s
         device.receive(noise.spoil(data, rng), now_us)
-        wrote_s = max(wrote_s, now_s - 0.02)
+        wrote_s = max(wrote_s, now_s - CATCH_UP_S)
         if (room := int((now_s - wrote_s) * bytes_hz)) > 0:
             if len(to_host) < room and (sent := device.transmit(now_us, room - len(to_host))):
                 to_host += noise.spoil(sent, rng)

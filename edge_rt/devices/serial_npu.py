@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 from edge_rt.devices.serial_npu_frames import VERSION
 from edge_rt.devices.serial_npu_link import Link, LinkCounts
 from edge_rt.devices.serial_npu_messages import (
+    BAD_MODEL,
     CANCEL,
     CANCELLED,
     ECHO,
@@ -32,6 +33,7 @@ from edge_rt.devices.serial_npu_messages import (
     OVERHEAD,
     REPLY,
     RUN,
+    STATUS,
     DeviceFacts,
     Message,
     MessageReader,
@@ -48,6 +50,9 @@ STEP_S: Final = 0.05  # a wait at most, for a port that cannot be waited for
 
 _AHEAD_S: Final = 0.02  # handed to a port before the line is free: a busy machine may not come back sooner
 _MAX_WRITE: Final = 4096
+_QUIET_S: Final = (
+    1.0  # without a word from a device that has something to answer, until it is asked whether it is there
+)
 _ECHO_AHEAD: Final = 12_288  # bytes to be echoed: the device ends a session that has more than a window to be answered
 _SESSION_BYTES: Final = 2**30  # after which another begins: a device counts a session's bytes in 32 bits
 
@@ -147,6 +152,7 @@ class SerialNpu:
         self._model: bytes | None = None
         self._facts: DeviceFacts | None = None
         self._is_cancelled = False
+        self._ask_at_s = float("inf")  # when to ask whether it is still there
 
     @property
     def facts(self) -> DeviceFacts:
@@ -165,10 +171,11 @@ class SerialNpu:
         """Begin a session and ask the device what it can. Raises SerialNpuError, also where nothing answers in time."""
         deadline_s = self._clock() + timeout_s
         self._link.open(int.from_bytes(os.urandom(4), "little") | 1, self._now_us())
-        self._messages, self._waiting = MessageReader(), []
+        self._messages, self._waiting, self._ask_at_s = MessageReader(), [], float("inf")
         self._until(lambda: self._link.state == "open", deadline_s, "no device answers there")
         reply = self._ask(HELLO, bytes([VERSION, VERSION]), deadline_s)
         self._facts = read_facts(reply.body)
+        self._ask_at_s = self._clock() + _QUIET_S
         return self._facts
 
     def load(self, model: bytes, timeout_s: float) -> None:
@@ -239,13 +246,25 @@ class SerialNpu:
             self._load(self._model, deadline_s)
 
     def _load(self, model: bytes, deadline_s: float) -> None:
+        for may_be_unsound in (True, False):
+            n_kept = self._upload(model, deadline_s)
+            try:
+                self._ask(MODEL_END, b"", deadline_s)
+                return
+            except SerialNpuRefusalError as exc:
+                if exc.status != BAD_MODEL or n_kept == 0 or not may_be_unsound:
+                    raise  # else the device has forgotten what it had kept
+
+    def _upload(self, model: bytes, deadline_s: float) -> int:
+        """Send what the device has not got of a model; give how many bytes it had."""
         digest = hashlib.sha256(model).digest()
         begun = self._ask(MODEL_BEGIN, digest + struct.pack("<I", len(model)), deadline_s)
-        if begun.body != b"\1":
-            for start in range(0, len(model), self._chunk):
-                chunk = model[start : start + self._chunk]
-                self._say(MODEL_DATA, struct.pack("<I", start) + chunk, deadline_s)
-        self._ask(MODEL_END, b"", deadline_s)
+        n_kept = int.from_bytes(begun.body, "little")
+        if len(begun.body) != 4 or n_kept > len(model):
+            raise SerialNpuError(f"it has {n_kept} bytes of a model of {len(model)}")
+        for start in range(n_kept, len(model), self._chunk):
+            self._say(MODEL_DATA, struct.pack("<I", start) + model[start : start + self._chunk], deadline_s)
+        return n_kept
 
     def _run(
         self, inputs: Sequence[bytes], output_bytes: Sequence[int], deadline_s: float
@@ -328,7 +347,12 @@ class SerialNpu:
         """Move what can move, and wait for what comes next."""
         now_s = self._clock()
         if now_s >= deadline_s:
+            self._link.close()  # what was said may still come through, and be answered: only another session forgets it
             raise SerialNpuError(problem)
+        if now_s >= self._ask_at_s and self._link.is_idle:
+            # The answer is of no interest; where none comes the link is lost in seconds, and not with the deadline.
+            self._link.send(pack_message(STATUS, 0))
+            self._ask_at_s = now_s + _QUIET_S
         try:
             room = self._wire.room()
             data = self._link.transmit(self._now_us(), room) if room > 0 else b""
@@ -342,7 +366,9 @@ class SerialNpu:
             stream = self._link.receive(self._wire.read(wait_s), self._now_us())
         except OSError as exc:  # pyserial's SerialException is one
             raise SerialNpuError(f"the port is gone: {exc}"[:200]) from exc
-        self._waiting += self._messages.feed(stream)
+        if stream and self._ask_at_s < float("inf"):
+            self._ask_at_s = self._clock() + _QUIET_S
+        self._waiting += [message for message in self._messages.feed(stream) if message.op != STATUS | REPLY]
         if len(self._waiting) > 4096:
             raise SerialNpuError("it answers what nobody has asked")
         if self._link.state == "lost":

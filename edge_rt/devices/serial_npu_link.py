@@ -46,7 +46,7 @@ ACK_BYTES: Final = (512, 3072)  # that have come before an ACK goes out: where s
 FIRST_RTO_US: Final = (30_000, 200_000)
 RTO_US: Final = (30_000, 2_000_000)
 OPENING_US: Final = (100_000, 800_000)
-MAX_TIMEOUTS: Final = 8  # in a row, without a word from the other end,
+MAX_TIMEOUTS: Final = 6  # in a row, without a word from the other end,
 MAX_SILENT_US: Final = 3_000_000  # and for as long
 _FIRST_WINDOW: Final = 4096  # on their way before anything was acknowledged
 _MAX_IN_FLIGHT: Final = 2048  # segments, and
@@ -423,7 +423,7 @@ class Link:
 
     def _n_copies(self, size: int) -> int:
         """Give how often to send what timers call lost again and again: a bad line is idle meanwhile."""
-        return 1 if self._n_stalls < 3 or size > MAX_SHORT else min(self._n_stalls - 1, _MAX_COPIES)
+        return 1 if size > MAX_SHORT else min(max(self._n_stalls, 1), _MAX_COPIES)
 
     def _put(self, out: bytearray, start: int, size: int, now_us: int) -> None:
         at = start - self._una

@@ -22,6 +22,7 @@ STATUS: Final = 10
 REPLY: Final = 0x80
 
 OK: Final = 0
+BAD_MODEL: Final = 3
 CANCELLED: Final = 4
 STATUSES: Final = {1: "bad request", 2: "busy", 3: "bad model", 4: "cancelled", 5: "unknown request"}
 

@@ -16,6 +16,7 @@ from typing import Any
 
 FIRMWARE = Path(__file__).resolve().parents[2] / "hw" / "npu" / "serial"
 MACHINES = {"an547": "mps3-an547", "an500": "mps2-an500"}
+MEMORY_SIZES = {"an547": "2G", "an500": "16M"}
 
 _MAX_FRAME = 8192
 
@@ -124,6 +125,16 @@ class FirmwareDevice:
         at: int = self._library.host_wake_at_us(self._self)
         return at if at >= 0 else None
 
+    def reset(self, *, spoil_at: int = -1) -> None:
+        """Start anew; the memory for a model keeps what it holds, but for a byte."""
+        if spoil_at >= 0:
+            self.spoil(spoil_at)
+        self._library.host_reset(self._self)
+
+    def spoil(self, at: int) -> None:
+        """Change a byte of the memory for a model."""
+        self._library.host_spoil(self._self, ctypes.c_size_t(at))
+
     def __del__(self) -> None:
         self._library.host_free(self._self)
 
@@ -142,9 +153,19 @@ def images() -> Path:
 
 
 @contextmanager
-def emulated(board: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run a board's image in QEMU; give the pseudo terminal that its UART is, and the process."""
-    command = ["qemu-system-arm", "-M", MACHINES[board], "-kernel", str(images() / f"{board}.elf")]
+def emulated(board: str, memory: Path | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run a board's image in QEMU; give the pseudo terminal that its UART is, and the process.
+
+    memory  a file for the memory that model and activations are in: a board whose memory keeps what it holds, while its
+            processor starts anew with each process
+    """
+    machine = MACHINES[board]
+    command = ["qemu-system-arm", "-kernel", str(images() / f"{board}.elf")]
+    if memory is not None:
+        size = MEMORY_SIZES[board]
+        command += ["-m", size, "-object", f"memory-backend-file,id=kept,size={size},mem-path={memory},share=on"]
+        machine += ",memory-backend=kept"
+    command += ["-M", machine]
     command += ["-display", "none", "-monitor", "none", "-serial", "pty"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:

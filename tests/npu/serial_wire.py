@@ -73,6 +73,9 @@ class Bench:
         self.wire.now_us = now_us
         return self.wire
 
+    def exists(self, _port: str) -> bool:
+        return self.problem is None
+
     def clock(self) -> float:
         return self.wire.clock()
 

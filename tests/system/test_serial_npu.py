@@ -16,9 +16,8 @@ import pytest
 
 from edge_rt.backends.base import NpuOptions, TensorOptions
 from edge_rt.backends.npu import serial_format, serial_golden
-from edge_rt.backends.npu.backend import NpuBackend
 from edge_rt.backends.npu.serial_ports import NAME, PortSpec
-from edge_rt.backends.npu.serial_vendor import SerialVendor
+from edge_rt.backends.npu.serial_vendor import SerialBackend, SerialVendor
 from edge_rt.backends.npu.session import NpuEvent
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
 from edge_rt.devices.serial_npu import SerialNpu, SerialWire
@@ -82,12 +81,8 @@ def test_random_layers_are_those_of_numpy_in_every_bit(board: tuple[str, str], n
     print(f"{board[0]}: {n_layers} layers equal, {bits[8]} with INT8 and {bits[4]} with INT4 weights")
 
 
-class Backend(NpuBackend):
-    name = NAME
-
-
-def backend(port: Path, events: list[NpuEvent]) -> Backend:
-    made = Backend(SerialVendor(lambda: (PortSpec(str(port)),)))
+def backend(port: Path, events: list[NpuEvent]) -> SerialBackend:
+    made = SerialBackend(SerialVendor(lambda: (PortSpec(str(port)),)))
     made.session_parts = {"tell": events.append}
     return made
 
@@ -139,20 +134,24 @@ def golden_answers(session: Any, model: serial_format.Model, feeds: dict[str, An
     return answers
 
 
-def test_an_emulator_that_is_killed_costs_one_event_and_is_used_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeps_memory", [False, True])
+def test_an_emulator_that_is_killed_costs_one_event_and_is_used_again(tmp_path: Path, keeps_memory: bool) -> None:
+    """A board that loses its power gets its model again; one whose memory outlives the reset does not."""
     link, events, feeds = tmp_path / "npu", [], crops(1, side=64)[0][0]  # type: ignore[var-annotated]
+    memory = tmp_path / "memory" if keeps_memory else None
     made = backend(link, events)
-    with emulated("an500") as (port, process):
+    with emulated("an500", memory) as (port, process):
         plug_in(link, port)
         session = made.load_tensor(crop_model(tmp_path, side=64), TensorOptions(n_threads=1))
         right = session.run(feeds)
         assert session.computed_on == f"{NAME}:npu"
+        n_uploaded = session._npu._npu.counts.sent_bytes  # type: ignore[union-attr]
         process.kill()
         process.wait()
         answers = session.run(feeds)  # this very request is answered
         assert session.computed_on == "onnx_cpu:cpu"
         assert answers.keys() == right.keys()
-    with emulated("an500") as (port, _):
+    with emulated("an500", memory) as (port, _):
         plug_in(link, port)
         returned_s = time.monotonic()
         while session.computed_on != f"{NAME}:npu":
@@ -161,5 +160,7 @@ def test_an_emulator_that_is_killed_costs_one_event_and_is_used_again(tmp_path: 
         back_s = time.monotonic() - returned_s
         assert all(np.array_equal(back[name], values) for name, values in right.items())
         assert [event.kind for event in events] == ["lost", "back"]
+        counts = session._npu._npu.counts  # type: ignore[union-attr]
+        assert (counts.sent_bytes < n_uploaded - 30_000) == keeps_memory
         session.close()
-    print(f"used again {back_s:.1f} s after its return")
+    print(f"used again {back_s:.1f} s after its return, memory kept: {keeps_memory}")

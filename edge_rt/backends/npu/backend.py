@@ -80,6 +80,10 @@ class NpuBackend:
         """Say whether a device takes fixed shapes only, as chips do."""
         return True
 
+    def watch(self, device: Device) -> Callable[[], bool]:  # noqa: ARG002 - subclasses'
+        """Give what says of a lost device whether it has come back since it was last asked; it must take no time."""
+        return lambda: False
+
     def n_threads(self, device: Device, options: TensorOptions) -> int:  # noqa: ARG002 - subclasses'
         """Give the threads that compute here: one waits for the chip."""
         return 1
@@ -127,6 +131,7 @@ class NpuBackend:
             rows=_ROWS if opener.has_rows else 0,
             placed=placed,
             release=opener.close,
+            has_returned=self.watch(device),
             **self.session_parts,
         )
 

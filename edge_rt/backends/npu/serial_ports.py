@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +28,18 @@ class PortSpec:
     @property
     def id(self) -> str:
         return Path(self.port).name
+
+
+class PortWatch:
+    """Says of a port, each time it is called, whether it has been plugged in since the last time."""
+
+    def __init__(self, port: str, exists: Callable[[str], bool] = os.path.exists) -> None:
+        self._port, self._exists = port, exists
+        self._was_there = True
+
+    def __call__(self) -> bool:
+        was_there, self._was_there = self._was_there, self._exists(self._port)
+        return self._was_there and not was_there
 
 
 def parse_port(text: str) -> PortSpec:

@@ -7,6 +7,7 @@ A port belongs to one model at a time; while a model has it, a probe tells what 
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from typing import ClassVar, Final
 
 from edge_rt.backends.base import Absent, Device, ModelFile, TensorOptions
 from edge_rt.backends.npu.backend import NpuBackend
-from edge_rt.backends.npu.serial_ports import NAME, PortSpec, configured_ports
+from edge_rt.backends.npu.serial_ports import NAME, PortSpec, PortWatch, configured_ports
 from edge_rt.backends.npu.vendor import (
     Artifact,
     Capabilities,
@@ -66,7 +67,7 @@ def _open_wire(spec: PortSpec) -> Wire:
 
 
 class SerialVendor:
-    """Boards on configured ports. open_wire and ports are passed in by tests."""
+    """Boards on configured ports. Tests pass in everything."""
 
     name = NAME
     label = LABEL
@@ -78,9 +79,10 @@ class SerialVendor:
         open_wire: Callable[[PortSpec], Wire] = _open_wire,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        exists: Callable[[str], bool] = os.path.exists,
     ) -> None:
         self._ports, self._open_wire = ports, open_wire
-        self._clock, self._pause = clock, pause
+        self._clock, self._pause, self._exists = clock, pause, exists
         self._facts: dict[str, DeviceFacts] = {}
 
     def installed(self) -> Absent | None:
@@ -172,6 +174,11 @@ class SerialVendor:
             raise BackendLoadError(model=file.model, reason=f"{spec.port} refuses it: {exc.reason}") from exc
         return SerialSession(file.onnx, npu, spec, (inputs, outputs), tail, artifact.compiled.placement)
 
+    def watch(self, device: Device) -> Callable[[], bool]:
+        """Give what says whether a device's port has been plugged in."""
+        port = next((spec.port for spec in self._ports() if spec.id == device.id), None)
+        return PortWatch(port, self._exists) if port is not None else lambda: False
+
     def _connect(self, spec: PortSpec) -> SerialNpu:
         """Open a port and say hello. Raises AcceleratorLostError."""
         began_s = self._clock()
@@ -240,5 +247,9 @@ class SerialBackend(NpuBackend):
 
     name: ClassVar[str] = NAME
 
-    def __init__(self) -> None:
-        super().__init__(SerialVendor())
+    def __init__(self, vendor: SerialVendor | None = None) -> None:
+        self._serial = vendor or SerialVendor()
+        super().__init__(self._serial)
+
+    def watch(self, device: Device) -> Callable[[], bool]:
+        return self._serial.watch(device)

@@ -60,6 +60,7 @@ class NpuSession:
     info      with the placement there, or on the CPU where it is lost from the beginning; it changes with that
     placed    describes the model anew: as it was opened there, or on the CPU for a reason
     start     runs the opening beside the requests: a thread
+    has_returned  says of a lost device, at each request, whether it has come back since the last: no pause is kept then
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class NpuSession:
         rows: int = 0,
         placed: Callable[[VendorSession | EdgeRtError], TensorModelInfo] | None = None,
         release: Callable[[], None] = lambda: None,
+        has_returned: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] | None = None,
         tell: Callable[[NpuEvent], None] | None = None,
@@ -83,7 +85,7 @@ class NpuSession:
         self._counts = DeviceCounts()
         self._require = options.require
         self._open_npu, self._open_cpu, self._release = open_npu, open_cpu, release
-        self._placed = placed
+        self._placed, self._has_returned = placed, has_returned
         self._rows = rows
         self._clock, self._start, self._tell = clock, start or _in_thread, tell or self._log
         self._check_feeds = FeedCheck(info.inputs)
@@ -222,7 +224,10 @@ class NpuSession:
 
     def _try_again(self) -> None:
         now_s = self._clock()
+        has_returned = self._has_returned()
         with self._lock:
+            if has_returned:
+                self._breaker.retry_now(now_s)
             if not self._breaker.allows(now_s):
                 return
             ticket = self._breaker.begin(now_s)

@@ -149,17 +149,97 @@ def test_a_model_that_is_there_is_not_sent_again() -> None:
     assert sent[1] < 300
 
 
+class Runs:
+    """A random model, with an input and what numpy gives for it."""
+
+    def __init__(self, seed: int, n_layers: int = 3) -> None:
+        rng = np.random.default_rng(seed)
+        self.data = serial_format.pack(random_model(rng, n_layers))
+        model = serial_format.unpack(self.data)
+        inputs = random_inputs(rng, model)
+        expected = serial_golden.run(model, inputs)
+        self.arguments = ([values.tobytes() for values in inputs], [values.size for values in expected], 20.0)
+        self.expected = [values.tobytes() for values in expected]
+
+
 def test_a_device_that_starts_anew_gets_its_model_again() -> None:
     npu, wire = connect()
-    rng = np.random.default_rng(2)
-    data = serial_format.pack(random_model(rng, 3))
-    model = serial_format.unpack(data)
-    inputs = random_inputs(rng, model)
-    expected = serial_golden.run(model, inputs)
-    npu.load(data, 10)
+    runs = Runs(2)
+    npu.load(runs.data, 10)
     wire.device = FirmwareDevice()
-    outputs, _ = npu.run([values.tobytes() for values in inputs], [values.size for values in expected], 10)
-    assert outputs == [values.tobytes() for values in expected]
+    assert npu.run(*runs.arguments)[0] == runs.expected
+
+
+@pytest.mark.parametrize(("is_spoilt", "is_sent"), [(False, False), (True, True)])
+def test_a_model_that_has_outlived_a_reset_is_not_sent_again(is_spoilt: bool, is_sent: bool) -> None:
+    npu, wire = connect()
+    runs = Runs(2, n_layers=10)
+    npu.load(runs.data, 10)
+    wire.device.reset(spoil_at=len(runs.data) // 2 if is_spoilt else -1)  # type: ignore[attr-defined]
+    npu.open(30)
+    before = wire.to_device.n_bytes
+    npu.load(runs.data, 10)
+    sent = wire.to_device.n_bytes - before
+    assert sent > len(runs.data) if is_sent else sent < 300
+    assert npu.run(*runs.arguments)[0] == runs.expected
+
+
+def big_model() -> bytes:
+    """A model of which an upload takes seconds."""
+    data = serial_format.pack(random_model(np.random.default_rng(11), 16, max_channels=149))
+    assert len(data) > 25_000
+    return data
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_an_upload_that_breaks_off_goes_on_where_the_device_has_the_rest(is_reset: bool) -> None:
+    """The line falls silent in mid upload; the board has kept what came, or has begun anew."""
+    npu, wire = connect(bytes_hz=10_000.0)
+    data = big_model()
+    wire.later(2.0, lambda: setattr(wire.to_device, "noise", Noise(drop=1.0)))
+    with pytest.raises(SerialNpuError):
+        npu.load(data, 4.0)
+    wire.to_device.noise = Noise()
+    if is_reset:
+        wire.device.reset()  # type: ignore[attr-defined]
+    before = wire.to_device.n_bytes
+    npu.load(data, 60)
+    sent = wire.to_device.n_bytes - before
+    assert sent > len(data) if is_reset else sent < len(data) - 10_000
+
+
+def test_what_a_broken_off_upload_has_left_is_sent_anew_where_it_is_not_sound() -> None:
+    npu, wire = connect(bytes_hz=10_000.0)
+    data = big_model()
+    wire.later(2.0, lambda: setattr(wire.to_device, "noise", Noise(drop=1.0)))
+    with pytest.raises(SerialNpuError):
+        npu.load(data, 4.0)
+    wire.to_device.noise = Noise()
+    wire.device.spoil(100)  # type: ignore[attr-defined]
+    before = wire.to_device.n_bytes
+    npu.load(data, 60)
+    assert wire.to_device.n_bytes - before > 1.4 * len(data)
+
+
+def test_a_device_that_falls_silent_in_a_run_is_given_up_in_seconds() -> None:
+    npu, wire = connect(FirmwareDevice(run_us=20_000_000))
+    runs = Runs(2)
+    npu.load(runs.data, 60)
+    for wire_down in (wire.to_device, wire.to_host):
+        wire.later(3.0, lambda wire_down=wire_down: setattr(wire_down, "noise", Noise(drop=1.0)))
+    began_s = wire.clock()
+    with pytest.raises(SerialNpuError, match="no device answers"):  # it was opened again, and said nothing
+        npu.run(*runs.arguments[:2], 900.0)
+    assert 3 < wire.clock() - began_s < 3 + 8
+
+
+def test_a_device_that_computes_for_long_is_not_given_up() -> None:
+    npu, wire = connect(FirmwareDevice(run_us=20_000_000))
+    runs = Runs(2)
+    npu.load(runs.data, 600)
+    began_s = wire.clock()
+    assert npu.run(*runs.arguments[:2], 900.0)[0] == runs.expected
+    assert wire.clock() - began_s >= 20
 
 
 def test_a_port_that_is_gone_is_told_at_once_and_closes() -> None:

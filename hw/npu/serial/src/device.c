@@ -60,8 +60,19 @@ static void hello(device *self, uint32_t id, const uint8_t *body, uint32_t n_bod
     answer(self, OP_HELLO, STATUS_OK, id, reply, 72);
 }
 
+static void ask_for(device *self, enum device_task task, uint32_t id) {
+    self->wanted = task;
+    self->is_cancelled = 0;
+    self->task_id = (uint16_t)id;
+}
+
+static void tell_received(device *self, uint32_t id) {
+    uint8_t reply[4];
+    put32(reply, self->n_received);
+    answer(self, OP_MODEL_BEGIN, STATUS_OK, id, reply, sizeof reply);
+}
+
 static void model_begin(device *self, uint32_t id, const uint8_t *body, uint32_t n_body) {
-    uint8_t is_here = 0;
     if (n_body != 36) {
         refuse(self, OP_MODEL_BEGIN, STATUS_BAD_REQUEST, id, "36 bytes are a hash and a size");
         return;
@@ -71,14 +82,18 @@ static void model_begin(device *self, uint32_t id, const uint8_t *body, uint32_t
         refuse(self, OP_MODEL_BEGIN, STATUS_BAD_MODEL, id, "larger than the memory for a model");
         return;
     }
-    if (self->is_loaded && n_bytes == self->model_bytes && memcmp(self->sha256, body, 32) == 0) is_here = 1;
-    else {
+    /* What another session has brought of it is not brought again; the hash will show whether it is sound. */
+    if (n_bytes != self->model_bytes || memcmp(self->sha256, body, 32) != 0) {
         memcpy(self->sha256, body, 32);
         self->model_bytes = n_bytes;
         self->n_received = 0;
         self->is_loaded = 0;
+        if (model_is_likely(self->board->model, n_bytes)) {
+            ask_for(self, TASK_FIND_MODEL, id);
+            return;
+        }
     }
-    answer(self, OP_MODEL_BEGIN, STATUS_OK, id, &is_here, 1);
+    tell_received(self, id);
 }
 
 static void model_data(device *self, uint32_t id, const uint8_t *body, uint32_t n_body) {
@@ -92,26 +107,10 @@ static void model_data(device *self, uint32_t id, const uint8_t *body, uint32_t 
 }
 
 static void model_end(device *self, uint32_t id) {
-    uint8_t digest[32];
-    if (!self->is_loaded) {
-        if (self->model_bytes == 0 || self->n_received != self->model_bytes) {
-            refuse(self, OP_MODEL_END, STATUS_BAD_REQUEST, id, "the model has not come whole");
-            return;
-        }
-        sha256(self->board->model, self->model_bytes, digest);
-        if (memcmp(digest, self->sha256, 32)) {
-            refuse(self, OP_MODEL_END, STATUS_BAD_MODEL, id, "the model has another hash");
-            return;
-        }
-        const char *problem =
-            model_check(&self->graph, self->board->model, self->model_bytes, self->board->arena_bytes - MODEL_SLACK);
-        if (problem) {
-            refuse(self, OP_MODEL_END, STATUS_BAD_MODEL, id, problem);
-            return;
-        }
-        self->is_loaded = 1;
-    }
-    answer(self, OP_MODEL_END, STATUS_OK, id, "", 0);
+    if (self->is_loaded) answer(self, OP_MODEL_END, STATUS_OK, id, "", 0);
+    else if (self->model_bytes == 0 || self->n_received != self->model_bytes)
+        refuse(self, OP_MODEL_END, STATUS_BAD_REQUEST, id, "the model has not come whole");
+    else ask_for(self, TASK_CHECK_MODEL, id);
 }
 
 static void input(device *self, uint32_t id, const uint8_t *body, uint32_t n_body) {
@@ -129,9 +128,9 @@ static void input(device *self, uint32_t id, const uint8_t *body, uint32_t n_bod
 }
 
 static void handle(device *self, int op, uint32_t id, const uint8_t *body, uint32_t n_body) {
-    int is_busy = self->is_running || self->is_wanted || self->is_answering;
-    if (is_busy && (op == OP_MODEL_BEGIN || op == OP_MODEL_DATA || op == OP_MODEL_END || op == OP_INPUT || op == OP_RUN)) {
-        refuse(self, op, STATUS_BUSY, id, "a run is under way");
+    int is_busy = self->is_working || self->wanted != TASK_NONE || self->is_answering;
+    if (is_busy && op >= OP_MODEL_BEGIN && op <= OP_RUN) {
+        refuse(self, op, STATUS_BUSY, id, "a run or check is under way");
         return;
     }
     switch (op) {
@@ -142,14 +141,10 @@ static void handle(device *self, int op, uint32_t id, const uint8_t *body, uint3
     case OP_INPUT: input(self, id, body, n_body); break;
     case OP_RUN:
         if (!self->is_loaded) refuse(self, OP_RUN, STATUS_BAD_REQUEST, id, "no model is loaded");
-        else {
-            self->is_wanted = 1;
-            self->is_cancelled = 0;
-            self->run_id = (uint16_t)id;
-        }
+        else ask_for(self, TASK_RUN, id);
         break;
     case OP_CANCEL:
-        if (n_body == 2 && is_busy && get16(body) == self->run_id) self->is_cancelled = 1;
+        if (n_body == 2 && is_busy && get16(body) == self->task_id) self->is_cancelled = 1;
         answer(self, OP_CANCEL, STATUS_OK, id, "", 0);
         break;
     case OP_ECHO: answer(self, OP_ECHO, STATUS_OK, id, body, n_body); break;
@@ -197,7 +192,8 @@ static void begun(void *owner) {
     device *self = owner;
     self->n_message = 0;
     self->is_cancelled = 1; /* what another session has asked for */
-    self->is_wanted = self->is_answering = 0;
+    self->wanted = TASK_NONE;
+    self->is_answering = 0;
 }
 
 void device_init(device *self, const device_board *board) {
@@ -220,7 +216,7 @@ static void send_outputs(device *self) {
         uint8_t head[8] = {(uint8_t)self->n_outputs_sent};
         if (n > DEVICE_MAX_CHUNK) n = DEVICE_MAX_CHUNK;
         put32(head + 4, self->n_output_bytes);
-        say(self, OP_OUTPUT, STATUS_OK, self->run_id, head, 8,
+        say(self, OP_OUTPUT, STATUS_OK, self->task_id, head, 8,
             self->board->arena + tensor->offset + self->n_output_bytes, n);
         self->n_output_bytes += n;
         if (self->n_output_bytes == tensor_bytes(tensor)) {
@@ -242,22 +238,50 @@ static int tick(void *owner) {
     return self->is_cancelled;
 }
 
-void device_work(device *self) {
-    if (!self->is_wanted) return;
-    uint32_t session = self->link.n_sessions;
+/* Hashes and checks the model's bytes, which are all there; gives NULL, or what is wrong with them. */
+static const char *check_model(device *self) {
+    uint8_t digest[32];
+    if (!sha256(self->board->model, self->model_bytes, digest, tick, self)) return "cancelled";
+    if (memcmp(digest, self->sha256, 32)) return "the model has another hash";
+    return model_check(&self->graph, self->board->model, self->model_bytes, self->board->arena_bytes - MODEL_SLACK);
+}
+
+static void told_model(device *self, enum device_task task, const char *problem) {
+    self->is_loaded = problem == NULL;
+    self->n_received = problem ? 0 : self->model_bytes;
+    if (task == TASK_FIND_MODEL) tell_received(self, self->task_id);
+    else if (problem)
+        refuse(self, OP_MODEL_END, self->is_cancelled ? STATUS_CANCELLED : STATUS_BAD_MODEL, self->task_id, problem);
+    else answer(self, OP_MODEL_END, STATUS_OK, self->task_id, "", 0);
+}
+
+static void told_run(device *self, enum run_result result, int64_t took_us) {
     uint8_t reply[8];
-    int64_t began_us = self->board->now_us();
-    self->is_wanted = 0;
-    self->is_running = 1;
-    enum run_result result = model_run(&self->graph, self->board->arena, tick, self);
-    self->is_running = 0;
-    if (session != self->link.n_sessions) return; /* whoever asked has gone */
-    int64_t took_us = self->board->now_us() - began_us;
     put32(reply, (uint32_t)took_us);
     put32(reply + 4, (uint32_t)(took_us >> 32));
     self->n_runs++;
     self->n_output_bytes = 0;
     self->n_outputs_sent = 0;
     self->is_answering = result == RUN_DONE;
-    answer(self, OP_RUN, result == RUN_DONE ? STATUS_OK : STATUS_CANCELLED, self->run_id, reply, 8);
+    answer(self, OP_RUN, result == RUN_DONE ? STATUS_OK : STATUS_CANCELLED, self->task_id, reply, 8);
+}
+
+void device_work(device *self) {
+    enum device_task task = self->wanted;
+    uint32_t session = self->link.n_sessions;
+    int64_t began_us = self->board->now_us();
+    enum run_result result = RUN_DONE;
+    const char *problem = NULL;
+    if (task == TASK_NONE) return;
+    self->wanted = TASK_NONE;
+    self->is_working = 1;
+    if (task == TASK_RUN) result = model_run(&self->graph, self->board->arena, tick, self);
+    else problem = check_model(self);
+    self->is_working = 0;
+    if (session != self->link.n_sessions) { /* whoever asked has gone */
+        if (task == TASK_FIND_MODEL) self->model_bytes = 0; /* it is looked for again */
+        return;
+    }
+    if (task == TASK_RUN) told_run(self, result, self->board->now_us() - began_us);
+    else told_model(self, task, problem);
 }

@@ -22,11 +22,14 @@ enum device_op {
 
 enum device_status { STATUS_OK, STATUS_BAD_REQUEST, STATUS_BUSY, STATUS_BAD_MODEL, STATUS_CANCELLED, STATUS_UNKNOWN };
 
+/* What takes longer than a message may, and is done between them. */
+enum device_task { TASK_NONE, TASK_RUN, TASK_FIND_MODEL, TASK_CHECK_MODEL };
+
 /* What the board gives. */
 typedef struct {
     const char *chip;
     int is_emulated;
-    uint8_t *model; /* 16-aligned */
+    uint8_t *model; /* 16-aligned; what it holds when the device starts may be a model from before a reset */
     uint32_t max_model_bytes;
     int8_t *arena;
     uint32_t arena_bytes; /* with MODEL_SLACK */
@@ -47,8 +50,9 @@ typedef struct {
     int is_loaded;
     model graph;
     /* a run, and its outputs that still have to go */
-    int is_running, is_wanted, is_cancelled, is_answering;
-    uint16_t run_id, cancel_id;
+    enum device_task wanted;
+    int is_working, is_cancelled, is_answering;
+    uint16_t task_id; /* of the message that asked for it */
     int n_outputs_sent;
     uint32_t n_output_bytes;
     uint32_t n_runs;
@@ -58,7 +62,7 @@ void device_init(device *self, const device_board *board);
 /* Takes what came and puts what goes, as link_receive and link_transmit do. */
 void device_receive(device *self, const uint8_t *data, size_t n_bytes);
 size_t device_transmit(device *self, uint8_t *out, size_t max_bytes);
-/* Runs the model if a run is asked for. */
+/* Does the task that is asked for, if one is. */
 void device_work(device *self);
 
 #endif

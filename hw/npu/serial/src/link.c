@@ -3,7 +3,7 @@
 #include <string.h>
 
 enum { RESET = 1, ACCEPT = 2, NO_SESSION = 3, CLOSE = 4 };
-enum { ACK_BYTES_GAPS = 512, ACK_BYTES = 3072, MAX_TIMEOUTS = 8, PROBES = 4, MAX_COPIES = 4, FIRST_WINDOW = 4096 };
+enum { ACK_BYTES_GAPS = 512, ACK_BYTES = 3072, MAX_TIMEOUTS = 6, PROBES = 4, MAX_COPIES = 4, FIRST_WINDOW = 4096 };
 enum { STALE_US = 150000, ACK_DELAY_US = 5000, ACK_LAST_US = 100000, ACK_AGAIN_US = 10000, ACK_AGAIN_LAST_US = 160000 };
 static const uint32_t LAST_OFFSET = 0xE0000000u; /* of a session: the host begins another long before */
 enum { FIRST_RTO_US = 200000, RTO_US = 30000, RTO_LAST_US = 2000000, MAX_SILENT_US = 3000000, NO_SESSION_US = 100000 };
@@ -339,8 +339,8 @@ static size_t put_data(link *self, uint32_t start, uint32_t size, int64_t now_us
 /* How often to send what timers call lost again and again: a bad line is idle meanwhile. Copies are no longer than one
  * of the longest frames. */
 static int n_copies(const link *self, uint32_t size) {
-    if (self->n_stalls < 3 || size > FRAME_MAX_SHORT) return 1;
-    return self->n_stalls - 1 < MAX_COPIES ? self->n_stalls - 1 : MAX_COPIES;
+    if (self->n_stalls < 1 || size > FRAME_MAX_SHORT) return 1;
+    return self->n_stalls < MAX_COPIES ? self->n_stalls : MAX_COPIES;
 }
 
 static size_t send_again(link *self, int64_t now_us, uint8_t *out, size_t n_out, size_t max_bytes) {

@@ -89,6 +89,10 @@ static const char *check_ports(const model *self, uint16_t *ports, int n, uint32
     return NULL;
 }
 
+int model_is_likely(const uint8_t *memory, uint32_t file_bytes) {
+    return file_bytes >= HEADER_BYTES && memcmp(memory, "ERN1", 4) == 0 && get32(memory + 16) == file_bytes;
+}
+
 const char *model_check(model *self, const uint8_t *file, uint32_t file_bytes, uint32_t max_arena) {
     if (file_bytes < HEADER_BYTES || memcmp(file, "ERN1", 4)) return "no model file";
     if (get16(file + 4) != 1) return "another version of the model file";

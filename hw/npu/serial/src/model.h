@@ -44,6 +44,8 @@ typedef struct {
     uint16_t inputs[MODEL_MAX_PORTS], outputs[MODEL_MAX_PORTS];
 } model;
 
+/* Whether memory begins as a file of so many bytes does: worth its hash. */
+int model_is_likely(const uint8_t *memory, uint32_t file_bytes);
 /* Reads and checks a file, 16-aligned; gives NULL, or what is wrong with it. max_arena without the slack. */
 const char *model_check(model *self, const uint8_t *file, uint32_t file_bytes, uint32_t max_arena);
 

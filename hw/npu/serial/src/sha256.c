@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+enum { TICK_BYTES = 1024 };
+
 static const uint32_t constants[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01,
     0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc,
@@ -33,11 +35,14 @@ static void block(uint32_t state[8], const uint8_t *data) {
     for (int i = 0; i < 8; i++) state[i] += v[i];
 }
 
-void sha256(const uint8_t *data, size_t n_bytes, uint8_t digest[32]) {
+int sha256(const uint8_t *data, size_t n_bytes, uint8_t digest[32], int (*tick)(void *owner), void *owner) {
     uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     uint8_t last[128] = {0};
     size_t at = 0, n_left, n_last;
-    for (; n_bytes - at >= 64; at += 64) block(state, data + at);
+    for (; n_bytes - at >= 64; at += 64) {
+        if (at % TICK_BYTES == 0 && tick && tick(owner)) return 0;
+        block(state, data + at);
+    }
     n_left = n_bytes - at;
     n_last = n_left < 56 ? 64 : 128;
     memcpy(last, data + at, n_left);
@@ -46,4 +51,5 @@ void sha256(const uint8_t *data, size_t n_bytes, uint8_t digest[32]) {
     for (int i = 0; i < 8; i++) last[n_last - 1 - (size_t)i] = (uint8_t)(n_bits >> (8 * i));
     for (at = 0; at < n_last; at += 64) block(state, last + at);
     for (int i = 0; i < 32; i++) digest[i] = (uint8_t)(state[i / 4] >> (24 - 8 * (i % 4)));
+    return 1;
 }

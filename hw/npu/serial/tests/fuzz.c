@@ -45,6 +45,12 @@ static void reset(void) {
     send_at = 0;
 }
 
+static void work(void) {
+    n_ticks = 0;
+    device_work(&self);
+    drain();
+}
+
 static void stream(const uint8_t *data, size_t n) {
     while (n) {
         uint32_t size = frame_payload(n < 1024 ? (uint32_t)n : 1024);
@@ -62,6 +68,7 @@ static void message(int op, const uint8_t *body, uint32_t n) {
     memcpy(whole + 8, body, n);
     put32(whole + 8 + n, crc32_of(whole, 8 + n, 0));
     stream(whole, 12 + n);
+    if (op != OP_RUN) work();
 }
 
 #include "sha256.h"
@@ -105,10 +112,11 @@ static void load(void) {
     static uint8_t file[1 << 15] __attribute__((aligned(16)));
     uint8_t begin[36], body[DEVICE_MAX_BODY];
     uint32_t n = make_model(file);
-    sha256(file, n, begin);
+    sha256(file, n, begin, NULL, NULL);
     put32(begin + 32, n);
     message(OP_MODEL_BEGIN, begin, 36);
-    for (uint32_t at = 0; at < n;) {
+    if (below(8) == 0) reset(); /* in mid upload */
+    for (uint32_t at = self.n_received; at < n;) {
         uint32_t size = n - at < DEVICE_MAX_CHUNK ? n - at : DEVICE_MAX_CHUNK;
         put32(body, at);
         memcpy(body + 4, file + at, size);
@@ -167,9 +175,8 @@ int main(int n_arguments, char **arguments) {
             case 1:
                 message(OP_RUN, (const uint8_t *)"", 0);
                 n_ticks = 0;
-                if (self.is_wanted) n_runs++;
-                device_work(&self);
-                drain();
+                if (self.wanted == TASK_RUN) n_runs++;
+                work();
                 break;
             case 2: random_message(); break;
             default: random_frames();

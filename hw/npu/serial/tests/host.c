@@ -22,6 +22,7 @@ host *host_new(int is_emulated) {
     self->board.chip = "host build";
     self->board.is_emulated = is_emulated;
     self->board.model = aligned_alloc(64, MAX_MODEL);
+    memset(self->board.model, 0, MAX_MODEL);
     self->board.max_model_bytes = MAX_MODEL;
     self->board.arena = malloc(ARENA);
     self->board.arena_bytes = ARENA;
@@ -37,6 +38,11 @@ void host_free(host *self) {
     free(self);
 }
 
+/* As a reset does, which leaves the memory for a model as it is. */
+void host_reset(host *self) { device_init(&self->device, &self->board); }
+
+void host_spoil(host *self, size_t at) { self->board.model[at] ^= 1; }
+
 void host_receive(host *self, const uint8_t *data, size_t n, int64_t at_us) {
     clock_us = at_us;
     device_receive(&self->device, data, n);
@@ -47,7 +53,7 @@ size_t host_transmit(host *self, int64_t at_us, uint8_t *out, size_t max_bytes) 
     return device_transmit(&self->device, out, max_bytes);
 }
 
-int host_is_wanted(host *self) { return self->device.is_wanted; }
+int host_is_wanted(host *self) { return self->device.wanted != TASK_NONE; }
 
 void host_work(host *self) { device_work(&self->device); }
 
