@@ -68,6 +68,10 @@ class ResponseFormat:
     text: str = ""
 
 
+# Those that OpenAI-compatible endpoints know.
+CLOUD_FORMATS = frozenset({"json_object", "json_schema"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """A LoRA adapter that is added to the model's weights, times scale. name is what the catalog calls it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -22,9 +22,16 @@ _MISSING = re.compile(r"missing required field `(.*)`")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def refuse_unsupported(request: msgspec.Struct, neutral: Neutral, place: str = "") -> None:
-    """Raise UnsupportedFeatureError for a Raw field whose value asks for something; null never does."""
+def refuse_unsupported(
+    request: msgspec.Struct, neutral: Neutral, place: str = "", *, read: Collection[str] = ()
+) -> None:
+    """Raise UnsupportedFeatureError for a Raw field whose value asks for something; null never does.
+
+    read  fields that are Raw because somebody else reads them
+    """
     for name in request.__struct_fields__:
+        if name in read:
+            continue
         value = getattr(request, name)
         if isinstance(value, Raw) and value is not ABSENT and not _is_neutral(bytes(value), neutral.get(name, ())):
             allowed = " or ".join(msgspec.json.encode(value).decode() for value in neutral.get(name, (None,)))

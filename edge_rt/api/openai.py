@@ -17,6 +17,7 @@ from edge_rt.api.answers import ChatShape, CompletionShape, Generation, Shape, n
 from edge_rt.api.choices import Plan, plan
 from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
+from edge_rt.api.formats import response_format
 from edge_rt.api.schemas import ChatRequest, CompletionRequest, WireMessage
 from edge_rt.cache.admission import wishes
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
@@ -110,6 +111,7 @@ def _request(
         max_draft=wire.max_draft,
         tenant=tenant,
         deadline_s=wire.deadline_s,
+        response_format=response_format(wire),
     )
 
 

@@ -19,6 +19,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from edge_rt.api import fields
 from edge_rt.api.fields import ABSENT as _ABSENT
 from edge_rt.api.fields import decode_with
+from edge_rt.api.formats import Formatted
 from edge_rt.tensor_types import NodePlacement
 from edge_rt.types import Energy, FinishReason, Priority
 
@@ -63,7 +64,7 @@ class WireMessage(_Request, kw_only=True):
     reasoning_content: Raw = _ABSENT
 
 
-class _Generation(_Request, kw_only=True):
+class _Generation(Formatted, _Request, kw_only=True):
     """What chat and completions share."""
 
     model: str | None = None  # None: catalog.default_model
@@ -108,7 +109,6 @@ class ChatRequest(_Generation, kw_only=True):
     prediction: Raw = _ABSENT
     prompt_cache_retention: Raw = _ABSENT
     reasoning_effort: Raw = _ABSENT
-    response_format: Raw = _ABSENT
     service_tier: Raw = _ABSENT
     store: Raw = _ABSENT
     tool_choice: Raw = _ABSENT
@@ -154,7 +154,6 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "include_obfuscation": (False,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
@@ -167,7 +166,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 
 def refuse_unsupported(request: msgspec.Struct, place: str = "") -> None:
     """Raise UnsupportedFeatureError for a Raw field whose value asks for something."""
-    fields.refuse_unsupported(request, _NEUTRAL, place)
+    fields.refuse_unsupported(request, _NEUTRAL, place, read=Formatted.__struct_fields__)
 
 
 _DECODERS: Final[dict[type[Any], msgspec.json.Decoder[Any]]] = {

@@ -11,7 +11,7 @@ from edge_rt.cloud.credential import Key
 from edge_rt.cloud.events import error_text
 from edge_rt.config import CloudEndpoint
 from edge_rt.errors import UnsupportedFeatureError
-from edge_rt.types import GenerateRequest
+from edge_rt.types import CLOUD_FORMATS, GenerateRequest, ResponseFormat
 
 MAX_ERROR_BYTES: Final = 64 * 2**10  # of an error's body that are read
 _MAX_MESSAGE: Final = 200  # characters of it that are shown
@@ -30,6 +30,9 @@ def device_only(request: GenerateRequest) -> str:
         return "logit_bias"
     if request.top_logprobs is not None or request.prompt_logprobs is not None:
         return "logprobs"
+    form = request.response_format
+    if form is not None and form.kind not in CLOUD_FORMATS:
+        return f"an answer held to a {form.kind}"
     return "ignore_eos" if request.ignore_eos else ""
 
 
@@ -74,7 +77,15 @@ def body(request: GenerateRequest, endpoint: CloudEndpoint) -> bytes:
     fields |= {name: value for name, (value, neutral) in optional.items() if value != neutral}
     if sampling.seed is not None:
         fields["seed"] = sampling.seed
+    if request.response_format is not None:
+        fields["response_format"] = _response_format(request.response_format)
     return msgspec.json.encode(fields)
+
+
+def _response_format(form: ResponseFormat) -> dict[str, Any]:
+    if form.kind == "json_object":
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": msgspec.Raw(form.text.encode())}}
 
 
 def probe(endpoint: CloudEndpoint) -> bytes:

@@ -12,6 +12,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,16 @@ _BLOCK = 64
 _FIRST_NUCLEUS = 256
 # A lower temperature leaves nothing but the largest logit and its equals, as this one does.
 _MIN_TEMPERATURE = 1e-9
+
+
+class Allowed(Protocol):
+    """Which tokens may be chosen."""
+
+    def allows(self, token_id: int) -> bool: ...
+
+    def mask(self) -> NDArray[np.bool_]:
+        """Say it of every token: (n_vocab,)."""
+        ...
 
 
 class Sampler:
@@ -81,10 +92,12 @@ class Sampler:
             first = token_id not in self._answer
             self._answer.add(token_id, -self._frequency - (self._presence if first else 0.0))
 
-    def sample(self, logits: F32) -> int:
+    def sample(self, logits: F32, allowed: Allowed | None = None) -> int:
         """Choose a token.
 
-        logits  (n_vocab,), not modified; -inf bans a token
+        logits   (n_vocab,), not modified; -inf bans a token
+        allowed  bans all other tokens, before any stage but bias and penalties
+
         Raises BackendStepError for NaN, +inf, or no finite logit.
         """
         if logits.shape != (self._n_vocab,):
@@ -93,7 +106,14 @@ class Sampler:
         if self._rng is None:
             token_id = int(adjusted.argmax())
             _check_max(float(adjusted[token_id]))
+            if allowed is None or allowed.allows(token_id):
+                return token_id
+            adjusted = self._masked(adjusted, allowed.mask())
+            token_id = int(adjusted.argmax())
+            _check_max(float(adjusted[token_id]))
             return token_id
+        if allowed is not None:
+            adjusted = self._masked(adjusted, allowed.mask())
         if not self._top_k and self._top_p >= 1.0 and self._min_p <= 0.0:
             return self._draw_any(adjusted, self._rng.random())
         ids, weights = self._candidates(adjusted)
@@ -128,14 +148,31 @@ class Sampler:
         """Apply bias and penalties, in a copy where there are any."""
         if not (self._bias or self._repeat or self._answer):
             return logits
-        if self._scratch is None:
-            self._scratch = np.empty(self._n_vocab, np.float32)
-        adjusted = self._scratch
+        adjusted = self._own()
         np.copyto(adjusted, logits)
         self._bias.apply(adjusted)
         self._repeat.apply(adjusted)
         self._answer.apply(adjusted)
         return adjusted
+
+    def _masked(self, logits: F32, mask: NDArray[np.bool_]) -> F32:
+        """Ban all tokens that a mask leaves out, in the sampler's own array."""
+        own = self._own()
+        if np.count_nonzero(mask) > 0.9 * self._n_vocab:  # branches that nearly always go the same way are cheap
+            if logits is not own:
+                np.copyto(own, logits)
+            np.copyto(own, np.float32(-np.inf), where=~mask)
+            return own
+        ids = np.flatnonzero(mask)
+        kept = logits[ids]
+        own.fill(-np.inf)
+        own[ids] = kept
+        return own
+
+    def _own(self) -> F32:
+        if self._scratch is None:
+            self._scratch = np.empty(self._n_vocab, np.float32)
+        return self._scratch
 
     def _candidates(self, logits: F32) -> tuple[I64, F64]:
         """Cut by top_k, top_p and min_p, one of which is on: the ids left, and their weights at the temperature."""

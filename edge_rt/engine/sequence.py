@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_rt.backends.base import TokenSession
 from edge_rt.engine.drafts import PromptLookup
+from edge_rt.engine.form import Form
 from edge_rt.engine.prefix import Slot
 from edge_rt.engine.sampling import Sampler
 from edge_rt.engine.text import TextStream
@@ -36,6 +39,7 @@ class Sequence:
 
     token_ids  prompt and answer; the KV of slot, while it has one, holds the first n_computed of them
     lookup     guesses how they go on; None where nothing is guessed
+    form       what the answer must look like; None leaves it to the model
     """
 
     request: GenerateRequest
@@ -45,6 +49,7 @@ class Sequence:
     text: TextStream
     submitted_s: float
     lookup: PromptLookup | None = None
+    form: Form | None = None
     n_prompt: int = 0
     slot: Slot | None = None
     started_s: float | None = None
@@ -132,13 +137,53 @@ class Sequence:
         else:
             self.decode_engine_s += engine_s
 
-    def append(self, token_id: int) -> None:
-        """Add a token that was chosen."""
-        self.token_ids.append(token_id)
-        if self.lookup is not None:
-            self.lookup.push()
+    def choose(self, logits: NDArray[np.float32]) -> list[int]:
+        """Choose the next token, and give with it those that the answer's form leaves no choice about.
 
-    def accept(self, token_id: int, logits: NDArray[np.float32], piece: Callable[..., bytes]) -> None:
+        Raises BackendStepError for logits that are no numbers, InvalidRequestError for a form that takes too much.
+        """
+        if self.form is None:
+            return [self.sampler.sample(logits)]
+        # A token that was not chosen from logits has no probability to tell.
+        forces = self.request.top_logprobs is None and self.n_answer + 1 >= self.request.max_signals
+        return self.form.take(self.sampler.sample(logits, self.form.allowed), forces=forces)
+
+    def guess(self, n: int) -> list[int]:
+        """Guess up to n tokens that may come next."""
+        if self.lookup is None:
+            return []
+        draft = self.lookup.draft(n)
+        return draft if self.form is None else draft[: self.form.n_allowed(draft)]
+
+    def n_guessed(self, start: int, guess: ListOf[int]) -> int:
+        """Count how many tokens from start on are the guessed ones, up to the first that is not."""
+        n_same = 0
+        while n_same < len(guess) and self.token_ids[start + n_same : start + n_same + 1] == [guess[n_same]]:
+            n_same += 1
+        return n_same
+
+    def extend(self, token_ids: ListOf[int], logits: NDArray[np.float32], session: TokenSession) -> FinishReason | None:
+        """Add what choose gave, as far as the answer goes; say how it ends if it does."""
+        request = self.request
+        n_after = len(self.token_ids) + len(token_ids)
+        for token_id in token_ids:
+            self.token_ids.append(token_id)
+            if self.lookup is not None:
+                self.lookup.push()
+            if token_id in session.vocab.eog_ids and not request.ignore_eos:
+                return "stop"
+            self._accept(token_id, logits, session.piece)
+            if self.text.stopped:
+                return "stop"
+            is_cut = self.n_answer == request.max_tokens or len(self.token_ids) >= session.caps.n_ctx
+            if is_cut and len(self.token_ids) < n_after:
+                return "length"
+        # Where its form leaves nothing to come but the end, that needs no step.
+        if self.form is not None and self.form.is_whole:
+            return "stop"
+        return "length" if is_cut else None
+
+    def _accept(self, token_id: int, logits: NDArray[np.float32], piece: Callable[..., bytes]) -> None:
         """Add a token to the answer that is sent, with what the request wants to know of the logits it came from."""
         if self.request.top_logprobs is not None:
             self._logprobs.append(self._scored(logits, token_id, self.request.top_logprobs, piece))

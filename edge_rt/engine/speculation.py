@@ -146,7 +146,8 @@ class Speculation:
         self._costs.row_s = row_s
         n_max = min(n_free, self._caps.n_batch) - n_rows
         n_chosen = share(chances, n_rows=n_rows, n_max=n_max, seconds=self._costs.seconds)
-        return {i: s.lookup.draft(n) for i, (s, n) in enumerate(zip(running, n_chosen, strict=True)) if n and s.lookup}
+        guesses = {i: s.guess(n) for i, (s, n) in enumerate(zip(running, n_chosen, strict=True)) if n}
+        return {i: guess for i, guess in guesses.items() if guess}
 
     def observe(self, batch: ListOf[SeqRows], seconds: float) -> None:
         """Take the measured time of a step; one that computed a part of a prompt says nothing here."""

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from edge_rt.backends.base import NoCellsError, SeqRows, TokenSession, device_stats
 from edge_rt.engine import line
 from edge_rt.engine.batching import share_rows
+from edge_rt.engine.form import Forms
 from edge_rt.engine.prefix import Slot
 from edge_rt.engine.prompt import PromptReader
 from edge_rt.engine.row_costs import RowCosts
@@ -80,6 +81,7 @@ class TokenEngine:
         self._entropy = entropy
         self._prompts = PromptReader(session)
         self.prompt_ids = self._prompts.token_ids  # any thread may call it
+        self._forms = Forms(session)
         self._inbox: SimpleQueue[Sequence | _Cancel | _Stop] = SimpleQueue()
         self._waiting = line.Line()
         self._running: list[Sequence] = []  # in order of admission
@@ -113,6 +115,7 @@ class TokenEngine:
                 text=TextStream(self._session.piece, request.stop),
                 submitted_s=self._clock(),
                 lookup=self._speculation.lookup(request, token_ids),
+                form=self._forms.of(request),
             )
             with self._lock:  # nothing may come behind the loop's last look into the inbox
                 if not self._accepting:
@@ -351,16 +354,18 @@ class TokenEngine:
         """
         slot = sequence.slot
         assert slot is not None
-        n_right = len(slot.token_ids) - len(draft)
+        n_before, n_known, n_right = len(slot.token_ids) - len(draft), len(sequence.token_ids), 0
         sequence.n_drafted += len(draft)
         self._totals.drafted += len(draft)
-        for guess, row in zip((*draft, None), logits, strict=True):
-            goes_on = self._choose(sequence, row, now_s)
-            if not goes_on or sequence.token_ids[-1] != guess:
+        while goes_on := self._choose(sequence, logits[n_right], now_s):
+            n_chosen = len(sequence.token_ids) - n_known - n_right  # a form may have forced some after the first
+            n_same = sequence.n_guessed(n_known + n_right, draft[n_right:])
+            n_right += n_same
+            sequence.n_accepted += n_same
+            self._totals.accepted += n_same
+            if n_same < n_chosen:
                 break
-            n_right += 1
-            sequence.n_accepted += 1
-            self._totals.accepted += 1
+        n_right += n_before
         if n_right < len(slot.token_ids):  # after a failure it is empty already
             self._session.seq_trim(slot.seq_id, n_right)
             del slot.token_ids[n_right:]
@@ -381,23 +386,15 @@ class TokenEngine:
         if request.max_tokens == 0:
             return self._end(sequence, "length")
         try:
-            token_id = sequence.sampler.sample(logits)
-        except BackendStepError as exc:
+            token_ids = sequence.choose(logits)
+        except EdgeRtError as exc:
             self._fail_batch([sequence], exc)
             return False
-        sequence.append(token_id)
-        self._totals.completion_tokens += 1
         if sequence.first_s is None:
             sequence.first_s = now_s
-        finish: FinishReason | None = None
-        if token_id in self._session.vocab.eog_ids and not request.ignore_eos:
-            finish = "stop"
-        else:
-            sequence.accept(token_id, logits, self._session.piece)
-            if sequence.text.stopped:
-                finish = "stop"
-            elif sequence.n_answer == request.max_tokens or len(sequence.token_ids) >= self._session.caps.n_ctx:
-                finish = "length"
+        n_before = sequence.n_answer
+        finish = sequence.extend(token_ids, logits, self._session)
+        self._totals.completion_tokens += sequence.n_answer - n_before
         return finish is None or self._end(sequence, finish)
 
     def _end(self, sequence: Sequence, finish: FinishReason) -> Literal[False]:
@@ -436,7 +433,7 @@ class TokenEngine:
         self._waiting.add(sequence, self._running)
         self._totals.preempted += 1
 
-    def _fail_batch(self, sequences: ListOf[Sequence], error: BackendStepError) -> None:
+    def _fail_batch(self, sequences: ListOf[Sequence], error: EdgeRtError) -> None:
         _log.error("a step of %d sequences failed: %s", len(sequences), error)
         for sequence in sequences:
             slot = sequence.slot

@@ -30,6 +30,8 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
         _integer("max_tokens", request.max_tokens, int(request.prompt_logprobs is None), _MAX_INT)
     _check_stop(request.stop, limits)
     _check_sampling(request.sampling, limits)
+    if request.response_format is not None:
+        check_text("response_format", request.response_format.text, limits.max_prompt_bytes)
     if request.top_logprobs is not None:
         _integer("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
     if request.prompt_logprobs is not None:

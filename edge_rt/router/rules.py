@@ -12,7 +12,7 @@ from typing import Final, Literal
 from edge_rt.config import Router
 from edge_rt.errors import ConfigError
 from edge_rt.router.privacy import Finding, Privacy
-from edge_rt.types import GenerateRequest
+from edge_rt.types import CLOUD_FORMATS, GenerateRequest
 
 # must_stay and must_go bind; local and cloud are wishes that give way to what binds; free is undecided.
 Side = Literal["must_stay", "local", "free", "cloud", "must_go"]
@@ -172,6 +172,7 @@ def _is_device_only(request: GenerateRequest, now: Circumstances, settings: Rout
         or request.top_logprobs is not None
         or request.prompt_logprobs is not None
         or request.ignore_eos
+        or (request.response_format is not None and request.response_format.kind not in CLOUD_FORMATS)
     )
 
 

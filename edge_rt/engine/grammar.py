@@ -1,0 +1,266 @@
+"""Hold answers to a grammar: which tokens may come next, and which must.
+
+The library llguidance does the parsing (docs/structured.md says why this one). It is an extra: without it a request
+for structure is refused, and nothing else is touched. A compiled grammar is kept for the next request that names the
+same; a request's own state is a copy of it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_rt.backends.base import TokenSession, Vocab
+from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_MAX_KEPT: Final = 32
+# What one grammar may take while it is compiled and with each token; the defaults suit a server farm.
+_LIMITS: Final[Mapping[str, Any]] = {
+    "initial_lexer_fuel": 1_000_000,
+    "max_grammar_size": 200_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 50_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 20_000,
+    "verbose_errors": False,
+}
+# The loop waits for a grammar. Ordinary ones take 0.05 ms a token; one that takes more than this is given up.
+_FREE_S: Final = 0.5
+_MAX_TOKEN_S: Final = 0.005
+
+
+class Grammars:
+    """The grammars of one session. Any thread may compile; what compile gives is one request's.
+
+    clock  seconds of CPU time of the calling thread
+    """
+
+    def __init__(self, session: TokenSession, *, clock: Callable[[], float] = time.thread_time) -> None:
+        self._session = session
+        self._clock = clock
+        self._tokenizer: LLTokenizer | None = None
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock, self._reading = Lock(), Lock()
+
+    def compile(self, text: str, param: str, *, ignores_eos: bool = False) -> Constraint:
+        """Compile a grammar.
+
+        text   llguidance's Lark notation
+        param  the request's field that it comes from, for errors
+
+        Raises InvalidRequestError for one that is wrong, allows nothing or takes too much, UnsupportedFeatureError
+        where the library is missing.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise InvalidRequestError(param=param, problem="holds a lone surrogate") from exc
+        with self._lock:  # one at a time: a grammar that takes long shall not take every core
+            matcher = self._kept.get(text)
+            if matcher is None:
+                matcher = self._compile(text, param)
+                self._kept[text] = matcher
+                if len(self._kept) > _MAX_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(text)
+            own = matcher.deep_copy()
+        return Constraint(own, param, self._session.vocab, ignores_eos=ignores_eos, clock=self._clock)
+
+    def check_present(self) -> None:
+        """Raise UnsupportedFeatureError where the library is missing."""
+        self._tokens()
+
+    def token_ids(self, raw: bytes) -> list[int]:
+        """Give tokens that make these bytes."""
+        return list(self._tokens().tokenize_bytes(raw))
+
+    def _compile(self, text: str, param: str) -> LLMatcher:
+        tokenizer = self._tokens()
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(**_LIMITS)
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # some fail with the first token only
+        if matcher.is_error():
+            if "oneOf constraints" in (problem := reason(matcher)):
+                feature = f"oneOf in {param} with branches that an instance may meet together"
+                raise UnsupportedFeatureError(feature=feature, remedy="use anyOf, or a const that tells them apart")
+            raise InvalidRequestError(param=param, problem=problem)
+        return matcher
+
+    def _tokens(self) -> LLTokenizer:
+        with self._reading:
+            if self._tokenizer is None:
+                self._tokenizer = read_vocabulary(self._session)
+            return self._tokenizer
+
+
+class Constraint:
+    """One answer's place in its grammar: a Form. Made by Grammars."""
+
+    __slots__ = (
+        "_bits",
+        "_clock",
+        "_eog_ids",
+        "_ignores_eos",
+        "_matcher",
+        "_n_taken",
+        "_n_vocab",
+        "_param",
+        "_spent_s",
+    )
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        param: str,
+        vocab: Vocab,
+        *,
+        ignores_eos: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._matcher = matcher
+        self._param = param
+        self._n_vocab = vocab.n_vocab
+        self._eog_ids = sorted(vocab.eog_ids)
+        self._ignores_eos = ignores_eos
+        self._clock = clock
+        self._bits = np.empty(-(-vocab.n_vocab // 32) * 4, np.uint8)
+        self._n_taken = 0
+        self._spent_s = 0.0
+
+    @property
+    def allowed(self) -> Constraint:
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self._matcher.is_stopped())
+
+    def allows(self, token_id: int) -> bool:
+        """Say whether a token may come next; much faster than mask."""
+        if token_id in self._eog_ids:  # the library does not ask for it where nothing else is left
+            return not self._ignores_eos and bool(self._matcher.is_accepting())
+        began_s = self._clock()
+        n_allowed = self._matcher.validate_tokens([token_id])
+        self._account(began_s)
+        return bool(n_allowed)
+
+    def n_allowed(self, token_ids: Sequence[int]) -> int:
+        """Count how many of the tokens may come next, one after the other."""
+        return int(self._matcher.validate_tokens(list(token_ids)))
+
+    def mask(self) -> NDArray[np.bool_]:
+        """Say of every token whether it may come next: (n_vocab,)."""
+        began_s = self._clock()
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._account(began_s)
+        mask = np.unpackbits(self._bits, count=self._n_vocab, bitorder="little").view(np.bool_)
+        if self._ignores_eos:
+            mask[self._eog_ids] = False
+        return mask
+
+    def take(self, token_id: int, *, forces: bool) -> list[int]:
+        """Move past a token that may come next.
+
+        forces  also past those after it that leave the model no choice; they are given with it
+        """
+        began_s = self._clock()
+        taken = [token_id]
+        self._matcher.consume_token(token_id)
+        if forces and not self._matcher.is_stopped():
+            forced = self._matcher.compute_ff_tokens()
+            if forced and self._matcher.consume_tokens(forced):
+                taken += forced
+        self._n_taken += len(taken)
+        self._account(began_s)
+        return taken
+
+    def _account(self, began_s: float) -> None:
+        self._spent_s += self._clock() - began_s
+        if self._matcher.is_error():
+            raise InvalidRequestError(
+                param=self._param, problem=f"after {self._n_taken} tokens: {reason(self._matcher)}"
+            )
+        if self._spent_s > _FREE_S + _MAX_TOKEN_S * self._n_taken:
+            problem = f"took {self._spent_s:.2g} s of computing for {self._n_taken} tokens; simplify it"
+            raise InvalidRequestError(param=self._param, problem=problem)
+
+
+def reason(matcher: LLMatcher) -> str:
+    """Give the first line of a matcher's error."""
+    text = str(matcher.get_error()).replace("<non-verbose/>", "").replace("failed to compile JSON schema: ", "")
+    return re.sub(r"^(at )?\d+\(\d+\): ", "", text).strip().partition("\n")[0][:300]
+
+
+def read_vocabulary(session: TokenSession) -> LLTokenizer:
+    """Tell the library what tokens there are. Raises UnsupportedFeatureError where it is missing.
+
+    Takes half a second for 49 thousand tokens.
+    """
+    try:
+        from llguidance import LLTokenizer, TokenizerWrapper
+    except ImportError as exc:
+        remedy = "install the library for it with `pip install 'edge_rt[structured]'`"
+        raise UnsupportedFeatureError(feature="an answer in a given form", remedy=remedy) from exc
+
+    return LLTokenizer(
+        TokenizerWrapper(_Words(session)), n_vocab=session.caps.n_vocab, eos_token=sorted(session.vocab.eog_ids)
+    )
+
+
+class _Words:
+    """A vocabulary as the library asks for it. Tokens without text of their own are special: no text makes them."""
+
+    def __init__(self, session: TokenSession) -> None:
+        self._session = session
+        n_vocab = session.caps.n_vocab
+        self.eos_token_id = min(session.vocab.eog_ids)
+        self.bos_token_id = session.vocab.bos_id if session.vocab.bos_id >= 0 else None
+        texts = [session.piece(i) for i in range(n_vocab)]
+        self.special_token_ids = [i for i, text in enumerate(texts) if not text]
+        self.tokens = [text or (session.piece(i, special=True) or b"<empty %d>" % i) for i, text in enumerate(texts)]
+        self._texts = texts
+
+    def __call__(self, text: str) -> list[int]:
+        """Tokenise as the model would."""
+        if isinstance(text, bytes):  # the library tries whether they are taken
+            raise TypeError("text is a str")
+        token_ids = self._session.tokenize(text, special=False)
+        # Some vocabularies put a space before every text. The library wants the tokens of this text and no other.
+        if token_ids and b"".join(self._texts[i] for i in token_ids) != text.encode("utf-8", "replace"):
+            return self._longest(text.encode("utf-8", "replace"))
+        return token_ids
+
+    @cached_property
+    def _by_text(self) -> dict[bytes, int]:
+        return {text: i for i, text in reversed(list(enumerate(self._texts))) if text}
+
+    @cached_property
+    def _max_bytes(self) -> int:
+        return max(map(len, self._texts))
+
+    def _longest(self, raw: bytes) -> list[int]:
+        token_ids: list[int] = []
+        at = 0
+        while at < len(raw):
+            for n in range(min(self._max_bytes, len(raw) - at), 0, -1):
+                if (token_id := self._by_text.get(raw[at : at + n])) is not None:
+                    token_ids.append(token_id)
+                    at += n
+                    break
+            else:  # a vocabulary without this byte: the library finds that the tokens make another text
+                at += 1
+        return token_ids

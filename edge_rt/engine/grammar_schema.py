@@ -1,0 +1,223 @@
+"""Which JSON Schemas an answer can be held to; all others are refused by name, before anything is compiled.
+
+A keyword that nobody looks at would let an answer pass that does not validate. So every keyword is known here: as one
+that the library enforces, as a note that asks for nothing, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any, Final
+
+from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MAX_FORMAT_BYTES: Final = 128 * 2**10  # of a schema, grammar, regular expression or list of choices
+_MAX_DEPTH: Final = 48
+_MAX_KEYWORDS: Final = 10_000
+_MAX_VALUES: Final = 5_000  # of all enums together
+_MAX_OPTIONAL: Final = 400  # properties of one object that may be left out: each makes a step's parse longer
+_MAX_MULTIPLE: Final = 1_000  # the product of all multipleOf: divisions are automata with as many states
+
+_NESTED: Final = frozenset({"additionalProperties", "additionalItems", "items"})
+_NESTED_LISTS: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_NESTED_MAPS: Final = frozenset({"$defs", "definitions", "patternProperties", "properties"})
+_LIMITS: Final = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
+_BOUNDS: Final = frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"})
+_VALUES: Final = frozenset({"$ref", "const", "enum", "format", "multipleOf", "pattern", "required", "type"})
+# What says nothing about which instances are valid.
+_NOTES: Final = _words(
+    "$anchor $comment $id $schema contentEncoding contentMediaType contentSchema default deprecated description "
+    "discriminator example examples readOnly title writeOnly"
+)
+KEYWORDS: Final = _NESTED | _NESTED_LISTS | _NESTED_MAPS | _LIMITS | _BOUNDS | _VALUES
+REFUSED: Final = _words(
+    "$dynamicAnchor $dynamicRef $recursiveAnchor $recursiveRef $vocabulary contains dependencies dependentRequired "
+    "dependentSchemas else if maxContains minContains not propertyNames then unevaluatedItems unevaluatedProperties "
+    "uniqueItems"
+)
+FORMATS: Final = _words("date date-time duration email hostname ipv4 ipv6 time uri uuid")
+
+# The library knows these three by less exact expressions: 29 February in every year, and leap seconds at any time.
+_YEAR_DAY: Final = (
+    r"(?:\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
+    r"|02-(?:0[1-9]|1\d|2[0-8]))"
+    r"|(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+).replace(r"\d", "[0-9]")
+_TIME: Final = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)".replace(
+    r"\d", "[0-9]"
+)
+_EXACT: Final[Mapping[str, str]] = {
+    "date": f"^{_YEAR_DAY}$",
+    "date-time": f"^{_YEAR_DAY}[Tt]{_TIME}$",
+    "time": f"^{_TIME}$",
+}
+
+
+def parse(text: str, param: str) -> Any:
+    """Read a schema's JSON. Raises InvalidRequestError naming param."""
+    if len(text) > MAX_FORMAT_BYTES:
+        raise InvalidRequestError(param=param, problem=f"has {len(text)} bytes, the limit is {MAX_FORMAT_BYTES}")
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as exc:
+        raise InvalidRequestError(param=param, problem="is nested too deeply") from exc
+    except ValueError as exc:
+        raise InvalidRequestError(param=param, problem=f"is not valid JSON: {exc}"[:300]) from exc
+
+
+def check(schema: Any, param: str) -> None:
+    """Refuse a schema that an answer cannot be held to.
+
+    Raises UnsupportedFeatureError with the JSON pointer of the keyword, InvalidRequestError for what is no schema or
+    too large.
+    """
+    n_keywords = n_values = 0
+    multiple = 1
+    for where, part in _parts(schema, param):
+        if isinstance(part, bool):
+            continue
+        n_keywords += len(part)
+        if n_keywords > _MAX_KEYWORDS:
+            raise InvalidRequestError(param=param, problem=f"has more than {_MAX_KEYWORDS} keywords")
+        for name in part:
+            if name not in KEYWORDS and name not in _NOTES and not _is_private(name):
+                remedy = "leave it out" if name in REFUSED else "it is no keyword; leave it out or begin it with x-"
+                raise UnsupportedFeatureError(feature=f"{where}/{_escaped(name)}", remedy=remedy)
+        n_values += _check_values(part, where)
+        if n_values > _MAX_VALUES:
+            raise InvalidRequestError(param=param, problem=f"has more than {_MAX_VALUES} values in enums")
+        _check_properties(part, where)
+        if (divisor := part.get("multipleOf")) is not None:
+            multiple *= _multiple(divisor, where)
+            if multiple > _MAX_MULTIPLE:
+                problem = f"is more than {_MAX_MULTIPLE}, alone or multiplied with the schema's others"
+                raise InvalidRequestError(param=f"{where}/multipleOf", problem=problem)
+
+
+def plain(schema: Any) -> Any:
+    """Write a schema that check has passed as the library takes it, with limits such as 2.0 as whole numbers."""
+    if not isinstance(schema, dict):
+        return schema
+    written: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _NESTED_LISTS or (name == "items" and isinstance(value, list)):
+            written[name] = [plain(item) for item in value]
+        elif name in _NESTED_MAPS:
+            written[name] = {key: plain(item) for key, item in value.items()}
+        elif name in _NESTED:
+            written[name] = plain(value)
+        elif name == "format" and value in _EXACT:
+            written.setdefault("allOf", []).append({"pattern": _EXACT[value]})
+        else:
+            written[name] = int(value) if name in _LIMITS else value
+    if "allOf" in schema and schema.get("format") in _EXACT:
+        written["allOf"] = [*map(plain, schema["allOf"]), {"pattern": _EXACT[schema["format"]]}]
+    return written
+
+
+def _parts(schema: Any, param: str) -> Iterator[tuple[str, Any]]:
+    """Give every schema inside a schema, itself first, with its place; each is a mapping or a bool."""
+    todo: list[tuple[str, Any, int]] = [(f"{param}#", schema, 0)]
+    while todo:
+        where, part, depth = todo.pop()
+        if not isinstance(part, Mapping | bool):
+            raise InvalidRequestError(param=where, problem="must be a schema: an object, true or false")
+        if depth > _MAX_DEPTH:
+            raise InvalidRequestError(param=where, problem=f"is nested more than {_MAX_DEPTH} schemas deep")
+        yield where, part
+        if isinstance(part, bool):
+            continue
+        for name, value in part.items():
+            place = f"{where}/{_escaped(name)}"
+            if name in _NESTED_LISTS or (name == "items" and isinstance(value, list)):
+                if not isinstance(value, list) or not value:
+                    raise InvalidRequestError(param=place, problem="must be a list of schemas")
+                todo += [(f"{place}/{i}", item, depth + 1) for i, item in enumerate(value)]
+            elif name in _NESTED_MAPS:
+                if not isinstance(value, Mapping):
+                    raise InvalidRequestError(param=place, problem="must be an object of schemas")
+                todo += [(f"{place}/{_escaped(key)}", item, depth + 1) for key, item in value.items()]
+            elif name in _NESTED:
+                todo.append((place, value, depth + 1))
+
+
+def _check_values(part: Mapping[str, Any], where: str) -> int:
+    """Check a schema's plain keywords; give how many values its enum has."""
+    for name in _LIMITS & part.keys():
+        value = part[name]
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value < 2**53
+            or value != int(value)
+        ):
+            raise InvalidRequestError(param=f"{where}/{name}", problem="must be a whole number from 0")
+    for name in _BOUNDS & part.keys():
+        value = part[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 2**63:
+            raise InvalidRequestError(param=f"{where}/{name}", problem="must be a number up to 2^63")
+    if not isinstance(part.get("pattern", ""), str):
+        raise InvalidRequestError(param=f"{where}/pattern", problem="must be a string")
+    target = part.get("$ref", "#")
+    if not isinstance(target, str):
+        raise InvalidRequestError(param=f"{where}/$ref", problem="must be a string")
+    if not target.startswith("#"):
+        raise UnsupportedFeatureError(
+            feature=f"{where}/$ref", remedy="refer to a part of the schema itself, as #/$defs/x"
+        )
+    named = part.get("format")
+    if named is not None and (not isinstance(named, str) or named not in FORMATS):
+        remedy = f"the formats are {', '.join(sorted(FORMATS))}"
+        raise UnsupportedFeatureError(feature=f"{where}/format {str(named)[:40]!r}", remedy=remedy)
+    values = part.get("enum", [None])
+    if not isinstance(values, list) or not values:
+        raise InvalidRequestError(param=f"{where}/enum", problem="must be a list of at least one value")
+    return len(values)
+
+
+def _check_properties(part: Mapping[str, Any], where: str) -> None:
+    required = part.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise InvalidRequestError(param=f"{where}/required", problem="must be a list of names")
+    properties = part.get("properties", {})
+    if not isinstance(properties, Mapping):
+        raise InvalidRequestError(param=f"{where}/properties", problem="must be an object of schemas")
+    n_optional = len(properties.keys() - set(required))
+    if n_optional > _MAX_OPTIONAL:
+        problem = f"has {n_optional} that are not required, the limit is {_MAX_OPTIONAL}"
+        raise InvalidRequestError(param=f"{where}/properties", problem=problem)
+    # A name may come twice among those that no property lists. To a reader it is one then, and the two count as one.
+    is_closed = part.get("additionalProperties") is False and "patternProperties" not in part
+    if not is_closed and part.get("minProperties", 0) > max(1, len(set(required))):
+        remedy = "list the names as properties with additionalProperties false, or require them"
+        raise UnsupportedFeatureError(feature=f"{where}/minProperties of names that are not listed", remedy=remedy)
+
+
+def _multiple(value: Any, where: str) -> int:
+    """Give a divisor as the number of steps that it makes of one decimal digit's unit."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-12 < value < 1e12:
+        raise InvalidRequestError(param=f"{where}/multipleOf", problem="must be a number above 1e-12, below 1e12")
+    fraction = Fraction(str(value))
+    while fraction.denominator % 10 == 0:
+        fraction *= 10
+    return max(1, int(fraction * fraction.denominator))
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("x-") and name != "x-guidance"  # that one would change how the library reads the schema
+
+
+def _escaped(name: str) -> str:
+    """Write a name as a JSON pointer's part, shortened."""
+    return name.replace("~", "~0").replace("/", "~1")[:80]
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,340 @@
+"""Answers that must look like something, on the null back end: token by token, at any temperature, in any company."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge_rt.backends.base import LoadOptions, ModelFile
+from edge_rt.backends.null import EOS, NullBackend, NullSession
+from edge_rt.engine import grammar, grammar_schema
+from edge_rt.engine.form import Forms
+from edge_rt.engine.grammar import Grammars
+from edge_rt.errors import EdgeRtError, InvalidRequestError, UnsupportedFeatureError
+from edge_rt.types import ResponseFormat, Sampling
+from tests.unit.engine.null_engine import Answer, Bench, chat, complete
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+def schema_of(schema: Any) -> ResponseFormat:
+    return ResponseFormat(kind="json_schema", text=json.dumps(schema))
+
+
+def hot(seed: int) -> Sampling:
+    return Sampling(temperature=1.5, seed=seed)
+
+
+def answer_to(bench: Bench, form: ResponseFormat, text: str = "x", **fields: Any) -> Answer:
+    answer = bench.ask(complete(text, max_tokens=200, response_format=form, **fields))
+    bench.run(answer)
+    return answer
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_an_answer_validates_and_ends_when_it_is_whole(bench: Bench) -> None:
+    answer = answer_to(bench, schema_of(PERSON), sampling=hot(1))
+    assert answer.last.finish_reason == "stop"
+    jsonschema.validate(json.loads(answer.text), PERSON)
+    assert answer.last.usage is not None
+    assert answer.last.usage.completion_tokens == len(answer.text.encode())  # the end took no token
+    bench.assert_idle()
+
+
+def test_forced_tokens_are_not_sampled(bench: Bench) -> None:
+    answer = answer_to(bench, schema_of(PERSON), sampling=hot(1))
+    n_steps = bench.engine.stats().steps_total
+    n_free = len(answer.text) - len('{"name": "", "age": , "tags": []}')
+    assert n_steps <= n_free + 8 < len(answer.text)
+
+
+def test_logprobs_come_for_every_token(bench: Bench) -> None:
+    answer = answer_to(bench, ResponseFormat(kind="choice", text='["yes"]'), top_logprobs=1)
+    entries = [entry for chunk in answer.chunks for entry in chunk.logprobs]
+    assert b"".join(entry.raw for entry in entries) == b"yes"
+    assert bench.engine.stats().steps_total == 3  # nothing was forced
+    assert all(entry.logprob < -1 for entry in entries)  # of the logits as they are: the model wanted something else
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        (ResponseFormat(kind="json_object"), r"\{.*"),
+        (ResponseFormat(kind="choice", text='["red", "gr\\u00fcn", "a\\"b\\\\c\\n"]'), 'red|grün|a"b\\\\c\n'),
+        (ResponseFormat(kind="regex", text=r"[a-c]{2}/\d+ é"), r"[a-c]{2}/[0-9]+ é"),
+        (ResponseFormat(kind="grammar", text='root ::= "a" [0-9]{2} [\\u00e9]'), r"a[0-9]{2}é"),
+    ],
+)
+@pytest.mark.parametrize("sampling", [Sampling(), hot(3), Sampling(temperature=1.0, top_k=2, seed=4)])
+def test_every_kind_is_kept(bench: Bench, form: ResponseFormat, pattern: str, sampling: Sampling) -> None:
+    answer = answer_to(bench, form, sampling=sampling)
+    assert re.match(pattern, answer.text, re.DOTALL)
+    if answer.last.finish_reason == "stop":
+        assert re.fullmatch(pattern, answer.text, re.DOTALL)
+
+
+def test_an_answer_that_is_cut_says_so(bench: Bench) -> None:
+    answer = bench.ask(complete("x", max_tokens=5, response_format=schema_of(PERSON)))
+    bench.run(answer)
+    assert (answer.text, answer.last.finish_reason) == ('{"nam', "length")
+
+
+def test_an_answer_that_is_whole_at_its_limit_is_not_cut(bench: Bench) -> None:
+    answer = bench.ask(complete("x", max_tokens=3, response_format=ResponseFormat(kind="choice", text='["yes"]')))
+    bench.run(answer)
+    assert (answer.text, answer.last.finish_reason) == ("yes", "stop")
+
+
+def test_the_end_comes_only_where_the_form_may_end(bench: Bench) -> None:
+    # The null model answers a chat with the question, and then wants to end.
+    answer = bench.ask(chat("ab", response_format=ResponseFormat(kind="regex", text="[a-c]{4}")))
+    bench.run(answer)
+    assert (answer.text, answer.last.finish_reason) == ("abaa", "stop")
+
+
+def test_ignore_eos_goes_on_until_the_form_is_whole(bench: Bench) -> None:
+    form = ResponseFormat(kind="regex", text="[a-c]{2,4}")
+    ends, goes_on = (bench.ask(chat("ab", f"r{i}", response_format=form, ignore_eos=i == 1)) for i in range(2))
+    bench.run(ends, goes_on)
+    assert (ends.text, goes_on.text) == ("ab", "abaa")
+
+
+def test_a_bias_cannot_break_the_form(bench: Bench) -> None:
+    sampling = Sampling(logit_bias={ord("z"): 100.0, EOS: 100.0, ord("y"): -100.0})
+    answer = answer_to(bench, ResponseFormat(kind="choice", text='["yes"]'), sampling=sampling)
+    assert answer.text == "yes"
+
+
+def test_guesses_change_nothing() -> None:
+    form = schema_of({"type": "array", "items": {"enum": ["abcabc", "abcabd"]}, "minItems": 4, "maxItems": 4})
+    texts = set()
+    for max_draft in (0, 8):
+        bench = Bench(max_draft=max_draft)
+        answer = answer_to(bench, form, text='["abcabc", "abcabc", ', sampling=hot(5))
+        texts.add(answer.text)
+    assert len(texts) == 1
+    jsonschema.validate(json.loads(texts.pop()), json.loads(form.text))
+
+
+def test_answers_in_company_are_those_of_a_lone_run() -> None:
+    forms = [schema_of(PERSON), ResponseFormat(kind="regex", text="[a-f]{30}"), None, schema_of({"type": "integer"})]
+    requests = [
+        complete(f"p{i}", f"r{i}", max_tokens=60, response_format=form, sampling=hot(i)) for i, form in enumerate(forms)
+    ]
+    alone = []
+    for request in requests:
+        bench = Bench()
+        answer = bench.ask(request)
+        bench.run(answer)
+        alone.append(answer.text)
+    crowded = Bench(n_ctx=160)  # too small for all: somebody is preempted
+    answers = [crowded.ask(request) for request in requests]
+    crowded.run(*answers)
+    assert [answer.text for answer in answers] == alone
+    crowded.assert_idle()
+
+
+def refusal(bench: Bench, form: ResponseFormat, **fields: Any) -> EdgeRtError:
+    answer = bench.ask(complete("x", response_format=form, **fields))
+    assert answer.error is not None
+    return answer.error
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"not": {}}, "#/not"),
+        ({"properties": {"a/b~": {"items": {"uniqueItems": True}}}}, "#/properties/a~1b~0/items/uniqueItems"),
+        ({"anyOf": [{"type": "string"}, {"if": {}}]}, "#/anyOf/1/if"),
+        ({"type": "string", "maxLenght": 3}, "#/maxLenght"),
+        ({"x-guidance": {"lenient": True}}, "#/x-guidance"),
+        ({"$ref": "https://example.org/a"}, "#/$ref"),
+        ({"format": "idn-email"}, "#/format 'idn-email'"),
+        ({"minProperties": 2}, "#/minProperties"),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "oneOf"),
+    ],
+)
+def test_what_a_schema_may_not_ask_is_refused_by_name(bench: Bench, schema: Any, place: str) -> None:
+    error = refusal(bench, schema_of(schema))
+    assert isinstance(error, UnsupportedFeatureError)
+    assert place in error.feature
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ResponseFormat(kind="json_schema", text="{"),
+        ResponseFormat(kind="json_schema", text="3"),
+        ResponseFormat(kind="json_schema", text='{"type": NaN}'),
+        ResponseFormat(kind="json_schema", text='"\\ud800"'),
+        ResponseFormat(kind="json_schema", text='{"const": "\\ud800"}'),
+        ResponseFormat(kind="json_schema", text="false"),
+        ResponseFormat(kind="json_schema", text='{"type": "strin"}'),
+        ResponseFormat(kind="json_schema", text='{"properties": []}'),
+        ResponseFormat(kind="json_schema", text='{"anyOf": {}}'),
+        ResponseFormat(kind="json_schema", text='{"required": "a"}'),
+        ResponseFormat(kind="json_schema", text='{"minItems": -1}'),
+        ResponseFormat(kind="json_schema", text='{"minimum": 1e400}'),
+        ResponseFormat(kind="json_schema", text='{"enum": []}'),
+        ResponseFormat(kind="json_schema", text='{"pattern": "("}'),
+        ResponseFormat(kind="json_schema", text='{"pattern": 3}'),
+        ResponseFormat(kind="json_schema", text='{"minItems": 3, "maxItems": 2, "type": "array"}'),
+        ResponseFormat(kind="json_schema", text='{"items":' * 100 + "{}" + "}" * 100),
+        ResponseFormat(kind="json_schema", text="[" * 100_000),
+        ResponseFormat(kind="json_schema", text=json.dumps({"enum": list(range(6000))})),
+        ResponseFormat(kind="json_schema", text=json.dumps({"properties": {f"p{i}": {} for i in range(500)}})),
+        ResponseFormat(kind="json_schema", text='{"multipleOf": 99991}'),
+        ResponseFormat(kind="json_schema", text='{"anyOf": [{"multipleOf": 97}, {"multipleOf": 89}]}'),
+        ResponseFormat(kind="json_schema", text=" " * 200_000),
+        ResponseFormat(kind="regex", text="("),
+        ResponseFormat(kind="regex", text="(?=a)b"),
+        ResponseFormat(kind="regex", text="(" * 5000 + "a" + ")" * 5000),
+        ResponseFormat(kind="regex", text=""),
+        ResponseFormat(kind="grammar", text="root ::= x"),
+        ResponseFormat(kind="grammar", text='x ::= "a"'),
+        ResponseFormat(kind="grammar", text='root ::= "\\ud800"'),
+        ResponseFormat(kind="grammar", text="root ::= " + "(" * 3000 + '"a"' + ")" * 3000),
+        ResponseFormat(kind="choice", text="[]"),
+        ResponseFormat(kind="choice", text='["a", ""]'),
+        ResponseFormat(kind="choice", text='{"a": 1}'),
+    ],
+    ids=lambda form: f"{form.kind} {form.text[:30]}",
+)
+def test_what_is_no_form_is_refused(bench: Bench, form: ResponseFormat) -> None:
+    assert isinstance(refusal(bench, form), InvalidRequestError)
+    bench.assert_idle()
+
+
+def test_stop_strings_would_cut_a_form(bench: Bench) -> None:
+    error = refusal(bench, schema_of(PERSON), stop=("a",))
+    assert isinstance(error, InvalidRequestError)
+    assert error.param == "stop"
+
+
+def null_session() -> NullSession:
+    file = ModelFile(model="null", variant="", path=Path("-"), quant="")
+    return NullBackend().load(file, LoadOptions(n_ctx=64))
+
+
+def test_a_grammar_that_takes_too_much_ends_its_answer_alone() -> None:
+    seconds = iter(range(0, 10**6, 1))
+    grammars = Grammars(null_session(), clock=lambda: next(seconds) * 0.3)
+    constraint = grammars.compile("start: /a+/", "grammar")
+    constraint.take(ord("a"), forces=False)
+    with pytest.raises(InvalidRequestError, match=r"grammar: took 0\.6 s of computing"):
+        constraint.take(ord("a"), forces=False)
+
+
+def test_an_ambiguous_grammar_does_not_run_for_ever(bench: Bench) -> None:
+    ambiguous = ResponseFormat(kind="grammar", text='root ::= x\nx ::= x x | x x x | "a" | "b" | ""')
+    other = bench.ask(complete("y", "other", max_tokens=20))
+    answer = bench.ask(complete("x", max_tokens=400, response_format=ambiguous, sampling=hot(1)))
+    bench.run(other, answer)
+    assert other.last.finish_reason is not None
+    assert answer.error is None or isinstance(answer.error, InvalidRequestError)
+    bench.assert_idle()
+
+
+def test_compiled_grammars_are_kept_and_bounded() -> None:
+    grammars = Grammars(null_session())
+    for i in range(grammar._MAX_KEPT + 5):
+        grammars.compile(f'start: "{i}"', "grammar")
+    assert len(grammars._kept) == grammar._MAX_KEPT
+    newest = next(reversed(grammars._kept.values()))
+    grammars.compile(f'start: "{grammar._MAX_KEPT + 4}"', "grammar")
+    assert next(reversed(grammars._kept.values())) is newest
+
+
+def test_requests_share_no_state() -> None:
+    grammars = Grammars(null_session())
+    one, two = (grammars.compile('start: "ab" | "cd"', "grammar") for _ in range(2))
+    one.take(ord("a"), forces=False)
+    assert (one.allows(ord("b")), two.allows(ord("b")), two.allows(ord("c"))) == (True, False, True)
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    with pytest.raises(UnsupportedFeatureError, match=r"edge_rt\[structured\]"):
+        Forms(null_session()).of(complete("x", response_format=ResponseFormat(kind="json_object")))
+
+
+def test_the_pages_list_what_is_refused() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "structured.md").read_text()
+    assert [word for word in sorted(grammar_schema.REFUSED) if f"`{word}`" not in page] == []
+    assert [word for word in sorted(grammar_schema.KEYWORDS) if f"`{word}`" not in page] == []
+    assert [word for word in sorted(grammar_schema.FORMATS) if f"`{word}`" not in page] == []
+
+
+# Schemas of the supported keywords, small enough that an answer of the null model at temperature 1.5 ends.
+LEAVES = st.one_of(
+    st.builds(
+        lambda a, b: {"type": "integer", "minimum": min(a, b), "maximum": max(a, b)}, *[st.integers(-999, 999)] * 2
+    ),
+    st.builds(lambda n, m: {"type": "string", "minLength": n, "maxLength": n + m}, *[st.integers(0, 4)] * 2),
+    st.lists(st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=4)), min_size=1, max_size=4).map(
+        lambda values: {"enum": values}
+    ),
+    st.sampled_from(
+        [
+            {"type": "boolean"},
+            {"type": ["null", "boolean"]},
+            {"type": "string", "format": "date"},
+            {"type": "string", "format": "time"},
+            {"type": "string", "pattern": "^[a-c]{1,3}$"},
+            {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.25},
+            {"type": "integer", "minimum": 3, "maximum": 60, "multipleOf": 7},
+        ]
+    ),
+)
+NAMES = st.sampled_from(["a", "b", "c d", "é", 'q"', "a/b"])
+
+
+def _containers(schemas: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    def as_object(parts: dict[str, Any], n_required: int) -> Any:
+        required = sorted(parts)[:n_required]
+        return {"type": "object", "properties": parts, "required": required, "additionalProperties": False}
+
+    return st.one_of(
+        st.builds(as_object, st.dictionaries(NAMES, schemas, max_size=3), st.integers(0, 3)),
+        st.builds(
+            lambda item, n, m: {"type": "array", "items": item, "minItems": n, "maxItems": n + m},
+            schemas,
+            *[st.integers(0, 2)] * 2,
+        ),
+        st.lists(schemas, min_size=1, max_size=3).map(lambda parts: {"anyOf": parts}),
+        st.lists(schemas, max_size=2).map(lambda parts: {"type": "array", "prefixItems": parts, "items": False}),
+        schemas.map(lambda part: {"$ref": "#/$defs/p", "$defs": {"p": part}} if "$defs" not in str(part) else part),
+    )
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(schema=st.recursive(LEAVES, _containers, max_leaves=5), seed=st.integers(0, 2**32))
+def test_any_answer_to_any_schema_validates(schema: Any, seed: int) -> None:
+    bench = Bench()
+    answer = bench.ask(complete("x", max_tokens=400, response_format=schema_of(schema), sampling=hot(seed)))
+    if isinstance(answer.error, InvalidRequestError):  # its parts cannot be met together
+        return
+    bench.run(answer)
+    if answer.last.finish_reason == "stop":
+        validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker(["date"]))
+        validator.validate(json.loads(answer.text))
