@@ -83,7 +83,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     n_threads: Count = 0  # 0: chosen and changed by measured step time
     max_stall_s: PositiveSeconds = 0.15  # a prefill chunk may delay running streams this long
     max_draft: Annotated[int, Meta(ge=0, le=64)] = 15  # tokens guessed and checked in one step; 0: none
-    max_prefix_bytes: Count = 128 * 2**20  # finished prompts kept for requests that begin the same; 0 keeps none
+    # finished prompts kept for requests that begin the same; 0 keeps none, -1 as memory allows, at most 2 GiB a model
+    max_prefix_bytes: Annotated[int, Meta(ge=-1)] = -1
     isolate_prefixes: bool = False  # no prompt begins with what another user's has computed; see docs/scheduling.md
     stream_interval_s: Seconds = 0.05  # tokens that come faster share one event; the first never waits
     kv_type: Literal["f16", "q8_0"] = "f16"

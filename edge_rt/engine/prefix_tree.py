@@ -129,12 +129,13 @@ def common_tokens(a: bytes, b: bytes) -> int:
 
 
 class PrefixTree:
-    """Kept prefixes of at most max_bytes() bytes; ends used least recently go first, block by block.
+    """Kept prefixes; ends used least recently go first, block by block.
 
+    max_bytes  how many bytes may be kept, given how many are
     n_block  tokens of a block, a multiple of the back end's
     """
 
-    def __init__(self, max_bytes: Callable[[], int], *, n_block: int, keeps_ranges: bool) -> None:
+    def __init__(self, max_bytes: Callable[[int], int], *, n_block: int, keeps_ranges: bool) -> None:
         self._max_bytes = max_bytes
         self._block_bytes = n_block * TOKEN_BYTES
         self._keeps_ranges = keeps_ranges
@@ -246,6 +247,10 @@ class PrefixTree:
             node.remove()
             self._prune(node.parent)
 
+    def shrink(self) -> None:
+        """Drop what is more than may be kept by now."""
+        self._make_room(0, beside=Node(b"", None))
+
     def ends(self) -> Iterator[tuple[str, bytes, Node]]:
         """Give owner, packed tokens and last node of everything kept."""
         for owner, root in self._roots.items():
@@ -272,7 +277,7 @@ class PrefixTree:
 
     def _make_room(self, n_bytes: int, *, beside: Node) -> bool:
         """Drop the oldest ends until n_bytes fit; False if what is left is pinned or on the way to beside."""
-        limit = self._max_bytes() - n_bytes
+        limit = self._max_bytes(self.n_bytes) - n_bytes
         if self.n_bytes <= limit:
             return True
         own = set(map(id, _path(beside)))

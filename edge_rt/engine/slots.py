@@ -19,10 +19,10 @@ _MIN_BLOCK = 32
 class Slots:
     """One slot per back-end sequence, and what is kept beside them. A slot's token_ids are what its KV holds, always.
 
-    max_prefix_bytes  bounds what is kept outside the KV; 0 keeps nothing
+    max_prefix_bytes  how many bytes may be kept outside the KV, given how many are; 0 keeps nothing
     """
 
-    def __init__(self, session: TokenSession, max_prefix_bytes: Callable[[], int]) -> None:
+    def __init__(self, session: TokenSession, max_prefix_bytes: Callable[[int], int]) -> None:
         caps = session.caps
         self._session = session
         self._can_keep = caps.can_save and caps.can_trim
@@ -109,6 +109,7 @@ class Slots:
         for slot in self._slots:
             if not slot.busy and is_free():
                 self._save(slot, is_free)
+        self.tree.shrink()
 
     def _how(self) -> dict[str, bool]:
         return {"can_trim": self._session.caps.can_trim, "can_copy": self._session.caps.can_copy}
@@ -157,7 +158,9 @@ class Slots:
     def _save(self, slot: Slot, go_on: Callable[[], bool] = lambda: True) -> None:
         if slot.is_saved or len(slot.token_ids) < _MIN_SAVED_TOKENS or not self._can_keep:
             return
-        if not self._session.caps.can_save_ranges and self._session.seq_bytes(slot.seq_id) > self._max_prefix_bytes():
+        if not self._session.caps.can_save_ranges and self._session.seq_bytes(slot.seq_id) > self._max_prefix_bytes(
+            self.prefix_bytes
+        ):
             slot.is_saved = True
             return
 

@@ -86,7 +86,7 @@ class TokenEngine:
         self._waiting = line.Line()
         self._running: list[Sequence] = []  # in order of admission
         max_bytes = settings.max_prefix_bytes
-        self._slots = Slots(session, max_bytes if callable(max_bytes) else lambda: max_bytes)
+        self._slots = Slots(session, max_bytes if callable(max_bytes) else lambda _: max_bytes)
         self._speculation = Speculation(session.caps, settings.max_draft)
         self._costs = RowCosts()
         self._free_s: float | None = None  # since when nothing is computed, where the loop goes on without a sleep

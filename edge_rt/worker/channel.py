@@ -98,7 +98,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     device: str = "cpu"
     chat_template: str | None = None
     max_stall_s: float = 0.15
-    max_prefix_bytes: int = 128 * 2**20
+    max_prefix_bytes: int = -1
     isolate_prefixes: bool = False
     stream_interval_s: float = 0.05
     memory_margin_bytes: int = 0

@@ -20,6 +20,7 @@ from edge_rt.backends.dispatch import dispatch
 from edge_rt.devices import cpu, memory
 from edge_rt.devices.base import Reading
 from edge_rt.devices.idle import IdleMeter
+from edge_rt.engine.prefix_room import PrefixRoom
 from edge_rt.engine.sequence import Sink
 from edge_rt.engine.start import start_engine
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
@@ -80,10 +81,12 @@ def make_engine(load: Load, session: TokenSession, idle_cores: Callable[[], floa
 
 
 def engine_settings(load: Load) -> EngineSettings:
+    max_bytes = load.max_prefix_bytes
+    room = PrefixRoom(memory.available_bytes, load.memory_margin_bytes, clock=time.monotonic)
     return EngineSettings(
         max_stall_s=load.max_stall_s,
         stream_interval_s=load.stream_interval_s,
-        max_prefix_bytes=load.max_prefix_bytes,
+        max_prefix_bytes=max_bytes if max_bytes >= 0 else room,
         isolate_prefixes=load.isolate_prefixes,
         max_draft=load.max_draft,
     )

@@ -27,7 +27,7 @@ def saver(token_ids: list[int], log: list[tuple[int, int | None]] | None = None)
 
 
 def tree(max_bytes: int = 10**6, *, keeps_ranges: bool = True) -> PrefixTree:
-    return PrefixTree(lambda: max_bytes, n_block=BLOCK, keeps_ranges=keeps_ranges)
+    return PrefixTree(lambda _: max_bytes, n_block=BLOCK, keeps_ranges=keeps_ranges)
 
 
 def put(kept: PrefixTree, owner: str, token_ids: list[int], log: list[tuple[int, int | None]] | None = None) -> bool:

@@ -23,7 +23,7 @@ class Kv:
     def __init__(self, *, n_seq_max: int, n_ctx: int = 1000, max_prefix_bytes: int = 10 * STATE_BYTES) -> None:
         file = ModelFile(model="null", variant="", path=Path("-"), quant="")
         self.session = NullSession(file, LoadOptions(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=1000))
-        self.slots = Slots(self.session, lambda: max_prefix_bytes)
+        self.slots = Slots(self.session, lambda _: max_prefix_bytes)
         self._now_s = 0.0
 
     def begin(self, token_ids: list[int]) -> tuple[Slot, int]:
