@@ -212,6 +212,7 @@ class ModelTable:
                 or (self._config.tensor if is_tensor else self._config.engine).n_parallel,
                 max_waiting=scheduler.max_waiting,
                 max_waiting_per_tenant=scheduler.max_waiting_per_tenant,
+                displaces=not is_tensor,
             ),
             lambda running, waiting: self._queue_changed(model, running, waiting),
         )

@@ -14,7 +14,7 @@ from edge_rt.chains import ChainEvents
 from edge_rt.errors import ModelFormatError
 from edge_rt.scheduler.placed_model import DispatchEvents
 from edge_rt.scheduler.slots import ModelWorker, ResidencyEvents
-from edge_rt.types import Energy, Timings, Usage
+from edge_rt.types import Energy, Priority, Timings, Usage
 from edge_rt.worker.channel import Load
 from edge_rt.worker.spawn import spawn
 from edge_rt.worker.supervisor import Worker, WorkerEvents
@@ -39,7 +39,7 @@ class ModelStore(Protocol):
 class RuntimeEvents(ResidencyEvents, DispatchEvents, ChainEvents, AnsweringEvents, Protocol):
     """Where the runtime's figures go; edge_rt.telemetry.Telemetry is one."""
 
-    def answer_finished(self, model: str, *, usage: Usage, timings: Timings) -> None: ...
+    def answer_finished(self, model: str, *, usage: Usage, timings: Timings, priority: Priority = "normal") -> None: ...
 
     def energy_used(self, model: str, energy: Energy) -> None: ...
 

@@ -31,6 +31,7 @@ from edge_rt.chains import run_chain
 from edge_rt.devices import cpu
 from edge_rt.errors import (
     DeadlineError,
+    DeadlineUnreachableError,
     NotCachedError,
     ShuttingDownError,
 )
@@ -49,6 +50,7 @@ from edge_rt.scheduler.forms import Placement, files_key
 from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.scheduler.probes import Probes, make_probes
 from edge_rt.scheduler.profile import Profile
+from edge_rt.scheduler.queue import Place
 from edge_rt.scheduler.residency import Residency
 from edge_rt.scheduler.slots import ModelWorker
 from edge_rt.scheduler.status import ModelStatus, activity
@@ -171,7 +173,7 @@ class Runtime:
         submitted_at_s = asyncio.get_running_loop().time()
         async with AsyncExitStack() as stack:
             progress = stack.enter_context(self._workload.answer(request))
-            worker = await stack.enter_async_context(self._admitted(request))
+            place, worker = await stack.enter_async_context(self._admitted(request))
             progress.begin()
             waited_s = asyncio.get_running_loop().time() - submitted_at_s
             asked, deadline_s = request, request.deadline_s
@@ -188,10 +190,15 @@ class Runtime:
                             continue
                         # The prompt's own logprobs are no part of the answer: the prefill goes on.
                         progress.came(len(chunk.token_ids) or int(not chunk.prompt_logprobs))
-                        yield self._finished(request.model, chunk, waited_s) if chunk.finish_reason else chunk
+                        if chunk.finish_reason and (usage := chunk.usage) is not None:
+                            place.work = usage.total_tokens - usage.cached_tokens
+                        yield self._finished(request, chunk, waited_s) if chunk.finish_reason else chunk
             except DeadlineError as exc:
                 # The engine knows what was left of it, the caller what it was.
                 raise DeadlineError(deadline_s=deadline_s or exc.deadline_s) from exc
+            except DeadlineUnreachableError as exc:
+                needed_s = round(exc.needed_s + waited_s, 3)
+                raise DeadlineUnreachableError(needed_s=needed_s, deadline_s=deadline_s or exc.deadline_s) from exc
 
     async def infer(self, request: TensorRequest) -> TensorAnswer:
         """Run a tensor model, or give stored outputs. Raises as generate does, and for inputs that do not fit."""
@@ -354,7 +361,7 @@ class Runtime:
     # A request's way.
 
     @asynccontextmanager
-    async def _queued(self, request: GenerateRequest | MediaRequest) -> AsyncIterator[float]:
+    async def _queued(self, request: MediaRequest) -> AsyncIterator[float]:
         """Hold a place among the model's running requests; give when a worker must have been found."""
         limit_s = self._limit_s(request)
         due_at_s = asyncio.get_running_loop().time() + limit_s
@@ -367,25 +374,30 @@ class Runtime:
         return timeout_s if request.deadline_s is None else min(request.deadline_s, timeout_s)
 
     @asynccontextmanager
-    async def _admitted(self, request: GenerateRequest) -> AsyncIterator[ModelWorker]:
+    async def _admitted(self, request: GenerateRequest) -> AsyncIterator[tuple[Place, ModelWorker]]:
         """Hold a place among the model's running requests, and the model itself."""
         asked_at_s = asyncio.get_running_loop().time()
+        limit_s = self._limit_s(request)
+        due_at_s = asked_at_s + limit_s
+        queue = self._models.entries[request.model].queue
         async with AsyncExitStack() as stack:
-            due_at_s = await stack.enter_async_context(self._queued(request))
+            place = await stack.enter_async_context(
+                queue.place(request.tenant, limit_s, request.priority, deadline_s=request.deadline_s)
+            )
             try:
                 async with asyncio.timeout_at(due_at_s):
                     worker = await stack.enter_async_context(self._residency.lease(request.model))
             except TimeoutError:
                 raise DeadlineError(deadline_s=due_at_s - asked_at_s) from None
-            yield worker
+            yield place, worker
 
-    def _finished(self, model: str, chunk: Chunk, waited_s: float) -> Chunk:
+    def _finished(self, request: GenerateRequest, chunk: Chunk, waited_s: float) -> Chunk:
         if chunk.usage is None or chunk.timings is None:
             return chunk
         timings = replace(
             chunk.timings, queue_s=chunk.timings.queue_s + waited_s, ttft_s=chunk.timings.ttft_s + waited_s
         )
-        self._telemetry.answer_finished(model, usage=chunk.usage, timings=timings)
+        self._telemetry.answer_finished(request.model, usage=chunk.usage, timings=timings, priority=request.priority)
         return replace(chunk, timings=timings)
 
     def _queue_changed(self, model: str, running: int, waiting: int) -> None:

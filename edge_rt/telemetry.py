@@ -17,7 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from edge_rt.types import Energy, EngineStats, Timings, Usage
+from edge_rt.types import Energy, EngineStats, Priority, Timings, Usage
 from edge_rt.version import VERSION
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -48,7 +48,9 @@ METRICS: Final = (
     Metric("edge_rt_request_duration_seconds", "histogram", "Request to end of answer.", ("route",), _REQUEST_S),
     Metric("edge_rt_ttft_seconds", "histogram", "Submission to first token.", ("model",), _TTFT_S),
     Metric("edge_rt_tpot_seconds", "histogram", "Mean time per output token of one answer.", ("model",), _TPOT_S),
-    Metric("edge_rt_queue_wait_seconds", "histogram", "Submission to first prefill step.", ("model",), _QUEUE_S),
+    Metric(
+        "edge_rt_queue_wait_seconds", "histogram", "Submission to first prefill step.", ("model", "priority"), _QUEUE_S
+    ),
     Metric("edge_rt_prompt_tokens", "counter", "Prompt tokens taken in.", ("model",)),
     Metric("edge_rt_completion_tokens", "counter", "Tokens generated, those of cancelled answers too.", ("model",)),
     Metric("edge_rt_cached_tokens", "counter", "Prompt tokens not computed again.", ("model",)),
@@ -267,9 +269,9 @@ class Telemetry:
         self._labelled(self._counters, "edge_rt_requests", route, str(status), outcome).inc()
         self._labelled(self._histograms, "edge_rt_request_duration_seconds", route).observe(duration_s)
 
-    def answer_finished(self, model: str, *, usage: Usage, timings: Timings) -> None:
+    def answer_finished(self, model: str, *, usage: Usage, timings: Timings, priority: Priority = "normal") -> None:
         """Record the times of one whole answer. Its tokens are counted by engine_stats."""
-        self._histograms["edge_rt_queue_wait_seconds"].labels(model).observe(timings.queue_s)
+        self._histograms["edge_rt_queue_wait_seconds"].labels(model, priority).observe(timings.queue_s)
         if usage.completion_tokens:
             self._histograms["edge_rt_ttft_seconds"].labels(model).observe(timings.ttft_s)
         if (tpot_s := timings.tpot_s) is not None:

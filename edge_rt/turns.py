@@ -32,6 +32,8 @@ class Turns:
         self._tenants: dict[tuple[Priority, str], float] = {}
         self._now = 0.0  # where the priority stands that was served last
         self._tenant_now = dict.fromkeys(PRIORITIES, 0.0)
+        self._served: dict[tuple[Priority, str], int] = {}  # in which turn last: the longest ago is the first of equals
+        self._n_turns = 0
 
     def join(self, priority: Priority, tenant: str, *, has_work: bool, has_peers: bool) -> None:
         """Let a tenant begin; has_work: it has other requests of this priority already, has_peers: somebody has."""
@@ -51,11 +53,13 @@ class Turns:
         self._tenant_now[priority] = max(self._tenant_now[priority], done)
         self._done[priority] += n / WEIGHTS[priority]
         self._tenants[priority, tenant] = done + n
+        self._n_turns += 1
+        self._served[priority, tenant] = self._n_turns
 
-    def key(self, priority: Priority, tenant: str) -> tuple[float, int, float]:
+    def key(self, priority: Priority, tenant: str) -> tuple[float, int, float, int]:
         """Give what turns are ordered by: the least comes first."""
         done = self._tenants.get((priority, tenant), self._tenant_now[priority])
-        return self._done[priority], rank(priority), done
+        return self._done[priority], rank(priority), done, self._served.get((priority, tenant), 0)
 
     def may_displace(self, priority: Priority, other: Priority) -> bool:
         """Say whether a request may take the place of one of another priority: a less urgent one, beyond its share."""
@@ -64,6 +68,7 @@ class Turns:
     def _forget(self) -> None:
         """Drop the tenants who would begin where the others are anyway."""
         self._tenants = {flow: done for flow, done in self._tenants.items() if done > self._tenant_now[flow[0]]}
+        self._served = {flow: turn for flow, turn in self._served.items() if flow in self._tenants}
 
 
 def in_turn(turns: Turns, items: Iterable[tuple[Priority, str, T]]) -> list[T]:

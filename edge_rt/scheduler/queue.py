@@ -6,32 +6,45 @@ Admission is the pure part; Queue adds waiting, deadlines and cancellation on th
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count
 from types import TracebackType
 
-from edge_rt.errors import DeadlineError, EdgeRtError, QueueFullError
+from edge_rt.errors import DeadlineError, DeadlineUnreachableError, EdgeRtError, QueueFullError
+from edge_rt.turns import Turns, rank
+from edge_rt.types import Priority
 
 _MIN_RETRY_S = 1.0
 _MAX_RETRY_S = 60.0
-_SERVICE_WEIGHT = 0.2  # of the newest request in the moving average of service times
+_SERVICE_WEIGHT = 0.2  # of the newest request in the moving averages of service times and work
+_MIN_SERVED = 5  # requests, until their time tells how long others take
+
+
+Flow = tuple[Priority, str]  # whose requests: of which priority, of which tenant
 
 
 class Admission:
-    """Tickets that wait and run. Tenants take turns; within a tenant the order is that of arrival.
+    """Tickets that wait and run. Priorities and tenants take turns (turns.py); within both the order is of arrival.
 
     max_waiting_per_tenant  0: only max_waiting limits a tenant
+    displaces   who runs them puts less urgent ones back for more urgent ones, which are let in beyond max_running
+                as long as no more than max_running are as urgent
     """
 
-    def __init__(self, *, max_running: int, max_waiting: int, max_waiting_per_tenant: int = 0) -> None:
+    def __init__(
+        self, *, max_running: int, max_waiting: int, max_waiting_per_tenant: int = 0, displaces: bool = False
+    ) -> None:
         self.max_running = self._most_running = max_running
+        self._displaces = displaces
         self.limit(max_waiting=max_waiting, max_waiting_per_tenant=max_waiting_per_tenant)
-        self._running: set[int] = set()
-        self._tenant_of: dict[int, str] = {}  # of those that wait
-        # The tenant in front is served next and then goes to the back; dicts are ordered sets of tickets.
-        self._waiting: OrderedDict[str, dict[int, None]] = OrderedDict()
+        self._turns = Turns()
+        self._running: dict[int, tuple[Flow, float]] = {}  # with the work that was counted for it
+        self._flow_of: dict[int, Flow] = {}  # of those that wait
+        self._waiting: dict[Flow, dict[int, None]] = {}  # dicts are ordered sets of tickets
+        self._n_here: dict[Flow, int] = {}  # that run or wait
         self._service_s = _MIN_RETRY_S
+        self._n_served = 0
+        self._work = 1.0  # of a request, on average
 
     @property
     def n_running(self) -> int:
@@ -39,24 +52,36 @@ class Admission:
 
     @property
     def n_waiting(self) -> int:
-        return len(self._tenant_of)
+        return len(self._flow_of)
 
-    def arrive(self, ticket: int, tenant: str) -> bool:
-        """Run a ticket at once (True) or let it wait (False). Raises QueueFullError."""
-        if self.n_running < self.max_running:
-            # Nobody waits while there is room: leave fills every place it frees.
-            self._running.add(ticket)
+    def arrive(
+        self, ticket: int, tenant: str, priority: Priority = "normal", *, deadline_s: float | None = None
+    ) -> bool:
+        """Run a ticket at once (True) or let it wait (False).
+
+        deadline_s  until it must run, if that is known. Raises QueueFullError, and DeadlineUnreachableError where by
+                    the usual time of those before it, it will not.
+        """
+        flow = (priority, tenant)
+        has_peers = any(other == priority for other, _ in self._n_here)
+        self._turns.join(priority, tenant, has_work=flow in self._n_here, has_peers=has_peers)
+        # Nobody as urgent waits while there is room: leave fills every place it frees.
+        if self._fits(priority):
+            self._count(flow, 1)
+            self._run(ticket, flow)
             return True
         # Who waits only because fewer run than could takes nobody's place among those that may wait.
         n_lent = self._most_running - self.max_running
         if self.n_waiting >= self.max_waiting + n_lent:
             raise self._full(self.n_waiting, self.max_waiting)
-        own = self._waiting.get(tenant, {})
-        if len(own) >= self.max_waiting_per_tenant + n_lent:
-            raise self._full(len(own), self.max_waiting_per_tenant)
-        own[ticket] = None
-        self._waiting[tenant] = own
-        self._tenant_of[ticket] = tenant
+        n_own = sum(len(tickets) for (_, other), tickets in self._waiting.items() if other == tenant)
+        if n_own >= self.max_waiting_per_tenant + n_lent:
+            raise self._full(n_own, self.max_waiting_per_tenant)
+        if deadline_s is not None:
+            self._check_deadline(flow, deadline_s)
+        self._count(flow, 1)
+        self._waiting.setdefault(flow, {})[ticket] = None
+        self._flow_of[ticket] = flow
         return False
 
     def limit(self, *, max_waiting: int, max_waiting_per_tenant: int) -> None:
@@ -69,34 +94,75 @@ class Admission:
         self.max_running = max(1, min(max_running or self._most_running, self._most_running))
         return tuple(self._admit())
 
-    def leave(self, ticket: int, service_s: float | None = None) -> tuple[int, ...]:
+    def leave(self, ticket: int, service_s: float | None = None, work: float | None = None) -> tuple[int, ...]:
         """Forget a ticket, wherever it is, and give those that run in its stead.
 
         service_s  how long it ran, for the estimate in QueueFullError; None if it was not served in full
+        work       that was done for it, in any one unit; None if that is not known
         """
         if service_s is not None:
+            self._n_served += 1
             self._service_s += _SERVICE_WEIGHT * (service_s - self._service_s)
-        tenant = self._tenant_of.pop(ticket, None)
-        if tenant is not None:
-            del self._waiting[tenant][ticket]
-            if not self._waiting[tenant]:
-                del self._waiting[tenant]
-        self._running.discard(ticket)
+        flow = self._flow_of.pop(ticket, None)
+        if flow is not None:
+            self._count(flow, -1)
+            self._take_from(flow, ticket)
+        if (ran := self._running.pop(ticket, None)) is not None:
+            flow, counted = ran
+            self._count(flow, -1)
+            if work is not None:
+                self._turns.charge(*flow, work - counted)
+                self._work += _SERVICE_WEIGHT * (work - self._work)
         return tuple(self._admit())
+
+    def _fits(self, priority: Priority) -> bool:
+        if self.n_running < self.max_running:
+            return True
+        if not self._displaces or self.n_running >= 2 * self.max_running:
+            return False
+        urgency = rank(priority)
+        return sum(rank(other) <= urgency for (other, _), _ in self._running.values()) < self.max_running
+
+    def _run(self, ticket: int, flow: Flow) -> None:
+        # What it will take is not known yet; as much as the others did, until it leaves.
+        self._running[ticket] = (flow, self._work)
+        self._turns.charge(*flow, self._work)
 
     def _admit(self) -> list[int]:
         admitted = []
-        while self._waiting and self.n_running < self.max_running:
-            tenant, own = next(iter(self._waiting.items()))
-            ticket = next(iter(own))
-            del own[ticket], self._tenant_of[ticket]
-            if own:
-                self._waiting.move_to_end(tenant)
-            else:
-                del self._waiting[tenant]
-            self._running.add(ticket)
+        while flows := [flow for flow in self._waiting if self._fits(flow[0])]:
+            flow = min(flows, key=lambda flow: self._turns.key(*flow))
+            ticket = next(iter(self._waiting[flow]))
+            del self._flow_of[ticket]
+            self._take_from(flow, ticket)
+            self._run(ticket, flow)
             admitted.append(ticket)
         return admitted
+
+    def _count(self, flow: Flow, n: int) -> None:
+        self._n_here[flow] = n_here = self._n_here.get(flow, 0) + n
+        if not n_here:
+            del self._n_here[flow]
+
+    def _take_from(self, flow: Flow, ticket: int) -> None:
+        own = self._waiting[flow]
+        del own[ticket]
+        if not own:
+            del self._waiting[flow]
+
+    def _check_deadline(self, flow: Flow, deadline_s: float) -> None:
+        if self._n_served < _MIN_SERVED:
+            return
+        urgency, tenant = rank(flow[0]), flow[1]
+        n_ahead = sum(
+            len(tickets)
+            for (priority, other), tickets in self._waiting.items()
+            if rank(priority) < urgency or (rank(priority) == urgency and other == tenant)
+        )
+        # A place is free after half of a usual request at the latest, if those that run began at different times.
+        need_s = (n_ahead + 0.5) / self.max_running * self._service_s
+        if need_s > deadline_s:
+            raise DeadlineUnreachableError(needed_s=round(need_s, 3), deadline_s=deadline_s)
 
     def _full(self, waiting: int, limit: int) -> QueueFullError:
         turns = (waiting + 1) / self.max_running
@@ -123,23 +189,29 @@ class Queue:
     def n_waiting(self) -> int:
         return self._admission.n_waiting
 
-    def place(self, tenant: str, deadline_s: float) -> Place:
+    def place(
+        self, tenant: str, limit_s: float, priority: Priority = "normal", *, deadline_s: float | None = None
+    ) -> Place:
         """Wait for a place and hold it, in an `async with`.
 
-        Raises QueueFullError at once, DeadlineError when deadline_s has passed while waiting, and what close was given.
+        limit_s     how long to wait; DeadlineError then
+        deadline_s  the request's own; DeadlineUnreachableError at once, where it cannot be kept
+        Raises QueueFullError at once, and what close was given.
         """
-        return Place(self, tenant, deadline_s)
+        return Place(self, tenant, limit_s, priority, deadline_s)
 
-    async def enter(self, tenant: str, deadline_s: float) -> int:
-        """Wait for a place; give its ticket, which leave takes back."""
+    async def enter(
+        self, tenant: str, limit_s: float, priority: Priority = "normal", *, deadline_s: float | None = None
+    ) -> int:
+        """Wait for a place as place does; give its ticket, which leave takes back."""
         if self._closed is not None:
             raise self._closed()
         ticket = next(self._tickets)
         try:
-            is_admitted = self._admission.arrive(ticket, tenant)
+            is_admitted = self._admission.arrive(ticket, tenant, priority, deadline_s=deadline_s)
             self._report()
             if not is_admitted:
-                await self._wait(ticket, deadline_s)
+                await self._wait(ticket, limit_s)
         except BaseException:
             self.leave(ticket, None)
             raise
@@ -160,9 +232,9 @@ class Queue:
         """Report what enter_now has not."""
         self._report()
 
-    def leave(self, ticket: int, service_s: float | None) -> None:
-        """Let the next one run. service_s as in Admission.leave."""
-        self._let_run(self._admission.leave(ticket, service_s))
+    def leave(self, ticket: int, service_s: float | None, work: float | None = None) -> None:
+        """Let the next one run. service_s and work as in Admission.leave."""
+        self._let_run(self._admission.leave(ticket, service_s, work))
         self._report()
 
     def run_at_most(self, max_running: int | None) -> None:
@@ -189,13 +261,13 @@ class Queue:
             if not waiter.done():
                 waiter.set_exception(error())
 
-    async def _wait(self, ticket: int, deadline_s: float) -> None:
+    async def _wait(self, ticket: int, limit_s: float) -> None:
         waiter = self._waiters[ticket] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(limit_s):
                 await waiter
         except TimeoutError:
-            raise DeadlineError(deadline_s=deadline_s) from None
+            raise DeadlineError(deadline_s=limit_s) from None
         finally:
             del self._waiters[ticket]
 
@@ -204,20 +276,26 @@ class Queue:
 
 
 class Place:
-    """A place in a queue, held by an `async with`. A class: generators take longer, and each request holds one."""
+    """A place in a queue, held by an `async with`. A class: generators take longer, and each request holds one.
 
-    __slots__ = ("_deadline_s", "_queue", "_started_s", "_tenant", "_ticket")
+    work  that was done for the request, to be set when it is known
+    """
 
-    def __init__(self, queue: Queue, tenant: str, deadline_s: float) -> None:
-        self._queue, self._tenant, self._deadline_s = queue, tenant, deadline_s
+    __slots__ = ("_deadline_s", "_limit_s", "_priority", "_queue", "_started_s", "_tenant", "_ticket", "work")
 
-    async def __aenter__(self) -> None:
-        self._ticket = await self._queue.enter(self._tenant, self._deadline_s)
+    def __init__(self, queue: Queue, tenant: str, limit_s: float, priority: Priority, deadline_s: float | None) -> None:
+        self._queue, self._tenant, self._limit_s = queue, tenant, limit_s
+        self._priority, self._deadline_s = priority, deadline_s
+        self.work: float | None = None
+
+    async def __aenter__(self) -> Place:
+        self._ticket = await self._queue.enter(self._tenant, self._limit_s, self._priority, deadline_s=self._deadline_s)
         self._started_s = asyncio.get_running_loop().time()
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         is_served = kind is None
         service_s = asyncio.get_running_loop().time() - self._started_s if is_served else None
-        self._queue.leave(self._ticket, service_s)
+        self._queue.leave(self._ticket, service_s, self.work)

@@ -207,7 +207,7 @@ def test_an_answer_streams_and_its_timings_begin_with_the_call() -> None:
         assert last.timings.ttft_s == pytest.approx(LOAD_S + 0.1)
         assert last.timings.decode_s == 0.2
         text = telemetry.exposition().decode()
-        assert 'edge_rt_queue_wait_seconds_sum{model="null"} 2.0' in text
+        assert 'edge_rt_queue_wait_seconds_sum{model="null",priority="normal"} 2.0' in text
         assert 'edge_rt_ttft_seconds_count{model="null"} 1.0' in text
         assert 'edge_rt_threads{model="null"} 1.0' in text
         assert 'edge_rt_requests_running{model="null"} 0.0' in text

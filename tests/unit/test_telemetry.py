@@ -68,7 +68,7 @@ def test_an_answer_fills_the_histograms() -> None:
     timings = Timings(queue_s=0.25, prefill_s=0.5, prefill_tokens=5, decode_s=0.5, decode_tokens=2, ttft_s=0.75)
     metrics.answer_finished("m", usage=usage, timings=timings)
     assert value(metrics, "edge_rt_ttft_seconds_sum", model="m") == 0.75
-    assert value(metrics, "edge_rt_queue_wait_seconds_sum", model="m") == 0.25
+    assert value(metrics, "edge_rt_queue_wait_seconds_sum", model="m", priority="normal") == 0.25
     assert value(metrics, "edge_rt_tpot_seconds_sum", model="m") == 0.25
 
 

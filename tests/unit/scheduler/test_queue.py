@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_rt.errors import DeadlineError, QueueFullError, ShuttingDownError
+from edge_rt.errors import DeadlineError, DeadlineUnreachableError, QueueFullError, ShuttingDownError
 from edge_rt.scheduler.queue import Admission, Queue
 from tests import virtual_time
 
@@ -147,7 +147,7 @@ def test_tenants_take_turns() -> None:
         queue, log = make(), list[str]()
         names = ["a1", "a2", "a3", "b1", "c1"]
         await asyncio.gather(*(hold(queue, log, name, 1.0, tenant=name[0]) for name in names))
-        assert log == ["a1", "a2", "b1", "c1", "a3"]
+        assert log == ["a1", "b1", "c1", "a2", "a3"]
         assert (queue.n_running, queue.n_waiting) == (0, 0)
 
     virtual_time.run(main())
@@ -340,3 +340,62 @@ def test_who_waits_begins_as_soon_as_more_may_run() -> None:
         assert asyncio.get_running_loop().time() - begun_s < 12.0
 
     virtual_time.run(main())
+
+
+def test_tenants_share_by_the_work_that_was_done_and_not_by_requests() -> None:
+    admission = Admission(max_running=1, max_waiting=100)
+    works = {"long": 1000.0, "short": 10.0}
+    ticket, done = 0, dict.fromkeys(works, 0.0)
+    running: dict[int, str] = {}
+    tickets: dict[int, str] = {}
+    for tenant in works:
+        for _ in range(30):
+            if admission.arrive(ticket, tenant):
+                running[ticket] = tenant
+            tickets[ticket] = tenant
+            ticket += 1
+    for _ in range(20):
+        (current,) = running
+        tenant = running.pop(current)
+        done[tenant] += works[tenant]
+        (following,) = admission.leave(current, 1.0, works[tenant])
+        running[following] = tickets[following]
+    assert done["long"] <= done["short"] + 2 * works["long"]
+
+
+def test_the_more_urgent_goes_in_where_it_can_take_a_place() -> None:
+    admission = Admission(max_running=2, max_waiting=10, displaces=True)
+    assert admission.arrive(0, "a", "background")
+    assert admission.arrive(1, "a", "background")
+    assert not admission.arrive(2, "a", "background")
+    assert admission.arrive(3, "b", "interactive")
+    assert admission.arrive(4, "b", "normal")
+    assert not admission.arrive(5, "b", "interactive")  # the engine takes two at a time of what is as urgent
+    assert admission.leave(3) == (5,)
+    assert admission.leave(0) == ()
+    assert admission.leave(4) == ()
+    assert admission.leave(1) == (2,)
+
+
+def test_where_nobody_is_put_back_all_wait_for_a_place() -> None:
+    admission = Admission(max_running=1, max_waiting=10)
+    assert admission.arrive(0, "a", "background")
+    assert not admission.arrive(1, "a", "normal")
+    assert not admission.arrive(2, "b", "interactive")
+    assert admission.leave(0) == (2,)
+
+
+def test_a_deadline_that_the_queue_cannot_keep_is_refused_at_once() -> None:
+    admission = Admission(max_running=1, max_waiting=100)
+    for ticket in range(50):
+        admission.arrive(ticket, "t")
+        admission.leave(ticket, 2.0)
+    for ticket in range(100, 105):
+        admission.arrive(ticket, "t")
+    with pytest.raises(DeadlineUnreachableError) as caught:
+        admission.arrive(200, "t", deadline_s=5.0)
+    assert caught.value.needed_s == pytest.approx(9.0, rel=0.05)
+    assert admission.n_waiting == 4
+    assert not admission.arrive(201, "t", deadline_s=20.0)
+    assert not admission.arrive(202, "other", deadline_s=5.0)  # its turn comes sooner
+    assert not admission.arrive(203, "t", "interactive", deadline_s=5.0)
