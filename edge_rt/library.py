@@ -42,10 +42,12 @@ from edge_rt.scheduler.forms import load_message
 from edge_rt.tensor_library import TensorModel, start_model
 from edge_rt.types import (
     CHAT_SAMPLING,
+    Beams,
     Chunk,
     EngineStats,
     FinishReason,
     GenerateRequest,
+    Hypothesis,
     Message,
     ModelInfo,
     Sampling,
@@ -189,6 +191,36 @@ class Model(Running):
             sampling=replace(CHAT_SAMPLING, **sampling),
         )
         return Generation(self.stream(request))
+
+    def beam_search(
+        self,
+        prompt: Conversation,
+        *,
+        raw: bool = False,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        top_logprobs: int | None = None,
+        **beams: Any,
+    ) -> tuple[Hypothesis, ...]:
+        """Find the likeliest answers as wholes, the best first.
+
+        beams  fields of types.Beams: n_beams, n_best, length_penalty, early_stopping
+
+        Raises InvalidRequestError, and what the engine raises.
+        """
+        is_text = raw and isinstance(prompt, str)
+        request = GenerateRequest(
+            id=str(next(self._ids)),
+            model=self.info.model,
+            prompt=str(prompt) if is_text else None,
+            messages=None if is_text else _messages(prompt),
+            max_tokens=max_tokens,
+            stop=tuple(stop),
+            top_logprobs=top_logprobs,
+            beams=Beams(**beams),
+        )
+        *_, last = self.stream(request)
+        return last.hypotheses
 
     def stream(self, request: GenerateRequest) -> ChunkStream:
         """Submit a request as it is and give its chunks. Its id must be unique among the model's open requests."""

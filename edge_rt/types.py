@@ -132,6 +132,23 @@ class CacheWishes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beams:
+    """Beam search: the likeliest answers as wholes are looked for, and nothing is drawn.
+
+    n_beams         beginnings that are gone on with at each step
+    n_best          answers that are given, at most n_beams
+    length_penalty  an answer's score is its log probability over its number of tokens to this power; 0 compares sums
+    early_stopping  when n_beams answers have ended, the search is over at once (first), when no beam would be better if
+                    it ended now (likely), or when none can get better (never)
+    """
+
+    n_beams: int
+    n_best: int = 1
+    length_penalty: float = 1.0
+    early_stopping: Literal["first", "likely", "never"] = "likely"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One generation. Exactly one of prompt, prompt_token_ids and messages is set.
 
@@ -156,6 +173,7 @@ class GenerateRequest:
     adapters     that the answer is computed with
     prompt_logprobs  None: none; n >= 0: the prompt's tokens come with their logprobs and the n most likely ones at each
                      place. All of the prompt is computed then, kept or not, and max_tokens may be 0
+    beams        answers come from a beam search, all on the last chunk; sampling stays greedy
     tells_start  an engine says how many of the prompt's tokens it computes when it begins: a chunk of usage alone
     """
 
@@ -185,6 +203,7 @@ class GenerateRequest:
     parallel_tool_calls: bool = True
     adapters: tuple[Adapter, ...] = ()
     prompt_logprobs: int | None = None
+    beams: Beams | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +217,24 @@ class TokenLogprob:
     raw: bytes
     logprob: float
     top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """An answer that a beam search has found.
+
+    token_ids  without the token that ended it, which n_tokens counts
+    logprob    of all its n_tokens, natural log; score  is what answers are ordered by
+    logprobs   of token_ids, where the request wants them
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    n_tokens: int
+    logprob: float
+    score: float
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,6 +418,7 @@ class Chunk:
     Before the answer come, in chunks of their own, the prompt's logprobs; the first token's is 0, nothing is before it.
 
     text is always whole characters: joined chunks equal the unary answer.
+    hypotheses are a beam search's answers, the best of which is the chunk's own text too.
     origin is set on the first chunk of an answer that came through cache and router; its cost may follow on the last.
     stopped_by is on the last one: the stop string that ended the answer, "" if none did.
     """
@@ -396,6 +434,7 @@ class Chunk:
     tool_calls: tuple[ToolCallDelta, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     stopped_by: str = ""
+    hypotheses: tuple[Hypothesis, ...] = ()
 
     @property
     def is_start(self) -> bool:
@@ -410,6 +449,7 @@ class Capabilities:
     n_cell_block        cells that a sequence takes at once: its last block may be partly empty
     reads_own_cells     a row's attention reads the cells of its own sequence only: others cost it no time
     is_batch_invariant  a row's logits are the same, bit for bit, whatever else is in its batch
+    copies_share        a copy of a sequence takes cells from where it differs on
     """
 
     n_ctx: int
@@ -423,6 +463,7 @@ class Capabilities:
     n_cell_block: int = 1
     reads_own_cells: bool = False
     is_batch_invariant: bool = False
+    copies_share: bool = False
 
     def n_cells(self, n_tokens: int) -> int:
         """Count the cells of the blocks that so many tokens of one sequence take."""

@@ -237,10 +237,13 @@ class Generation:
             answer.texts.insert(0, text)
         choices = []
         for i, answer in enumerate(kept(answers, self._plan)):
+            shape = type(self._shape)()
             logprobs = answer.logprobs if self._plan.with_logprobs else []
             prompt_logprobs = answer.prompt_logprobs if self._plan.with_logprobs else []
-            choice = self._shapes[i].whole("".join(answer.texts), logprobs, answer.end()[0], prompt_logprobs)
+            choice = shape.whole("".join(answer.texts), logprobs, answer.end()[0], prompt_logprobs)
             choice.index = i
+            if answer.hypothesis is not None:
+                choice.cumulative_logprob, choice.score = answer.hypothesis.logprob, answer.hypothesis.score
             choices.append(choice)
         whole = self._answer(self._shape.unary, choices, usage=usage, timings=timings, origin=wire_origin(origin))
         return schemas.encode(whole), origin

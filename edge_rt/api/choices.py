@@ -7,12 +7,44 @@ import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Literal, Protocol
 
 from edge_rt.errors import BackendStepError, InvalidRequestError
-from edge_rt.types import Chunk, Energy, FinishReason, GenerateRequest, Timings, TokenLogprob, Usage
+from edge_rt.types import (
+    Beams,
+    Chunk,
+    Energy,
+    FinishReason,
+    GenerateRequest,
+    Hypothesis,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 
 _MAX_SEED: Final = 2**63 - 1
+
+
+class Searched(Protocol):
+    """What a request's body may say of a beam search; schemas.ChatRequest and CompletionRequest do."""
+
+    stream: bool | None
+    use_beam_search: bool | None
+    num_beams: int | None
+    length_penalty: float | None
+    early_stopping: bool | Literal["never"] | None
+
+
+_DRAWING: Final = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +99,10 @@ def plan(
         raise InvalidRequestError(
             param="best_of", problem="cannot be streamed: which answers are best shows at their ends; leave out stream"
         )
+    if prompts[0].beams is not None:
+        if best_of is not None:
+            raise InvalidRequestError(param="best_of", problem="does not go with a beam search; num_beams is its width")
+        n_each = n_kept = 1  # the request itself is answered n times
     asked = [_numbered(request, i) for request in prompts for i in range(n_each)]
     with_logprobs = prompts[0].top_logprobs is not None
     if n_each > n_kept and not with_logprobs:
@@ -82,6 +118,36 @@ def _numbered(request: GenerateRequest, i: int) -> GenerateRequest:
     if sampling.seed is not None:
         return replace(request, sampling=replace(sampling, seed=(sampling.seed + i) & _MAX_SEED))
     return replace(request, cache=replace(request.cache, no_store=True))
+
+
+def beams(wire: Searched, n: int | None) -> Beams | None:
+    """Read what a request says of a beam search; None where it asks for none. Raises InvalidRequestError.
+
+    vLLM keeps as many beams as answers are asked for, Hugging Face has a number of its own: both are understood.
+    """
+    wanted = wire.use_beam_search if wire.use_beam_search is not None else (wire.num_beams or 1) > 1
+    if not wanted:
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(wire, name) is not None:
+                raise InvalidRequestError(param=name, problem="needs num_beams or use_beam_search")
+        if wire.num_beams is not None and wire.num_beams != 1:
+            problem = f"must be 1 without use_beam_search, got {wire.num_beams}"
+            raise InvalidRequestError(param="num_beams", problem=problem)
+        return None
+    for name in _DRAWING:
+        if getattr(wire, name) not in (None, 0):
+            problem = "does not go with a beam search, which draws nothing; leave it out"
+            raise InvalidRequestError(param=name, problem=problem)
+    if wire.stream:
+        problem = "cannot be had of a beam search: its answers show at its end; leave out stream"
+        raise InvalidRequestError(param="stream", problem=problem)
+    early: dict[bool | str | None, Literal["first", "likely", "never"]] = {True: "first", "never": "never"}
+    return Beams(
+        n_beams=(n or 1) if wire.num_beams is None else wire.num_beams,
+        n_best=1 if n is None else n,
+        length_penalty=1.0 if wire.length_penalty is None else wire.length_penalty,
+        early_stopping=early.get(wire.early_stopping, "likely"),
+    )
 
 
 async def merged(
@@ -130,12 +196,24 @@ class Collected:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     last: Chunk | None = None
+    hypothesis: Hypothesis | None = None
 
     def add(self, chunk: Chunk) -> None:
         self.texts.append(chunk.text)
         self.prompt_logprobs += chunk.prompt_logprobs
         self.logprobs += chunk.logprobs
         self.last = chunk
+
+    @classmethod
+    def of(cls, hypothesis: Hypothesis, answer: Collected) -> Collected:
+        """Give one of the answers that a beam search has found."""
+        assert answer.last is not None
+        last = replace(answer.last, finish_reason=hypothesis.finish_reason)
+        return cls(texts=[hypothesis.text], logprobs=list(hypothesis.logprobs), last=last, hypothesis=hypothesis)
+
+    @property
+    def found(self) -> tuple[Hypothesis, ...]:
+        return self.last.hypotheses if self.last is not None else ()
 
     @property
     def mean_logprob(self) -> float:
@@ -150,7 +228,12 @@ class Collected:
 
 
 def kept(answers: Sequence[Collected], plan: Plan) -> list[Collected]:
-    """Give the likeliest answers to each prompt, by the mean logprob of their tokens, the likeliest first."""
+    """Give the likeliest answers to each prompt, by the mean logprob of their tokens, the likeliest first.
+
+    A beam search's are in its order, and n of them come with one request.
+    """
+    if plan.first.beams is not None:
+        return [Collected.of(found, answer) for answer in answers for found in answer.found]
     if plan.n_each == plan.n_kept:
         return list(answers)
     best: list[Collected] = []

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from edge_rt import types
-from edge_rt.api import schemas
+from edge_rt.api import choices, schemas
 from edge_rt.api.answers import ChatShape, CompletionShape, Generation, Shape, new_id
 from edge_rt.api.choices import Plan, plan
 from edge_rt.api.context import Api
@@ -77,6 +77,8 @@ def completion_requests(
     echoed = wire.logprobs if wire.logprobs is not None or wire.max_tokens != 0 else 0
     asked = _request(wire, request_id, model, tenant, max_tokens=wire.max_tokens, top_logprobs=wire.logprobs)
     if wire.echo:
+        if asked.beams is not None:
+            raise InvalidRequestError(param="echo", problem="does not go with a beam search; leave it out")
         asked = replace(asked, prompt_logprobs=echoed)
     return tuple(
         replace(asked, prompt=prompt) if isinstance(prompt, str) else replace(asked, prompt_token_ids=tuple(prompt))
@@ -98,13 +100,15 @@ def _request(
         if not wire.stream:
             raise InvalidRequestError(param="stream_options", problem="needs stream to be true")
         schemas.refuse_unsupported(wire.stream_options, "stream_options.")
+    beams = choices.beams(wire, wire.n)
     return GenerateRequest(
         id=request_id,
         model=model,
         messages=messages,
         max_tokens=max_tokens,
         stop=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ()),
-        sampling=_sampling(wire),
+        sampling=_sampling(wire) if beams is None else Sampling(seed=wire.seed),
+        beams=beams,
         ignore_eos=bool(wire.ignore_eos),
         stream=bool(wire.stream),
         top_logprobs=top_logprobs,

@@ -90,6 +90,10 @@ class _Generation(Formatted, _Request, kw_only=True):
     cache: CacheOptions | None = None
     priority: Priority | None = None  # edge_rt's own: interactive, normal or background
     n: int | None = None
+    use_beam_search: bool | None = None  # vLLM's name; the others are Hugging Face's
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     cache_prompt: Raw = _ABSENT
 
 
@@ -292,6 +296,8 @@ class Choice(_Answer, kw_only=True):
     text: str | UnsetType = UNSET
     logprobs: ChatLogprobs | CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
+    cumulative_logprob: float | UnsetType = UNSET  # of an answer of a beam search, as is its score
+    score: float | UnsetType = UNSET
 
 
 class WireOrigin(_Answer, kw_only=True):

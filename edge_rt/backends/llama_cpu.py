@@ -142,6 +142,7 @@ class LlamaCpuSession:
             can_trim=not (lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model)),
             can_copy=True,
             can_save=True,
+            copies_share=True,
         )
         self.vocab = self._tokenizer.facts
         self.info = model_info(file, options, self.caps, backend=LlamaCpuBackend.name, n_threads=n_threads)

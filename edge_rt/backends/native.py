@@ -163,6 +163,7 @@ class NativeSession:
             n_cell_block=KV_BLOCK,
             reads_own_cells=True,
             is_batch_invariant=True,
+            copies_share=True,
         )
         try:
             self._open(file, header, config, options)

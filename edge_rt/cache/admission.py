@@ -109,7 +109,7 @@ def is_shareable(request: GenerateRequest, settings: Cache) -> bool:
     Two clients that ask for a draw each want one of their own, so those in flight share under the same condition.
     """
     wish = request.cache
-    if request.prompt_logprobs is not None:  # a measurement, not an answer
+    if request.prompt_logprobs is not None or request.beams is not None:  # a measurement; more than one answer
         return False
     return settings.enabled and not wish.no_store and (is_deterministic(request) or wish.sampled or settings.sampled)
 

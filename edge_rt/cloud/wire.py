@@ -33,6 +33,8 @@ def device_only(request: GenerateRequest) -> str:
     form = request.response_format
     if form is not None and form.kind not in CLOUD_FORMATS:
         return f"an answer held to a {form.kind}"
+    if request.beams is not None:
+        return "beam search"
     return "ignore_eos" if request.ignore_eos else ""
 
 

@@ -79,9 +79,9 @@ def waits_for_another(sequence: Sequence, running: ListOf[Sequence], slots: Slot
 
 
 def has_room(sequence: Sequence, running: ListOf[Sequence], slots: Slots, caps: Capabilities) -> bool:
-    """Say whether there are a slot and cells to grow for everybody: else who comes would be put back again."""
-    n_reserved = sum(caps.n_cells(len(s.token_ids) + _GROWTH_TOKENS) for s in (*running, sequence))
-    return slots.has_free and (not running or n_reserved <= caps.n_cells(caps.n_ctx))
+    """Say whether there are its slots and cells to grow for everybody: else who comes would be put back again."""
+    n_reserved = sum(s.n_cells(caps, _GROWTH_TOKENS) for s in (*running, sequence))
+    return slots.n_free >= sequence.n_places and (not running or n_reserved <= caps.n_cells(caps.n_ctx))
 
 
 def least_urgent(running: ListOf[Sequence]) -> Sequence:

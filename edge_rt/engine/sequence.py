@@ -10,14 +10,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.backends.base import TokenSession
+from edge_rt.backends.base import SeqRows, TokenSession
 from edge_rt.engine.drafts import PromptLookup
 from edge_rt.engine.form import Form
 from edge_rt.engine.prefix import Slot
 from edge_rt.engine.sampling import Sampler
 from edge_rt.engine.text import TextStream
 from edge_rt.errors import EdgeRtError
-from edge_rt.types import Chunk, FinishReason, GenerateRequest, Timings, TokenLogprob, TokenSignal, Usage
+from edge_rt.types import Capabilities, Chunk, FinishReason, GenerateRequest, Timings, TokenLogprob, TokenSignal, Usage
 
 _MAX_SCORED = 32  # rows of a step whose logits are all wanted: 50,000 numbers each
 
@@ -82,6 +82,35 @@ class Sequence:
         """Say whether the answer would come too late; a request that has begun to answer never is."""
         deadline_s = self.request.deadline_s
         return deadline_s is not None and self.first_s is None and now_s - self.submitted_s > deadline_s
+
+    @property
+    def n_places(self) -> int:
+        """Slots that it takes, each of which is a row of a step once its prompt is computed."""
+        return 1
+
+    def n_cells(self, caps: Capabilities, n_growth: int) -> int:
+        """Count the cells that it takes with so many more tokens."""
+        return caps.n_cells(len(self.token_ids) + n_growth)
+
+    def rows(self, n: int, draft: ListOf[int]) -> list[SeqRows]:
+        """Give the rows of its next n tokens, and of what is guessed after them."""
+        assert self.slot is not None
+        start, end = len(self.slot.token_ids), len(self.slot.token_ids) + n
+        token_ids = self.token_ids[start:end]
+        if self.is_scored:
+            return [SeqRows(self.slot.seq_id, start, token_ids, end == len(self.token_ids), want_all=True)]
+        if draft:
+            return [SeqRows(self.slot.seq_id, start, [*token_ids, *draft], want_logits=True, want_all=True)]
+        return [SeqRows(self.slot.seq_id, start, token_ids, end == len(self.token_ids))]
+
+    def took(self, rows: ListOf[SeqRows]) -> None:
+        """Note that the rows it gave are in the KV."""
+        assert self.slot is not None
+        self.slot.token_ids += rows[0].token_ids
+
+    def give_back(self) -> list[Slot]:
+        """Let go of its slots but the first, which hold what only it needs."""
+        return []
 
     def is_due(self, now_s: float, interval_s: float) -> bool:
         """Say whether there is text to send by now: the first at once, then at most every interval_s."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from edge_rt.backends.base import TokenSession
 from edge_rt.engine.prefix import Slot, choose
@@ -46,8 +46,8 @@ class Slots:
         return self.tree.n_bytes
 
     @property
-    def has_free(self) -> bool:
-        return any(not slot.busy for slot in self._slots)
+    def n_free(self) -> int:
+        return sum(not slot.busy for slot in self._slots)
 
     def n_known(self, token_ids: list[int], owner: str) -> int:
         """Count the tokens of a prompt that would not be computed if it began now."""
@@ -82,15 +82,33 @@ class Slots:
         slot.busy, slot.is_saved, slot.owner = True, False, owner
         return slot
 
+    def take_empty(self, n: int, owner: str) -> list[Slot]:
+        """Give so many free slots, which hold nothing; there must be as many."""
+        slots = [slot for _ in range(n) if (slot := self.take([0], owner)) is not None]
+        assert len(slots) == n
+        return slots
+
     def release(self, slot: Slot, now_s: float) -> None:
         """Free a slot; its KV stays for a prompt that begins the same."""
         slot.busy = False
         slot.last_used_s = now_s
 
+    def drop(self, slots: Sequence[Slot], now_s: float) -> None:
+        """Free busy slots, and forget what they hold."""
+        for slot in slots:
+            self.empty(slot)
+            self.release(slot, now_s)
+
     def shelve(self, slot: Slot) -> None:
         """Free a busy slot and its cells at once, keeping what is worth it outside the KV."""
         slot.busy = False
         self._shelve(slot)
+
+    def copy(self, source: Slot, slot: Slot) -> None:
+        """Let a slot hold what another does, instead of what it held."""
+        self.empty(slot)
+        self._session.seq_copy(source.seq_id, slot.seq_id, len(source.token_ids))
+        slot.token_ids = list(source.token_ids)
 
     def empty(self, slot: Slot) -> None:
         """Forget a slot's KV."""

@@ -115,6 +115,8 @@ class Speculation:
         Where a row's logits depend on the batch, guesses may turn a near tie. So a request that asks for a repeatable
         answer, by a seed or by being greedy, gets them there only if it asks for them too.
         """
+        if request.beams is not None:
+            return 0
         if request.max_draft is not None:
             return min(request.max_draft, self._max_draft)
         sampling = request.sampling
@@ -142,7 +144,7 @@ class Speculation:
         chances = [self._chances(sequence) for sequence in running]
         if not any(chances):
             return {}
-        n_rows = len(running)
+        n_rows = sum(sequence.n_places for sequence in running)
         self._costs.row_s = row_s
         n_max = min(n_free, self._caps.n_batch) - n_rows
         n_chosen = share(chances, n_rows=n_rows, n_max=n_max, seconds=self._costs.seconds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -23,16 +23,15 @@ from numpy.typing import NDArray
 from edge_rt.backends.base import NoCellsError, SeqRows, TokenSession, device_stats
 from edge_rt.engine import line
 from edge_rt.engine.batching import share_rows
+from edge_rt.engine.beam_sequence import BeamSequence, make_sequence
 from edge_rt.engine.form import Forms
 from edge_rt.engine.prefix import Slot
 from edge_rt.engine.prompt import PromptReader
 from edge_rt.engine.row_costs import RowCosts
-from edge_rt.engine.sampling import Sampler
 from edge_rt.engine.sequence import Sequence, Sink
 from edge_rt.engine.settings import EngineSettings
 from edge_rt.engine.slots import Slots
 from edge_rt.engine.speculation import Speculation
-from edge_rt.engine.text import TextStream
 from edge_rt.engine.threads import AdvisedThreads, ThreadChoice
 from edge_rt.engine.totals import Totals
 from edge_rt.errors import (
@@ -48,6 +47,8 @@ from edge_rt.types import EngineStats, FinishReason, GenerateRequest
 _log = logging.getLogger(__name__)
 
 __all__ = ["EngineSettings", "TokenEngine"]
+
+_F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +108,8 @@ class TokenEngine:
             if not self._accepting:  # the session may be closed
                 raise ShuttingDownError
             token_ids = self._prompts.read(request)
-            sequence = Sequence(
-                request=request,
-                sink=sink,
-                token_ids=token_ids,
-                sampler=Sampler(request.sampling, self._session.caps.n_vocab, token_ids, entropy=self._entropy),
-                text=TextStream(self._session.piece, request.stop),
-                submitted_s=self._clock(),
-                lookup=self._speculation.lookup(request, token_ids),
-                form=self._forms.of(request),
-            )
+            lookup, form, now_s = self._speculation.lookup(request, token_ids), self._forms.of(request), self._clock()
+            sequence = make_sequence(self._session, request, sink, token_ids, lookup, form, now_s, self._entropy)
             with self._lock:  # nothing may come behind the loop's last look into the inbox
                 if not self._accepting:
                     raise ShuttingDownError
@@ -187,8 +180,7 @@ class TokenEngine:
             self._free_s = None
         self._take_inbox(wait=wait)
         now_s = self._clock()
-        is_idle = not (self._running or self._waiting)
-        if self._stop_at_s is not None and (is_idle or now_s >= self._stop_at_s):
+        if self._stop_at_s is not None and (now_s >= self._stop_at_s or not (self._running or self._waiting)):
             self._refuse_all()
             return False
         if self._waiting:
@@ -267,6 +259,8 @@ class TokenEngine:
             self._waiting.remove(sequence)
             n_reused = len(slot.token_ids)
             sequence.slot = slot
+            if isinstance(sequence, BeamSequence):
+                sequence.places = [slot, *self._slots.take_empty(sequence.n_places - 1, owner)]
             if sequence.started_s is None:
                 sequence.started_s = now_s
                 sequence.n_cached = n_reused
@@ -279,29 +273,18 @@ class TokenEngine:
         """Choose how many rows each running sequence gets: prompts in turn."""
         order = self._waiting.order(self._running)
         parts = [(s.n_computed, s.n_missing) for s in self._running]
-        settings, n_batch = self._settings, self._session.caps.n_batch
+        settings = self._settings
+        n_batch = self._session.caps.n_batch - sum(s.n_places - 1 for s in self._running)  # rows of further beams
         return share_rows(
             parts, order, self._costs, max_stall_s=settings.max_stall_s, max_step_s=settings.max_step_s, n_batch=n_batch
         )
 
     def _compute(self, rows_of: ListOf[int], drafts: Mapping[int, list[int]]) -> None:
         """Run one step; rows_of says how many rows each running sequence gets, drafts what is guessed for it."""
-        sequences: list[Sequence] = []
-        batch: list[SeqRows] = []
-        for i, (sequence, n) in enumerate(zip(self._running, rows_of, strict=True)):
-            if n:
-                slot = sequence.slot
-                assert slot is not None
-                start, end = len(slot.token_ids), len(slot.token_ids) + n
-                token_ids = sequence.token_ids[start:end]
-                if sequence.is_scored:
-                    rows = SeqRows(slot.seq_id, start, token_ids, end == len(sequence.token_ids), want_all=True)
-                elif draft := drafts.get(i):
-                    rows = SeqRows(slot.seq_id, start, [*token_ids, *draft], want_logits=True, want_all=True)
-                else:
-                    rows = SeqRows(slot.seq_id, start, token_ids, end == len(sequence.token_ids))
-                sequences.append(sequence)
-                batch.append(rows)
+        parts = [
+            (s, s.rows(n, drafts.get(i, ()))) for i, (s, n) in enumerate(zip(self._running, rows_of, strict=True)) if n
+        ]
+        batch = [rows for _, own in parts for rows in own]
         n_rows = sum(len(rows.token_ids) for rows in batch)
         threads = self._threads.choice(is_prefill=max(rows_of) > 1)
         begun_s = self._clock()
@@ -315,7 +298,7 @@ class TokenEngine:
                 self._compute(self._pick(), {})
             return
         except BackendStepError as exc:
-            self._fail_batch(sequences, exc)
+            self._fail_batch([sequence for sequence, _ in parts], exc)
             return
         ended_s = self._clock()
         # All of the loop's time is somebody's: what lies between two steps is charged to the second one.
@@ -325,19 +308,16 @@ class TokenEngine:
         self._costs.observe(batch, ended_s - begun_s)
         self._speculation.observe(batch, ended_s - begun_s)
         self._totals.count_step(n_rows)
-        for sequence, rows in zip(sequences, batch, strict=True):
-            assert sequence.slot is not None
-            sequence.slot.token_ids += rows.token_ids
-            sequence.computed(len(rows.token_ids), row_engine_s * len(rows.token_ids))
-            self._waiting.charge(sequence, len(rows.token_ids))
-            if rows.want_all and sequence.is_scored_from(rows.start):
-                goes_on = self._score(sequence, rows, next(logits), ended_s)
-            elif not rows.want_logits:
+        for sequence, own in parts:
+            sequence.took(own)
+            n_own = sum(len(rows.token_ids) for rows in own)
+            sequence.computed(n_own, row_engine_s * n_own)
+            self._waiting.charge(sequence, n_own)
+            try:
+                goes_on = self._follow(sequence, own, logits, ended_s)
+            except EdgeRtError as exc:
+                self._fail_batch([sequence], exc)
                 continue
-            elif rows.want_all:
-                goes_on = self._check_draft(sequence, rows.token_ids[1:], next(logits), ended_s)
-            else:
-                goes_on = self._choose(sequence, next(logits), ended_s)
             if goes_on and sequence.is_due(ended_s, self._settings.stream_interval_s):
                 sequence.send(ended_s)
 
@@ -346,7 +326,25 @@ class TokenEngine:
             self._session.set_threads(n_threads)
             self._n_threads = n_threads
 
-    def _check_draft(self, sequence: Sequence, draft: ListOf[int], logits: NDArray[np.float32], now_s: float) -> bool:
+    def _follow(self, sequence: Sequence, own: ListOf[SeqRows], logits: Iterator[_F32], now_s: float) -> bool:
+        """Take the logits of a sequence's rows, if it wanted any; False if its answer has ended with them.
+
+        Raises BackendStepError for broken ones, and what a form raises.
+        """
+        rows = own[0]
+        if rows.want_all and sequence.is_scored_from(rows.start):
+            scored = next(logits)
+            sequence.score(rows.start, scored, self._session.piece)
+            return not rows.want_logits or self._choose(sequence, scored[-1], now_s)
+        if not rows.want_logits:
+            return False
+        if isinstance(sequence, BeamSequence):
+            return self._search(sequence, [next(logits) for _ in own], now_s)
+        if rows.want_all:
+            return self._check_draft(sequence, rows.token_ids[1:], next(logits), now_s)
+        return self._choose(sequence, next(logits), now_s)
+
+    def _check_draft(self, sequence: Sequence, draft: ListOf[int], logits: _F32, now_s: float) -> bool:
         """Choose tokens as long as they are the guessed ones, then forget the rows of the other guesses.
 
         Each token is chosen once, by the request's own rule and from the logits after the tokens before it, as without
@@ -366,30 +364,29 @@ class TokenEngine:
             if n_same < n_chosen:
                 break
         n_right += n_before
-        if n_right < len(slot.token_ids):  # after a failure it is empty already
+        if n_right < len(slot.token_ids):
             self._session.seq_trim(slot.seq_id, n_right)
             del slot.token_ids[n_right:]
         return goes_on
 
-    def _score(self, sequence: Sequence, rows: SeqRows, logits: NDArray[np.float32], now_s: float) -> bool:
-        """Send the logprobs of a part of the prompt; after its end choose the first token."""
-        try:
-            sequence.score(rows.start, logits, self._session.piece)
-        except BackendStepError as exc:
-            self._fail_batch([sequence], exc)
-            return False
-        return not rows.want_logits or self._choose(sequence, logits[-1], now_s)
+    def _search(self, sequence: BeamSequence, logits: ListOf[_F32], now_s: float) -> bool:
+        """Choose the next beams, and copy those that go on in several ways; False if the search is over."""
+        copies = sequence.advance(logits)
+        if sequence.first_s is None:
+            sequence.first_s = now_s
+        if copies is None:
+            self._totals.completion_tokens += sequence.n_answer
+            return self._end(sequence, sequence.found[0].finish_reason)
+        for source, slot in copies:
+            self._slots.copy(source, slot)
+        return True
 
-    def _choose(self, sequence: Sequence, logits: NDArray[np.float32], now_s: float) -> bool:
+    def _choose(self, sequence: Sequence, logits: _F32, now_s: float) -> bool:
         """Choose a sequence's next token; False if the answer has ended with it."""
         request = sequence.request
         if request.max_tokens == 0:
             return self._end(sequence, "length")
-        try:
-            token_ids = sequence.choose(logits)
-        except EdgeRtError as exc:
-            self._fail_batch([sequence], exc)
-            return False
+        token_ids = sequence.choose(logits)
         if sequence.first_s is None:
             sequence.first_s = now_s
         n_before = sequence.n_answer
@@ -406,6 +403,7 @@ class TokenEngine:
     # -- slots and trouble -----------------------------------------------------------------------------------------
 
     def _release(self, sequence: Sequence) -> Slot | None:
+        self._slots.drop(sequence.give_back(), self._clock())
         slot, sequence.slot = sequence.slot, None
         if slot is not None:
             self._slots.release(slot, self._clock())
@@ -427,6 +425,7 @@ class TokenEngine:
     def _put_back(self, sequence: Sequence) -> None:
         """Take a running sequence's cells; what they held is kept outside the KV while there is room."""
         self._running.remove(sequence)
+        self._slots.drop(sequence.give_back(), self._clock())
         slot, sequence.slot = sequence.slot, None
         if slot is not None:
             self._slots.shelve(slot)

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 
 from edge_rt.config import Limits
-from edge_rt.errors import InvalidRequestError
+from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.tensor_types import ITEM_BYTES, MediaRequest, TensorRequest
-from edge_rt.types import GenerateRequest, Message, Sampling
+from edge_rt.types import Beams, GenerateRequest, Message, Sampling
 
 _MAX_INT = 2**31 - 1  # what the back ends' C interfaces hold
 _MAX_SEED = 2**63 - 1
@@ -20,6 +20,7 @@ _TEMPERATURE = (0.001, 100.0)
 _MAX_DIMENSIONS = 8
 _MAX_ELEMENTS = 2**40
 _MAX_REGIONS = 1000
+_MAX_BEAMS = 256
 _LENGTH_BYTES = 4  # before each element of BYTES
 
 
@@ -36,10 +37,26 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
         _integer("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
     if request.prompt_logprobs is not None:
         _integer("prompt_logprobs", request.prompt_logprobs, 0, limits.max_top_logprobs)
+    if request.beams is not None:
+        _check_beams(request, request.beams)
     if request.max_draft is not None:
         _integer("speculative.n_max", request.max_draft, 0, _MAX_INT)
     if request.deadline_s is not None:
         _number("deadline_s", request.deadline_s, 0.0, math.inf, open_low=True)
+
+
+def _check_beams(request: GenerateRequest, beams: Beams) -> None:
+    _integer("num_beams", beams.n_beams, 1, _MAX_BEAMS)
+    _integer("n", beams.n_best, 1, beams.n_beams)
+    _number("length_penalty", beams.length_penalty, -10.0, 10.0)
+    if request.sampling != Sampling(seed=request.sampling.seed):
+        raise InvalidRequestError(param="num_beams", problem="goes with no sampling: nothing is drawn in a beam search")
+    if request.prompt_logprobs is not None:
+        raise InvalidRequestError(param="num_beams", problem="does not go with the prompt's logprobs")
+    if request.response_format is not None or request.tools:
+        raise UnsupportedFeatureError(
+            feature="num_beams with response_format or tools", remedy="ask for n answers instead"
+        )
 
 
 def check_tensors(request: TensorRequest, limits: Limits) -> None:

@@ -148,6 +148,28 @@ def test_openai_best_of(sdk: openai.OpenAI) -> None:
     assert (streamed.value.code, streamed.value.param) == ("invalid_request", "best_of")
 
 
+def test_openai_beam_search(sdk: openai.OpenAI) -> None:
+    asked: Any = {"model": "null", "prompt": "once", "max_tokens": 4}
+    answer = sdk.completions.create(**asked, n=2, logprobs=1, extra_body={"num_beams": 3, "length_penalty": 0.5})
+    Completion.model_validate(answer.model_dump(exclude={"choices": {"__all__": {"cumulative_logprob", "score"}}}))
+    best, second = answer.choices
+    assert best.text == sdk.completions.create(**asked, temperature=0).choices[0].text
+    assert [(c.index, c.finish_reason) for c in answer.choices] == [(0, "length"), (1, "length")]
+    assert best.logprobs is not None
+    assert second.text != best.text
+    extra = [choice.model_extra or {} for choice in answer.choices]
+    assert extra[0]["cumulative_logprob"] == pytest.approx(sum(best.logprobs.token_logprobs or ()))  # type: ignore[arg-type]
+    assert extra[0]["score"] == pytest.approx(extra[0]["cumulative_logprob"] / 2)
+    assert extra[1]["score"] < extra[0]["score"]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 8)
+    chat = sdk.chat.completions.create(model="null", messages=user("abc"), extra_body={"use_beam_search": True}, n=2)
+    assert chat.choices[0].message.content == "abc"
+    with pytest.raises(openai.BadRequestError) as many:
+        sdk.completions.create(**asked, extra_body={"num_beams": 9})
+    assert many.value.param == "num_beams"
+
+
 def test_openai_models(sdk: openai.OpenAI) -> None:
     assert {"null", "null-slow"} <= {model.id for model in sdk.models.list()}
     assert sdk.models.retrieve("null").object == "model"

@@ -65,6 +65,14 @@ def test_takes_a_conversation_as_messages_or_mappings(model: edge_rt.Model) -> N
     assert model.generate(turns).text() == "second"
 
 
+def test_a_beam_search_gives_its_answers_best_first(model: edge_rt.Model) -> None:
+    found = model.beam_search("hello", n_beams=3, n_best=2, length_penalty=0.0)
+    assert [len(found), found[0].text] == [2, "hello"]
+    assert found[0].score > found[1].score
+    with pytest.raises(InvalidRequestError):
+        model.beam_search("hello", n_beams=0)
+
+
 def test_raw_text_is_continued(model: edge_rt.Model) -> None:
     assert len(model.generate("abc", raw=True, max_tokens=5, seed=1).text()) <= 5
 

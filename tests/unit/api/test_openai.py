@@ -8,7 +8,7 @@ import pytest
 from edge_rt.api.openai import chat_request, completion_requests
 from edge_rt.api.schemas import ChatRequest, CompletionRequest, decode
 from edge_rt.errors import EdgeRtError, InvalidRequestError, UnsupportedFeatureError
-from edge_rt.types import GenerateRequest, Message, Sampling
+from edge_rt.types import Beams, GenerateRequest, Message, Sampling
 
 
 def chat(messages: Any = None, **fields: Any) -> GenerateRequest:
@@ -180,6 +180,48 @@ def test_prompts() -> None:
     assert complete("x", logprobs=2).top_logprobs == 2
     with pytest.raises(InvalidRequestError, match="a token id between prompts"):
         complete(["x", 1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "beams"),
+    [
+        ({}, None),
+        ({"num_beams": 1}, None),
+        ({"use_beam_search": False}, None),
+        ({"num_beams": 4}, Beams(n_beams=4)),
+        ({"num_beams": 4, "n": 3, "temperature": 0}, Beams(n_beams=4, n_best=3)),
+        ({"use_beam_search": True, "n": 2}, Beams(n_beams=2, n_best=2)),
+        ({"use_beam_search": True}, Beams(n_beams=1)),
+        ({"num_beams": 2, "length_penalty": 0, "early_stopping": True},
+         Beams(n_beams=2, length_penalty=0, early_stopping="first")),
+        ({"num_beams": 2, "early_stopping": "never"}, Beams(n_beams=2, early_stopping="never")),
+        ({"num_beams": 2, "early_stopping": False}, Beams(n_beams=2)),
+    ],
+)  # fmt: skip
+def test_beam_searches(fields: dict[str, Any], beams: Beams | None) -> None:
+    for asked in (chat(**fields), complete("x", **fields)):
+        assert asked.beams == beams
+        assert asked.sampling == Sampling() or beams is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"num_beams": 2, "temperature": 0.5}, "temperature"),
+        ({"num_beams": 2, "top_p": 0.5}, "top_p"),
+        ({"num_beams": 2, "logit_bias": {"1": 1}}, "logit_bias"),
+        ({"num_beams": 2, "stream": True}, "stream"),
+        ({"num_beams": 2, "echo": True}, "echo"),
+        ({"num_beams": 2, "use_beam_search": False}, "num_beams"),
+        ({"num_beams": 0}, "num_beams"),
+        ({"length_penalty": 1}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+    ],
+)
+def test_what_does_not_go_with_a_beam_search_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        complete("x", **fields)
+    assert caught.value.param == param
 
 
 def test_each_prompt_is_a_request() -> None:

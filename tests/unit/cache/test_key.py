@@ -10,7 +10,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edge_rt.cache.key import KEY_BYTES, UNKEYED, Identity, answer_key, partition_key, question
-from edge_rt.types import Adapter, CacheWishes, GenerateRequest, Message, ResponseFormat, Sampling, Tool, ToolCall
+from edge_rt.types import (
+    Adapter,
+    Beams,
+    CacheWishes,
+    GenerateRequest,
+    Message,
+    ResponseFormat,
+    Sampling,
+    Tool,
+    ToolCall,
+)
 
 TEXTS = st.text(max_size=20)
 MESSAGES = st.lists(
@@ -58,6 +68,7 @@ REQUEST: dict[str, st.SearchStrategy[Any]] = {
     "parallel_tool_calls": st.booleans(),
     "adapters": st.lists(st.builds(Adapter, name=TEXTS, scale=st.floats(0, 2)), max_size=2).map(tuple),
     "prompt_logprobs": st.none() | st.integers(0, 3),
+    "beams": st.none() | st.builds(Beams, n_beams=st.integers(2, 4), length_penalty=st.floats(0, 2)),
 }
 CARRIAGE: dict[str, st.SearchStrategy[Any]] = {
     "id": TEXTS,

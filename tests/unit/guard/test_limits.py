@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edge_rt.config import Limits
 from edge_rt.errors import InvalidRequestError
 from edge_rt.guard.limits import check_request, check_text, check_token_ids
-from edge_rt.types import GenerateRequest, Message, Sampling
+from edge_rt.types import Beams, GenerateRequest, Message, Sampling
 
 LIMITS = Limits(
     max_messages=3, max_prompt_bytes=100, max_stop=2, max_stop_bytes=8, max_logit_bias=2, max_top_logprobs=5
@@ -44,6 +44,7 @@ def refused(request: GenerateRequest) -> InvalidRequestError:
         {"stop": ("12345678",)},
         {"top_logprobs": 0},
         {"prompt_logprobs": 5, "max_tokens": 0},
+        {"beams": Beams(n_beams=4, n_best=4, length_penalty=-1.0), "sampling": Sampling(seed=3)},
         {"top_logprobs": 5},
         {"deadline_s": 0.001},
         {"max_draft": 0},
@@ -73,6 +74,12 @@ def test_what_is_in_range_passes(fields: dict[str, Any]) -> None:
         ({"prompt": None, "messages": (message("a"), message("\udfff"))}, "messages[1].content"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"prompt_logprobs": 6}, "prompt_logprobs"),
+        ({"beams": Beams(n_beams=0)}, "num_beams"),
+        ({"beams": Beams(n_beams=257)}, "num_beams"),
+        ({"beams": Beams(n_beams=2, n_best=3)}, "n"),
+        ({"beams": Beams(n_beams=2, length_penalty=math.nan)}, "length_penalty"),
+        ({"beams": Beams(n_beams=2), "sampling": Sampling(temperature=1.0)}, "num_beams"),
+        ({"beams": Beams(n_beams=2), "prompt_logprobs": 1}, "num_beams"),
         ({"prompt_logprobs": 0, "max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 2**31}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
