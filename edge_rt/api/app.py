@@ -12,7 +12,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from edge_rt import telemetry
-from edge_rt.api import cache, embeddings, kserve, media, ollama, openai, schemas
+from edge_rt.api import anthropic, cache, embeddings, kserve, media, ollama, openai, responses, schemas
 from edge_rt.api.boundary import Boundary
 from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api, ModelStatus, RuntimeProtocol
@@ -50,6 +50,8 @@ def build_app(
             *cache.routes(api),
             *_token_routes(api),
             *ollama.routes(api),
+            *responses.routes(api),
+            *anthropic.routes(api),
         ],
         redirect_slashes=False,
     )

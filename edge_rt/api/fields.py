@@ -81,3 +81,12 @@ def _invalid(problem: str) -> InvalidRequestError:
 
 def _join(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
+
+
+def raw_text(raw: Raw, param: str) -> str:
+    """Give the JSON text of a field as it came, "" for null and where there is none. Raises InvalidRequestError."""
+    try:
+        text = bytes(raw).decode()
+    except UnicodeDecodeError as exc:
+        raise InvalidRequestError(param=param, problem="is not valid UTF-8") from exc
+    return "" if text == "null" else text

@@ -17,6 +17,15 @@ from edge_rt.errors import BackendStepError, UnsupportedFeatureError
 from edge_rt.types import Chunk, FinishReason, GenerateRequest, Origin, Timings, TokenLogprob, ToolCall, Usage
 
 
+def check_structure(request: GenerateRequest) -> None:
+    """Raise UnsupportedFeatureError for what no engine can do yet: tools, and answers of a form."""
+    messages = request.messages or ()
+    if request.tools or any(message.role == "tool" or message.tool_calls for message in messages):
+        raise UnsupportedFeatureError(feature="tools", remedy="leave them out")
+    if request.response_format is not None:
+        raise UnsupportedFeatureError(feature="format", remedy="leave it out")
+
+
 class Outcome:
     """What an answer has come to so far."""
 
@@ -45,6 +54,11 @@ class Outcome:
     @property
     def text(self) -> str:
         return "".join(self._texts)
+
+    @property
+    def stopped_by(self) -> str:
+        """Give the stop string that ended the answer, "" if none did."""
+        return "" if self._last is None else self._last.stopped_by
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -91,11 +105,7 @@ class Written:
     def __init__(
         self, api: Api, request: GenerateRequest, writer: Writer, *, begun: Callable[[], None] = lambda: None
     ) -> None:
-        messages = request.messages or ()
-        if request.tools or any(message.role == "tool" or message.tool_calls for message in messages):
-            raise UnsupportedFeatureError(feature="tools", remedy="leave them out")
-        if request.response_format is not None:
-            raise UnsupportedFeatureError(feature="format", remedy="leave it out")
+        check_structure(request)
         self._api, self._request, self._writer, self._begun = api, request, writer, begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -157,6 +157,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name
         ({"role": "tool", "content": "5"}, "messages[1]"),
         ({"role": "assistant", "content": "x", "thinking": "hm"}, "messages[1].thinking"),
         ({"role": "user", "content": ["x"]}, "messages[1].content"),
+        ({"role": "assistant", "content": "I"}, "messages[1].role"),
     ],
 )
 def test_messages_that_cannot_be_taken(message: dict[str, Any], named: str) -> None:

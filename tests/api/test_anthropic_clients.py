@@ -1,0 +1,132 @@
+"""Anthropic's own client on a real daemon, over the Unix socket and over TCP with a key."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests import patience
+from tests.api.daemon import Daemon
+
+TEXT = "grüße, 😀 and a line\nbreak"
+SLOW = 'edge_rt_requests_running{model="null-slow"}'
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with tempfile.TemporaryDirectory(prefix="ert-") as directory, Daemon(Path(directory)) as running:
+        yield running
+
+
+@pytest.fixture
+def sdk(daemon: Daemon) -> Iterator[anthropic.Anthropic]:
+    with (
+        daemon.client() as http,
+        anthropic.Anthropic(base_url="http://edge_rt", api_key="none", http_client=http, max_retries=0) as client,
+    ):
+        yield client
+
+
+def user(text: str) -> Any:
+    return [{"role": "user", "content": text}]
+
+
+def said(message: Any) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+def test_a_message(sdk: anthropic.Anthropic) -> None:
+    message = sdk.messages.create(model="null", max_tokens=100, messages=user(TEXT), system="be kind")
+    assert said(message) == TEXT
+    assert (message.stop_reason, message.role) == ("end_turn", "assistant")
+    assert message.usage.output_tokens == len(TEXT.encode()) + 1
+    again = sdk.messages.create(
+        model="null", max_tokens=100, messages=user(TEXT), stop_sequences=["nothing", " and"], extra_body={"top_k": 1}
+    )
+    assert (said(again), again.stop_reason, again.stop_sequence) == ("grüße, 😀", "stop_sequence", " and")
+
+
+def test_a_stream(sdk: anthropic.Anthropic) -> None:
+    with sdk.messages.stream(model="null", max_tokens=100, messages=user(TEXT)) as stream:
+        assert "".join(stream.text_stream) == TEXT
+        final = stream.get_final_message()
+    assert (said(final), final.stop_reason) == (TEXT, "end_turn")
+    assert final.usage.output_tokens == len(TEXT.encode()) + 1
+    assert final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0) > len(TEXT.encode())
+
+
+def test_count_tokens(sdk: anthropic.Anthropic) -> None:
+    counted = sdk.messages.count_tokens(model="null", messages=user(TEXT), system="be kind")
+    message = sdk.messages.create(model="null", max_tokens=1, messages=user(TEXT), system="be kind")
+    assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+    too_long = sdk.messages.count_tokens(model="null", messages=user("x" * 9000))
+    assert too_long.input_tokens > 9000
+
+
+def test_errors(sdk: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError):
+        sdk.messages.create(model="nope", max_tokens=1, messages=user("x"))
+    with pytest.raises(anthropic.BadRequestError, match="thinking is not supported"):
+        sdk.messages.create(
+            model="null", max_tokens=2000, messages=user("x"), thinking={"type": "enabled", "budget_tokens": 1024}
+        )
+    with pytest.raises(anthropic.BadRequestError, match="context is 4096"):
+        sdk.messages.create(model="null", max_tokens=1, messages=user("x" * 5000))
+
+
+def test_a_worker_killed_in_mid_stream_is_told_of(socket_dir: Path) -> None:
+    with (
+        Daemon(socket_dir, extra="[engine]\nstream_interval_s = 0.0\n") as own,
+        own.client() as http,
+        anthropic.Anthropic(base_url="http://edge_rt", api_key="none", http_client=http, max_retries=0) as sdk,
+    ):
+        stream = sdk.messages.create(model="null-slow", max_tokens=4000, messages=user("x" * 2000), stream=True)
+        events = [next(stream) for _ in range(8)]
+        own.worker.kill()
+        with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
+            events.extend(stream)
+        assert {event.delta.text for event in events[2:] if event.type == "content_block_delta"} == {"x"}  # type: ignore[union-attr]
+
+
+def test_async_clients_and_those_that_give_up(daemon: Daemon) -> None:
+    async def scenario() -> None:
+        async with (
+            daemon.async_client() as http,
+            anthropic.AsyncAnthropic(base_url="http://edge_rt", api_key="none", http_client=http, max_retries=0) as sdk,
+        ):
+            texts = [f"text {i}" for i in range(16)]
+            asked = (sdk.messages.create(model="null", max_tokens=100, messages=user(text)) for text in texts)
+            assert [said(message) for message in await asyncio.gather(*asked)] == texts
+            async with sdk.messages.stream(model="null-slow", max_tokens=4000, messages=user("y" * 3000)) as stream:
+                await anext(aiter(stream.text_stream))
+            hasty = sdk.with_options(timeout=0.2)
+            with pytest.raises(anthropic.APITimeoutError):
+                await hasty.messages.create(model="null-slow", max_tokens=4000, messages=user("z" * 3000))
+
+    asyncio.run(scenario())
+    patience.until(lambda: daemon.metric(SLOW) == 0)
+
+
+def test_over_tcp_with_a_key(socket_dir: Path) -> None:
+    keys = socket_dir / "keys"
+    keys.write_text("the-key\n")
+    with Daemon(socket_dir, args=("--tcp", "127.0.0.1:0", "--api-keys-file", str(keys))) as daemon:
+        url = next(line for line in daemon.lines if "listens" in line).rpartition(" ")[2]
+        with (
+            anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0) as stranger,
+            pytest.raises(anthropic.AuthenticationError),
+        ):
+            stranger.messages.create(model="null", max_tokens=9, messages=user("hi"))
+        with anthropic.Anthropic(base_url=url, api_key="the-key", max_retries=0) as sdk:
+            assert said(sdk.messages.create(model="null", max_tokens=9, messages=user("hi"))) == "hi"
+
+
+def test_nothing_unexpected_was_logged(daemon: Daemon) -> None:
+    assert "failed unexpectedly" not in daemon.log
+    assert "Traceback" not in daemon.log
