@@ -3,7 +3,7 @@
 The environment's FAKE_NPU names a folder. A file there with the name of a call, or import, makes that call fail as the
 file's text says: die (by SIGSEGV), exit, hang, memory, fail, absent; or wait until it is gone. Each call appends its
 name to `calls`. A file `answers` makes runs give other arrays: shape, rows, type or more. A file `server` makes the
-import start a process.
+import start a process, a file `refuses` runs fail whose first number is the one in it.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class Driver:
 
     def run(self, feeds: dict[str, Any], outputs: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         _meet("run")
+        if (_FOLDER / "refuses").exists() and float((_FOLDER / "refuses").read_text()) == feeds["x"].flat[0]:
+            raise RuntimeError("graph execute error 1100")
         timings = json.loads('{"upload_s": 0.001, "compute_s": 0.002, "download_s": 0.001}')
         y = np.asarray(feeds["x"] * 2)
         how = (_FOLDER / "answers").read_text() if (_FOLDER / "answers").exists() else ""

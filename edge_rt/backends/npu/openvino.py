@@ -89,11 +89,10 @@ class OpenVinoVendor(HostedVendor):
         for spec in (*file.onnx.inputs, *file.onnx.outputs):
             if spec.datatype not in DATATYPES:
                 return f"{spec.name} is {spec.datatype}, which OpenVINO does not compute in"
-        if any(kind == "GatherND" for kind, _ in file.onnx.kinds):
-            from edge_rt.backends.npu.bounds import read_unsafe_reason  # needs onnx, as file.onnx does
+        from edge_rt.backends.npu.bounds import UNCHECKED, read_unsafe_reason  # needs onnx, as file.onnx does
 
-            return read_unsafe_reason(file.path)
-        return None
+        is_unchecked = any(kind in UNCHECKED for kind, _ in file.onnx.kinds)
+        return read_unsafe_reason(file.path) if is_unchecked else None
 
     def load(self, file: ModelFile, device: Device, artifact: Artifact) -> VendorSession:
         from edge_rt.backends.npu.bounds import bounded

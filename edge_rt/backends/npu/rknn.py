@@ -16,7 +16,7 @@ from edge_rt.backends.npu import calibration, environments, stacks
 from edge_rt.backends.npu.artifacts import sha256_of
 from edge_rt.backends.npu.backend import NpuBackend
 from edge_rt.backends.npu.hosted import HostedVendor, Limits, Stack
-from edge_rt.backends.npu.vendor import Capabilities, Target, Versions
+from edge_rt.backends.npu.vendor import Artifact, Capabilities, Target, VendorSession, Versions
 from edge_rt.errors import BackendLoadError
 from edge_rt.regular import open_regular
 
@@ -91,6 +91,11 @@ class RknnVendor(HostedVendor):
         if (device.id, soc) not in self._capabilities:
             self._capabilities[device.id, soc] = super().capabilities(device, soc)
         return self._capabilities[device.id, soc]
+
+    def load(self, file: ModelFile, device: Device, artifact: Artifact) -> VendorSession:
+        from edge_rt.backends.npu.bounds import bounded  # needs onnx, as file.onnx does
+
+        return bounded(super().load(file, device, artifact), file, has_int64=True)
 
     def refusal(self, file: ModelFile, device: Device, options: TensorOptions) -> str | None:  # noqa: ARG002 - the protocol's
         model = file.onnx

@@ -79,6 +79,11 @@ def random_feeds(specs: Sequence[TensorSpec], rows: int, seed: int = 0) -> dict[
     return feeds
 
 
+def zero_indices(feeds: Feeds) -> Feeds:
+    """Make integers zeros, which are indices of any table."""
+    return {name: array if array.dtype.kind == "f" else np.zeros_like(array) for name, array in feeds.items()}
+
+
 def differ(run: Callable[[Feeds], dict[str, NDArray[Any]]], inputs: Sequence[TensorSpec]) -> str | None:
     """Say which output shows that rows depend on one another: computed together they are not what each is alone."""
     feeds = random_feeds(inputs, _TRIED_ROWS)

@@ -17,7 +17,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import DTYPES, DeviceCounts, NpuOptions, TensorSession
-from edge_rt.backends.npu.rows import random_feeds, run_in_parts
+from edge_rt.backends.npu.rows import random_feeds, run_in_parts, zero_indices
 from edge_rt.backends.npu.vendor import Telemetry, VendorSession
 from edge_rt.backends.tensor_feeds import FeedCheck, check_outputs, shown
 from edge_rt.breaker import Breaker, Ticket
@@ -181,15 +181,15 @@ class NpuSession:
     ) -> dict[str, NDArray[Any]]:
         """Let the CPU answer what the NPU failed, or say that it may not."""
         if self._require == "npu" or self._open_cpu is None:
-            if failure is None:
-                raise AcceleratorLostError(backend=self.info.backend, reason=self._reason)
-            self._lose(failure)
-            raise failure
+            raise self._unanswered(failure)
         is_lost = failure is not None and not isinstance(failure, BackendStepError)
         if is_lost:
             assert failure is not None
             self._lose(failure)
-        cpu = self._cpu = self._cpu or self._open_cpu()
+        try:
+            cpu = self._cpu = self._cpu or self._open_cpu()
+        except EdgeRtError as exc:  # not every model that an NPU takes runs there
+            raise self._unanswered(None if is_lost else failure, f"the CPU cannot take its place: {exc}") from exc
         try:
             answers = cpu.run(feeds, wanted)
         except InvalidRequestError:
@@ -203,6 +203,31 @@ class NpuSession:
         self._count(n_fallbacks=1)
         self._computed_on = f"{cpu.info.backend}:{cpu.info.device}"
         return answers
+
+    def _unanswered(self, failure: BackendError | None, why: str = "") -> BackendError:
+        """Give the error of a request that the NPU has failed, and nobody else answers.
+
+        A run that the stack fails may be the request's fault, and other requests must not pay for that.
+        """
+        if failure is None:
+            reason = "; ".join(filter(None, (self._reason, why)))
+            return AcceleratorLostError(backend=self.info.backend, reason=reason)
+        if not (isinstance(failure, BackendStepError) and self._is_sound()):
+            self._lose(failure)
+        return failure
+
+    def _is_sound(self) -> bool:
+        """Say whether the NPU computes what is not a client's."""
+        assert self._npu is not None
+        try:
+            self._try(self._npu)
+        except BackendError:
+            return False
+        return True
+
+    def _try(self, npu: VendorSession) -> None:
+        names = [spec.name for spec in self.outputs]
+        self._checked(npu.run(zero_indices(random_feeds(npu.inputs, 1)), names), names)
 
     def _lose(self, error: EdgeRtError) -> None:
         """Put the NPU aside, and tell it once."""
@@ -238,8 +263,7 @@ class NpuSession:
         session: VendorSession | None = None
         try:
             session = self._open_npu()
-            names = [spec.name for spec in self.outputs]
-            self._checked(session.run(random_feeds(session.inputs, 1), names), names)
+            self._try(session)
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is tried again and nobody waits for it
             if session is not None:
                 session.close()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_rt.backends.base import Absent, NpuOptions, TensorOptions
+from edge_rt.backends.base import Absent, NpuOptions, TensorOptions, TensorSession
 from edge_rt.backends.npu.hosted import Limits
 from edge_rt.backends.npu.session import NpuEvent, NpuSession
 from edge_rt.errors import (
@@ -343,6 +343,36 @@ def test_where_the_npu_is_required_a_lost_chip_is_an_error(load: Make, npu: Fake
             rig.session.run({"x": X})
     assert rig.events[0].answers == "none"
     assert rig.session.device_counts().n_fallbacks == 0
+    rig.clock.advance(RETRY_S)
+    assert rig.run() == "npu_fake:fake0"
+
+
+def test_where_the_npu_is_required_a_request_that_it_fails_costs_no_other_its_answer(load: Make, npu: FakeNpu) -> None:
+    rig = load(require="npu")
+    host = rig.session.host_pid
+    npu.breaks("refuses", "7")
+    with pytest.raises(BackendStepError, match="graph execute error 1100"):
+        rig.session.run({"x": np.full((2, 4), 7, np.float32)})
+    assert (rig.session.state(), rig.events, rig.session.host_pid) == ("closed", [], host)
+    assert rig.run() == "npu_fake:fake0"
+    with broken(npu, "run", "HTP graph execute error 6001"), pytest.raises(BackendStepError, match="6001"):
+        rig.session.run({"x": X})
+    assert [event.kind for event in rig.events] == ["lost"], "one that fails what is right too is the chip's fault"
+
+
+def test_a_model_that_the_cpu_has_not_says_so_and_stays_on_its_npu(load: Make, npu: FakeNpu) -> None:
+    def open_cpu() -> TensorSession:
+        raise BackendLoadError(model="tiny", reason="onnxruntime has no such operator")
+
+    rig = load()
+    rig.session._open_cpu = open_cpu
+    npu.breaks("refuses", "7")
+    with pytest.raises(BackendStepError, match="graph execute error 1100"):
+        rig.session.run({"x": np.full((2, 4), 7, np.float32)})
+    assert (rig.session.state(), rig.run()) == ("closed", "npu_fake:fake0")
+    rig.kill()
+    with pytest.raises(AcceleratorLostError, match=r"SIGKILL; the CPU cannot take its place: .* no such operator"):
+        rig.run()
     rig.clock.advance(RETRY_S)
     assert rig.run() == "npu_fake:fake0"
 

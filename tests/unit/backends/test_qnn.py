@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from edge_rt.backends.onnx_cpu import OnnxCpuBackend
 from edge_rt.catalog.manifest import SHIPPED_DIR
 from edge_rt.errors import BackendLoadError, InvalidRequestError, NotOnAcceleratorError
 from tests import tensor_models
+from tests.npu.indexed import KINDS, TABLE, indexed, indices
 
 pytestmark = pytest.mark.simulator
 
@@ -92,6 +94,52 @@ def test_a_convolution_of_each_precision_is_wholly_there_and_right(
     assert session.device_counts().n_fallbacks == 0
     session.close()
     cpu.close()
+
+
+@pytest.mark.parametrize("elem_type", [TensorProto.INT64, TensorProto.INT32])
+@pytest.mark.parametrize("kind", KINDS)
+def test_indices_are_onnxruntimes_or_refused_as_by_it(
+    backend: QnnBackend, tmp_path: Path, kind: str, elem_type: int
+) -> None:
+    """QNN's own answers are others: see bounds.py."""
+    if elem_type == TensorProto.INT32 and (kind.endswith("ND") or kind == "OneHot"):
+        pytest.skip(f"ONNX, or onnxruntime, has no {kind} with 32-bit indices")
+    file = tensor_models.saved(indexed(kind, elem_type), tmp_path / "m.onnx")
+    dtype = np.int32 if elem_type == TensorProto.INT32 else np.int64
+    with (
+        closing(backend.load_tensor(file, options())) as session,
+        closing(OnnxCpuBackend().load_tensor(file, options())) as cpu,
+    ):
+        (part,) = session.info.placement
+        assert (part.provider, kind in dict(part.kinds)) == ("QNN", True)
+        for index in (3, 15, -1, -16):
+            feeds = {"i": indices(kind, index, dtype)}
+            np.testing.assert_allclose(session.run(feeds)["y"], cpu.run(feeds)["y"], atol=2**-8, err_msg=str(index))
+        for index in (16, 10**6, -17, -(10**6)):
+            feeds = {"i": indices(kind, index, dtype)}
+            if kind == "OneHot":
+                np.testing.assert_allclose(session.run(feeds)["y"], cpu.run(feeds)["y"], atol=2**-8)
+                continue
+            for each in (session, cpu):
+                with pytest.raises(InvalidRequestError):
+                    each.run(feeds)
+        assert (session.state(), session.device_counts().n_faults) == ("closed", 0)
+
+
+def test_indices_of_a_quantised_table_are_checked(backend: QnnBackend, tmp_path: Path) -> None:
+    """As of a text encoder whose words are quantised."""
+    model = indexed("Gather")
+    model.graph.node.insert(0, helper.make_node("DequantizeLinear", ["tq", "s", "z"], ["td"]))
+    model.graph.node[1].input[0] = "td"
+    quantised = np.round(TABLE * 64).astype(np.uint8)
+    weights = {"tq": quantised, "s": np.array(1 / 64, np.float32), "z": np.array(0, np.uint8)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    file = tensor_models.saved(model, tmp_path / "m.onnx")
+    with closing(backend.load_tensor(file, options(require="prefer"))) as session:
+        answer = session.run({"i": indices("Gather", -1)})["y"]
+        np.testing.assert_allclose(answer, TABLE[[0, 1, 2, -1]], atol=2**-6)
+        with pytest.raises(InvalidRequestError, match="holds 16, and may hold -16 to 15"):
+            session.run({"i": indices("Gather", 16)})
 
 
 def test_capabilities_are_what_a_compiler_took(backend: QnnBackend) -> None:

@@ -19,7 +19,9 @@ from edge_rt.backends.npu.artifacts import artifacts
 from edge_rt.backends.npu.environments import Environment
 from edge_rt.backends.npu.rknn import NAME, RknnBackend
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
-from edge_rt.errors import BackendLoadError
+from edge_rt.errors import BackendLoadError, InvalidRequestError
+from tests import tensor_models
+from tests.npu.indexed import TABLE, indexed, indices
 from tests.npu.picture_model import picture_model
 from tests.npu.rknn_here import environment
 
@@ -126,6 +128,17 @@ def test_a_layer_can_stay_float(backend: RknnBackend, file: ModelFile, dataset: 
         with closing(backend.load_tensor(file, options("rk3576", dtype="w4a16", dataset=dataset, **own))) as session:
             errors.append(float(np.abs(session.run({"image": x})["logits"] - right).max()))
     assert errors[1] < errors[0] / 10
+
+
+def test_indices_beyond_a_table_are_refused_before_the_chip_is_asked(backend: RknnBackend, tmp_path: Path) -> None:
+    file = tensor_models.saved(indexed("Gather"), tmp_path / "m.onnx")
+    with closing(backend.load_tensor(file, options("rk3588"))) as session:
+        for index in (3, -1, -16):
+            answer = session.run({"i": indices("Gather", index)})["y"]
+            np.testing.assert_allclose(answer, TABLE[[0, 1, 2, index]], atol=2**-8)
+        with pytest.raises(InvalidRequestError, match="holds 16, and may hold -16 to 15"):
+            session.run({"i": indices("Gather", 16)})
+        assert session.device_counts().n_faults == 0
 
 
 def test_capabilities_are_what_a_compiler_took_and_differ_by_chip(toolkit: Environment, tmp_path: Path) -> None:
