@@ -51,27 +51,18 @@ class Layers:
         padding = "VALID"
         if edges is None:
             padding, value = self._padded(node, value, weights.shape[2:], strides, dilations)
-        if is_depthwise:
-            laid = weights.transpose(1, 2, 3, 0)
-            more = {"DepthMultiplier": weights.shape[0] // n_channels}
-            code, options, axis = "DEPTHWISE_CONV_2D", "DepthwiseConv2DOptions", 3
-        else:
-            laid, more = weights.transpose(0, 2, 3, 1), {}
-            code, options, axis = "CONV_2D", "Conv2DOptions", 0
-        self._layer(
-            node,
-            value,
-            code,
-            self._constants(node, value, laid, scales, axis),
-            shape,
-            CHANNELS_LAST,
-            options_kind=options,
-            Padding=_PADDINGS[padding],
-            StrideH=strides[0],
-            StrideW=strides[1],
-            DilationHFactor=dilations[0],
-            DilationWFactor=dilations[1],
-            **more,
+        laid, axis = (weights.transpose(1, 2, 3, 0), 3) if is_depthwise else (weights.transpose(0, 2, 3, 1), 0)
+        constants = self._constants(node, value, laid, scales, axis)
+        sink = self._values.sink(node, may_quantize=value.quant is not None)
+        made = self._values.result(sink.value, shape, CHANNELS_LAST, sink.quant)
+        self._convolution(
+            [value.index, *constants],
+            made,
+            strides=strides,
+            dilations=dilations,
+            padding=padding,
+            multiplier=weights.shape[0] // n_channels if is_depthwise else 0,
+            activation=self._activation(node, sink),
         )
 
     def transposed_conv(self, node: NodeProto) -> None:
@@ -133,20 +124,7 @@ class Layers:
             self._writer.constant(f"{name}/offset", whole, Quant(tuple((step * scales).tolist()), zeros, 0)),
         ]
         made = self._values.result(sink.value, value.shape, CHANNELS_LAST, sink.quant)
-        self._writer.operator(
-            "DEPTHWISE_CONV_2D",
-            [value.index, *constants],
-            [made.index],
-            version=3,
-            options_kind="DepthwiseConv2DOptions",
-            Padding=_PADDINGS["VALID"],
-            StrideH=1,
-            StrideW=1,
-            DilationHFactor=1,
-            DilationWFactor=1,
-            DepthMultiplier=1,
-            FusedActivationFunction=self._activation(node, sink),
-        )
+        self._convolution([value.index, *constants], made, multiplier=1, activation=self._activation(node, sink))
 
     def _edges(self, node: NodeProto, value: Value, size: Sequence[int], strides: Sequence[int]) -> Pads:
         """Give the edges that a layer wants around its input, SAME's too."""
@@ -179,18 +157,7 @@ class Layers:
         ]
         shape = (value.shape[0], len(picks), value.shape[2] // 2, value.shape[3] // 2)
         made = self._values.result(f"{name}/fours", shape, CHANNELS_LAST, value.quant)
-        self._writer.operator(
-            "CONV_2D",
-            [value.index, *constants],
-            [made.index],
-            version=3,
-            options_kind="Conv2DOptions",
-            Padding=_PADDINGS["VALID"],
-            StrideH=2,
-            StrideW=2,
-            DilationHFactor=1,
-            DilationWFactor=1,
-        )
+        self._convolution([value.index, *constants], made, strides=(2, 2))
         return made
 
     def dense(self, node: NodeProto) -> None:
@@ -207,14 +174,16 @@ class Layers:
         if not (node.op_type == "Gemm" and attribute(node, "transB", 0)):
             weights = weights.T
         shape = self._graph.shape(node.output[0])
-        self._layer(
-            node,
-            value,
+        constants = self._constants(node, value, weights, scales, 0)
+        sink = self._values.sink(node, may_quantize=value.quant is not None)
+        made = self._values.result(sink.value, shape, range(len(shape)), sink.quant)
+        self._writer.operator(
             "FULLY_CONNECTED",
-            self._constants(node, value, weights, scales, 0),
-            shape,
-            range(len(shape)),
+            [value.index, *constants],
+            [made.index],
+            version=4,
             options_kind="FullyConnectedOptions",
+            FusedActivationFunction=self._activation(node, sink),
             KeepNumDims=len(shape) != 2,
         )
 
@@ -267,28 +236,32 @@ class Layers:
             self._writer.constant(f"{node.output[0]}/bias", whole, Quant(tuple(map(float, steps)), zeros, 0)),
         ]
 
-    def _layer(
+    def _convolution(
         self,
-        node: NodeProto,
-        value: Value,
-        code: str,
-        constants: list[int],
-        shape: Sequence[int],
-        order: Sequence[int],
+        inputs: list[int],
+        made: Value,
         *,
-        options_kind: str,
-        **options: int,
+        strides: Sequence[int] = (1, 1),
+        dilations: Sequence[int] = (1, 1),
+        padding: str = "VALID",
+        multiplier: int = 0,
+        activation: int = tflite.ActivationFunctionType.NONE,
     ) -> None:
-        sink = self._values.sink(node, may_quantize=value.quant is not None)
-        made = self._values.result(sink.value, shape, order, sink.quant)
+        """Write a convolution, depthwise where a channel has a multiplier of outputs."""
+        kind = "DepthwiseConv2DOptions" if multiplier else "Conv2DOptions"
         self._writer.operator(
-            code,
-            [value.index, *constants],
+            "DEPTHWISE_CONV_2D" if multiplier else "CONV_2D",
+            inputs,
             [made.index],
-            version=3 if code != "FULLY_CONNECTED" else 4,
-            options_kind=options_kind,
-            FusedActivationFunction=self._activation(node, sink),
-            **options,
+            version=3,
+            options_kind=kind,
+            Padding=_PADDINGS[padding],
+            StrideH=strides[0],
+            StrideW=strides[1],
+            DilationHFactor=dilations[0],
+            DilationWFactor=dilations[1],
+            FusedActivationFunction=activation,
+            **({"DepthMultiplier": multiplier} if multiplier else {}),
         )
 
     def _activation(self, node: NodeProto, sink: Sink) -> int:

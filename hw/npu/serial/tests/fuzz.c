@@ -1,5 +1,6 @@
-/* Hostile bytes, frames, messages and model files for the firmware as a host program, under sanitizers: fuzz ROUNDS [SEED].
- * Half of what it sends is sound down to the message, since noise alone never gets past a check. */
+/* Hostile bytes, frames, messages and model files for the firmware as a host program, under sanitizers: fuzz ROUNDS [SEED],
+ * or, built with -DGUIDED and clang's libFuzzer, by what reaches new code (make fuzz). Half of what it sends is sound down to
+ * the message, since noise alone never gets past a check. */
 #include "device.h"
 
 #include <stdio.h>
@@ -13,8 +14,19 @@ static device self;
 static uint32_t state;
 static int n_ticks, n_loaded, n_runs, n_refused;
 
-static uint32_t next(void) { return state = state * 1664525u + 1013904223u, state >> 8; }
+static uint32_t noise(void) { return state = state * 1664525u + 1013904223u, state >> 8; }
+
+#ifdef GUIDED
+static const uint8_t *choices;
+static size_t n_choices;
+
+static uint32_t choice(void) { return n_choices ? n_choices--, *choices++ : 0; }
+static uint32_t next(void) { return choice() | choice() << 8 | choice() << 16; }
+static uint32_t below(uint32_t n) { return (n <= 256 ? choice() : next()) % n; }
+#else
+static uint32_t next(void) { return noise(); }
 static uint32_t below(uint32_t n) { return next() % n; }
+#endif
 
 static int64_t now_us(void) { return clock_us; }
 
@@ -78,8 +90,8 @@ static uint32_t make_model(uint8_t *file) {
     uint32_t n_tensors = 2 + below(4), n_ops = 1 + below(4), n_in = 1 + below(2), n_out = 1 + below(2);
     uint32_t at = 32 + 16 * n_tensors + 64 * n_ops + 2 * (n_in + n_out), data = (at + 63) / 16 * 16, n = data + 8192;
     memset(file, 0, n);
-    for (uint32_t i = data; i < n; i++) file[i] = (uint8_t)next();
-    for (uint32_t i = data; i < data + 4096; i += 4) file[i + 3] = (uint8_t)below(32); /* biases and multipliers */
+    for (uint32_t i = data; i < n; i++) file[i] = (uint8_t)noise();
+    for (uint32_t i = data; i < data + 4096; i += 4) file[i + 3] = (uint8_t)(noise() % 32); /* biases and multipliers */
     memset(file + data + 4096, 31, 256);                                             /* shifts */
     memcpy(file, "ERN1", 4);
     put16(file + 4, 1), put16(file + 6, n_tensors), put16(file + 8, n_ops);
@@ -159,30 +171,56 @@ static void random_frames(void) {
     }
 }
 
+static void random_bytes(void) {
+    size_t n = below(200);
+    for (size_t i = 0; i < n; i++) frame[i] = (uint8_t)next();
+    device_receive(&self, frame, n);
+}
+
+static void session(void) {
+    clock_us += 1000;
+    reset();
+    for (uint32_t i = 1 + below(6); i; i--) switch (below(5)) {
+        case 0: load(); __attribute__((fallthrough));
+        case 1:
+            message(OP_RUN, (const uint8_t *)"", 0);
+            if (self.wanted == TASK_RUN) n_runs++;
+            work();
+            break;
+        case 2: random_message(); break;
+        case 3: random_bytes(); break;
+        default: random_frames();
+        }
+}
+
+static uint8_t memory[MAX_MODEL] __attribute__((aligned(16)));
+static device_board board = {"fuzzed", 1, memory, MAX_MODEL, NULL, ARENA, now_us, move};
+
+#ifdef GUIDED
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
+    if (!board.arena) board.arena = malloc(ARENA);
+    memset(board.arena, 0, ARENA);
+    memset(memory, 0, sizeof memory);
+    choices = data, n_choices = n_bytes, state = 1;
+    device_init(&self, &board);
+    while (n_choices) {
+        session();
+        if (below(4) == 0) device_init(&self, &board); /* a reset, which leaves the memory as it is */
+    }
+    return 0;
+}
+#else
 int main(int n_arguments, char **arguments) {
-    static uint8_t memory[MAX_MODEL] __attribute__((aligned(16)));
-    int8_t *arena = malloc(ARENA);
-    device_board board = {"fuzzed", 1, memory, MAX_MODEL, arena, ARENA, now_us, move};
     int n_rounds = n_arguments > 1 ? atoi(arguments[1]) : 2000;
-    memset(arena, 0, ARENA);
+    board.arena = malloc(ARENA);
+    memset(board.arena, 0, ARENA);
     for (int round = 0; round < n_rounds; round++) {
         state = (uint32_t)round * 7919u + (n_arguments > 2 ? (uint32_t)atoi(arguments[2]) : 0);
         if (round % 50 == 0) device_init(&self, &board);
-        clock_us += 1000;
-        reset();
-        for (uint32_t i = 1 + below(6); i; i--) switch (below(4)) {
-            case 0: load(); __attribute__((fallthrough));
-            case 1:
-                message(OP_RUN, (const uint8_t *)"", 0);
-                n_ticks = 0;
-                if (self.wanted == TASK_RUN) n_runs++;
-                work();
-                break;
-            case 2: random_message(); break;
-            default: random_frames();
-            }
+        session();
     }
-    free(arena);
+    free(board.arena);
     printf("%d rounds: %d models loaded, %d refused, %d runs\n", n_rounds, n_loaded, n_refused, n_runs);
     return n_loaded == 0 || n_refused == 0 || n_runs == 0; /* else it has not got that far */
 }
+#endif
