@@ -5,7 +5,10 @@ NPU_LAYERS: how many random layers of each board's firmware are held to numpy (m
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +135,16 @@ def golden_answers(session: Any, model: serial_format.Model, feeds: dict[str, An
     cut = {port.name: port.from_device(values.tobytes()) for port, values in ports}
     answers: dict[str, Any] = session._tail.run({**feeds, **cut}, ["heat", "offset", "size"])
     return answers
+
+
+def test_the_acceptance_script_accepts_the_emulated_board(board: tuple[str, str], tmp_path: Path) -> None:
+    script, report = Path("hw/npu/serial/accept.py"), tmp_path / "report.json"
+    command = [sys.executable, str(script), board[1], "--layers", "10", "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={"PYTHONPATH": "."})
+    assert done.returncode == 0, done.stderr
+    told = json.loads(report.read_text())
+    assert (told["times"], told["layers"]["n_different"]) == ("of an emulation: no device's", 0)
+    assert told["layers"]["n_run"] >= 10
 
 
 @pytest.mark.parametrize("keeps_memory", [False, True])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -94,12 +95,23 @@ def compile_model(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]] | 
     for value in model.graph.input:
         if value.name not in graph.constants:
             take_input(graph, value, shapes or {})
-    for node in model.graph.node:
+    for node in _in_order(model):
         try:
             Walker(graph, node).walk()
         except UnsupportedError as exc:
             graph.reasons[node.output[0]] = f"{node.op_type} {node.output[0]}: {exc}"
     return _link(graph, model)
+
+
+def _in_order(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Give each node behind those whose outputs it takes: quantisers append what makes weights and biases.
+
+    Raises ValueError where nodes wait for one another.
+    """
+    nodes = model.graph.node
+    makers = {out: at for at, node in enumerate(nodes) for out in node.output}
+    needed = {at: [makers[name] for name in node.input if name in makers] for at, node in enumerate(nodes)}
+    return [nodes[at] for at in TopologicalSorter(needed).static_order()]
 
 
 def _link(graph: Graph, model: onnx.ModelProto) -> Program:

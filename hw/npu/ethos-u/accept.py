@@ -7,7 +7,6 @@ Needs edge_rt[power] and a board; the model is the one in its flash.
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from dataclasses import asdict
@@ -17,15 +16,17 @@ from typing import Any
 import click
 import msgspec
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
 from edge_rt.devices.sscma import Sscma, connect
 from edge_rt.devices.sscma_wire import BAUD
 from edge_rt.errors import DeviceError
-from edge_rt.version import VERSION
+from hw.npu.acceptance import about, give, json_option, spread
 
 
 def examine(board: Sscma, n_runs: int) -> dict[str, Any]:
     """Run the board's model n_runs times; what fails is told in the report, with all that was found before."""
-    report: dict[str, Any] = {"edge_rt": VERSION, "python": platform.python_version()}
+    report: dict[str, Any] = about()
     rounds_s: list[float] = []
     infers_s: list[float] = []
     try:
@@ -42,29 +43,19 @@ def examine(board: Sscma, n_runs: int) -> dict[str, Any]:
             report["last"] = {"boxes": len(sight.answer.boxes), "labels": len(sight.answer.labels)}
     except DeviceError as exc:
         report["failed"] = str(exc)
-    report["n_runs"] = len(rounds_s)
-    for name, values in (("by_the_board", infers_s), ("round", rounds_s)):
-        if values:
-            ordered = sorted(values)
-            report[f"{name}_median_s"] = ordered[len(ordered) // 2]
-            report[f"{name}_worst_s"] = ordered[-1]
-    return report
+    return report | {"n_runs": len(rounds_s), "by_the_board_s": spread(infers_s), "round_s": spread(rounds_s)}
 
 
 @click.command()
 @click.option("--port", required=True)
 @click.option("--baud", default=BAUD, show_default=True)
 @click.option("--runs", default=50, show_default=True, type=click.IntRange(1, 10_000))
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here too.")
+@json_option
 def main(port: str, baud: int, runs: int, file: Path | None) -> None:
     """Examine the board at PORT; ends with 1 where something failed."""
     with connect(port, baud) as board:
         report = examine(board, runs)
-    text = msgspec.json.format(msgspec.json.encode(report)).decode()
-    click.echo(text)
-    if file is not None:
-        file.write_text(text + "\n")
-    sys.exit("failed" in report)
+    give(report, file)
 
 
 if __name__ == "__main__":

@@ -8,26 +8,23 @@ script itself on a machine without an NPU.
 
 from __future__ import annotations
 
-import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
-import numpy as np
 
-from edge_rt.backends.base import Absent, ModelFile, NpuOptions, TensorOptions, TensorSession
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from edge_rt.backends.base import Absent, ModelFile, NpuOptions, TensorOptions
 from edge_rt.backends.npu.openvino import OpenVinoBackend, versions
 from edge_rt.backends.npu.openvino_driver import NPU
-from edge_rt.backends.npu.rows import random_feeds
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
 from edge_rt.errors import EdgeRtError
-from edge_rt.version import VERSION
+from hw.npu.acceptance import about, cosine, feeds_for, give, json_option, spread, times_s
 
 _MODELS = Path(__file__).parents[3] / "models"
 _USUAL = ("pcb-defect.int8.onnx", "pcb-defect-small.int8.onnx", "pcb-kind.fp32.onnx")
@@ -37,7 +34,7 @@ _LEAST_COSINE = 0.999
 
 def examine(backend: OpenVinoBackend, models: list[Path], device: str, kept: Path) -> dict[str, Any]:
     """Compile, compare and measure; what fails is told in the report."""
-    report: dict[str, Any] = {"edge_rt": VERSION, "kernel": platform.release(), "versions": asdict(versions())}
+    report: dict[str, Any] = about() | {"versions": asdict(versions())}
     found = backend.probe()
     if isinstance(found, Absent):
         return report | {"failed": found.reason}
@@ -60,18 +57,18 @@ def _one(backend: OpenVinoBackend, file: ModelFile, device: str, kept: Path) -> 
     npu = NpuOptions(require="npu" if device == NPU else "prefer", artifacts=kept)
     options = TensorOptions(n_threads=1, device=device, npu=npu)
     cpu = OnnxCpuBackend().load_tensor(file, TensorOptions(n_threads=1))
-    feeds = random_feeds(file.onnx.inputs, 1)
+    feeds = feeds_for(file.onnx.inputs)
     expected = cpu.run(feeds)
     begun_s = time.monotonic()
     session = backend.load_tensor(file, options)
     first_s = time.monotonic() - begun_s
     try:
-        cosine = min(_cosine(session.run(feeds)[name], array) for name, array in expected.items())
+        answers = session.run(feeds)
         told = {
             "placement": [asdict(part) for part in session.info.placement],
-            "cosine": cosine,
-            "run_median_s": _median_s(session, feeds),
-            "onnx_cpu_median_s": _median_s(cpu, feeds),
+            "cosine": min(cosine(answers[name], array) for name, array in expected.items()),
+            "run_s": spread(times_s(session, feeds, _N_RUNS)),
+            "onnx_cpu_run_s": spread(times_s(cpu, feeds, _N_RUNS)),
             "telemetry": asdict(session.telemetry()),
             "computed_on": session.computed_on,
             "n_cpu": session.device_counts().n_fallbacks,
@@ -84,35 +81,16 @@ def _one(backend: OpenVinoBackend, file: ModelFile, device: str, kept: Path) -> 
     return told | {"first_load_s": first_s, "second_load_s": time.monotonic() - begun_s}
 
 
-def _cosine(found: Any, expected: Any) -> float:
-    a, b = found.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
-    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / norms if norms else float(np.array_equal(a, b))
-
-
-def _median_s(session: TensorSession, feeds: dict[str, Any], clock: Callable[[], float] = time.monotonic) -> float:
-    times_s = []
-    for _ in range(_N_RUNS):
-        begun_s = clock()
-        session.run(feeds)
-        times_s.append(clock() - begun_s)
-    return sorted(times_s)[_N_RUNS // 2]
-
-
 @click.command()
 @click.argument("models", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--device", default=NPU, show_default=True)
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here too.")
+@json_option
 def main(models: tuple[Path, ...], device: str, file: Path | None) -> None:
     """Examine DEVICE; ends with 1 where something failed."""
     with tempfile.TemporaryDirectory(prefix="edge_rt-accept-") as kept:
         chosen = list(models) or [_MODELS / name for name in _USUAL]
         report = examine(OpenVinoBackend(), chosen, device, Path(kept))
-    text = msgspec.json.format(msgspec.json.encode(report)).decode()
-    click.echo(text)
-    if file is not None:
-        file.write_text(text + "\n")
-    sys.exit("failed" in report)
+    give(report, file)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ NPU was used again.
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import sys
 import tempfile
@@ -23,18 +22,18 @@ from typing import Any
 
 import click
 import msgspec
-import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from edge_rt import config
 from edge_rt.backends.base import Absent, ModelFile, NpuOptions, TensorOptions
 from edge_rt.backends.npu.qnn import NAME, QnnBackend
 from edge_rt.backends.npu.qnn_driver import NODES
-from edge_rt.backends.npu.rows import random_feeds
 from edge_rt.backends.npu.session import NpuSession
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
 from edge_rt.catalog.store import Store
 from edge_rt.errors import EdgeRtError
-from edge_rt.version import VERSION
+from hw.npu.acceptance import about, cosine, feeds_for, give, json_option, spread, times_s
 
 _LEAST_COSINE = 0.995  # of noise; pictures are nearer
 _MAX_BACK_S = 10.0
@@ -43,10 +42,7 @@ _N_RUNS, _N_SIMULATED_RUNS = 50, 2
 
 def examine(backend: QnnBackend, files: list[ModelFile], kept: Path, *, may_simulate: bool) -> dict[str, Any]:
     """Compile, compare and measure; what fails is told in the report."""
-    report: dict[str, Any] = {
-        "edge_rt": VERSION,
-        "machine": platform.machine(),
-        "kernel": platform.release(),
+    report: dict[str, Any] = about() | {
         "device_tree": _read("/proc/device-tree/model"),
         "soc": {name: _read(f"/sys/devices/soc0/{name}") for name in ("machine", "soc_id", "revision")},
         "nodes": [node for node in NODES if Path(node).exists()],
@@ -82,9 +78,7 @@ def _one(backend: QnnBackend, file: ModelFile, kept: Path, n_runs: int) -> dict[
 def _measured(backend: QnnBackend, file: ModelFile, kept: Path, n_runs: int) -> dict[str, Any]:
     options = TensorOptions(n_threads=1, max_batch=8, npu=NpuOptions(require="prefer", artifacts=kept))
     cpu = OnnxCpuBackend().load_tensor(file, TensorOptions(n_threads=1, max_batch=8))
-    feeds = random_feeds(file.onnx.inputs, 1)
-    noise = np.random.default_rng(0)
-    feeds |= {name: noise.integers(0, 256, a.shape, np.uint8) for name, a in feeds.items() if a.dtype == np.uint8}
+    feeds = feeds_for(file.onnx.inputs)
     right = cpu.run(feeds)
     begun_s = time.monotonic()
     session = backend.load_tensor(file, options)
@@ -94,10 +88,10 @@ def _measured(backend: QnnBackend, file: ModelFile, kept: Path, n_runs: int) -> 
         told = {
             "placement": [asdict(part) for part in session.info.placement],
             "computed_on": session.computed_on,
-            "cosine": min(_cosine(answers[name], array) for name, array in right.items()),
+            "cosine": min(cosine(answers[name], array) for name, array in right.items()),
             "first_load_s": first_s,
-            "run_s": _times_s(session, feeds, n_runs),
-            "cpu_run_s": _times_s(cpu, feeds, n_runs),
+            "run_s": spread(times_s(session, feeds, n_runs)),
+            "cpu_run_s": spread(times_s(cpu, feeds, n_runs)),
             "telemetry": asdict(session.telemetry()),
         } | _lost(session, feeds)
     finally:
@@ -121,21 +115,6 @@ def _lost(session: NpuSession, feeds: dict[str, Any]) -> dict[str, Any]:
     return {"answered_meanwhile": meanwhile, "back_s": time.monotonic() - begun_s}
 
 
-def _times_s(session: Any, feeds: dict[str, Any], n_runs: int) -> dict[str, float]:
-    times_s = []
-    for _ in range(n_runs):
-        begun_s = time.monotonic()
-        session.run(feeds)
-        times_s.append(time.monotonic() - begun_s)
-    return {"median": float(np.median(times_s)), "least": min(times_s), "most": max(times_s), "n": n_runs}
-
-
-def _cosine(a: Any, b: Any) -> float:
-    x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
-    norms = float(np.linalg.norm(x) * np.linalg.norm(y))
-    return float(x @ y) / norms if norms else float(np.array_equal(x, y))
-
-
 def _read(path: str) -> str:
     try:
         return Path(path).read_text(errors="replace").strip("\0\n ")[:200]
@@ -154,7 +133,7 @@ def in_store() -> Iterator[ModelFile]:
 
 @click.command()
 @click.argument("models", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here too.")
+@json_option
 @click.option("--allow-simulator", is_flag=True, help="Run where there is only the simulator.")
 def main(models: tuple[Path, ...], file: Path | None, allow_simulator: bool) -> None:
     """Examine the NPU; ends with 1 where something failed."""
@@ -163,11 +142,7 @@ def main(models: tuple[Path, ...], file: Path | None, allow_simulator: bool) -> 
         raise click.ClickException("no model is in the store: edge_rt models pull efficientnet-lite0:npu-w8a8")
     with tempfile.TemporaryDirectory(prefix="edge_rt-accept-") as kept:
         report = examine(QnnBackend(), files, Path(kept) / "npu", may_simulate=allow_simulator)
-    text = msgspec.json.format(msgspec.json.encode(report)).decode()
-    click.echo(text)
-    if file is not None:
-        file.write_text(text + "\n")
-    sys.exit("failed" in report)
+    give(report, file)
 
 
 if __name__ == "__main__":

@@ -65,5 +65,5 @@ def test_the_report_names_the_simulator(model: Path) -> None:
     assert done.returncode == 0, report
     assert report["device"]["evidence"] == "simulator"
     (way,) = report["ways"]
-    assert way["n_runs"] == 3
+    assert way["run_s"]["n"] == 3
     assert way["cosine_least"]["logits"] > 0.999
