@@ -13,10 +13,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from edge_rt.api import anthropic_wire as wire
-from edge_rt.api.anthropic_answers import MessageWriter, error_body
+from edge_rt.api.anthropic_answers import NAMES, MessageWriter, error_body
 from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
-from edge_rt.api.fields import decode_with
+from edge_rt.api.fields import decode_with, named_as
 from edge_rt.api.openai import with_wishes
 from edge_rt.api.outcome import Written, check_structure
 from edge_rt.api.schemas import encode
@@ -47,7 +47,8 @@ def routes(api: Api) -> list[Route]:
             decode_with(await read_body(request, api), wire.COUNT), request_id=_id(), tenant=request.state.tenant
         )
         check_structure(asked)
-        n_tokens = await api.runtime.count_prompt(asked)
+        with named_as(NAMES):
+            n_tokens = await api.runtime.count_prompt(asked)
         return Response(encode(_Count(input_tokens=n_tokens)), media_type="application/json")
 
     async def unknown(request: Request) -> ASGIApp:

@@ -91,10 +91,19 @@ class _ErrorBody(msgspec.Struct, kw_only=True):
     request_id: str
 
 
+NAMES: Final = {
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "messages[": "messages",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
+
+
 class MessageWriter:
     """Writes the answer to one request; see outcome.Writer."""
 
     content_type = EVENT_STREAM
+    names = NAMES
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -81,6 +82,29 @@ def _invalid(problem: str) -> InvalidRequestError:
 
 def _join(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
+
+
+@contextmanager
+def named_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors from inside a `with` name a request's fields as its own protocol does: by names, OpenAI's → its.
+
+    A name that ends in "[" stands for a list whose places are others in the protocol: the place is left out.
+    """
+    try:
+        yield
+    except InvalidRequestError as exc:
+        raise InvalidRequestError(param=_renamed(exc.param, names), problem=exc.problem) from exc
+    except UnsupportedFeatureError as exc:
+        raise UnsupportedFeatureError(feature=_renamed(exc.feature, names), remedy=exc.remedy) from exc
+
+
+def _renamed(place: str, names: Mapping[str, str]) -> str:
+    for name, own in names.items():
+        if name.endswith("[") and place.startswith(name):
+            return own
+        if place == name or place.startswith(tuple(name + mark for mark in ".[#")):
+            return own + place.removeprefix(name)
+    return place
 
 
 def raw_text(raw: Raw, param: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -72,10 +72,34 @@ class Embeddings(msgspec.Struct, kw_only=True):
     prompt_eval_count: int
 
 
+NAMES: Final = {
+    "max_tokens": "options.num_predict",
+    "response_format.json_schema.schema": "format",
+    "response_format": "format",
+    "speculative.n_max": "options.draft_num_predict",
+    **{
+        name: f"options.{name}"
+        for name in (
+            "frequency_penalty",
+            "min_p",
+            "presence_penalty",
+            "repeat_last_n",
+            "repeat_penalty",
+            "seed",
+            "stop",
+            "temperature",
+            "top_k",
+            "top_p",
+        )
+    },
+}
+
+
 class TextWriter:
     """Writes what generate answers. model is what the request called it."""
 
     content_type = JSON_LINES
+    names = NAMES
 
     def __init__(self, model: str) -> None:
         self._model, self._begun_s = model, time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from edge_rt.api.answers import origin_headers
 from edge_rt.api.context import Api
+from edge_rt.api.fields import named_as
 from edge_rt.api.sse import EventSender, StopOnHangUp
 from edge_rt.api.status import ErrorReply
 from edge_rt.errors import BackendStepError, UnsupportedFeatureError
@@ -18,12 +19,10 @@ from edge_rt.types import Chunk, FinishReason, GenerateRequest, Origin, Timings,
 
 
 def check_structure(request: GenerateRequest) -> None:
-    """Raise UnsupportedFeatureError for what no engine can do yet: tools, and answers of a form."""
+    """Raise UnsupportedFeatureError for what no engine can do yet."""
     messages = request.messages or ()
     if request.tools or any(message.role == "tool" or message.tool_calls for message in messages):
         raise UnsupportedFeatureError(feature="tools", remedy="leave them out")
-    if request.response_format is not None:
-        raise UnsupportedFeatureError(feature="format", remedy="leave it out")
 
 
 class Outcome:
@@ -78,12 +77,16 @@ class Writer(Protocol):
     piece    may be b"" where there is nothing to say
     closing  comes after the pieces of all chunks
     failed   ends a stream that breaks off
+    names    what the protocol calls the fields that errors of runtime and engine name
     """
 
     @property
     def content_type(self) -> bytes:
         """Give the stream's."""
         ...
+
+    @property
+    def names(self) -> Mapping[str, str]: ...
 
     def opening(self) -> bytes: ...
 
@@ -109,10 +112,14 @@ class Written:
         self._api, self._request, self._writer, self._begun = api, request, writer, begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._request.stream:
-            scope["state"]["stream_error"] = self._writer.failed
-            await self._stream(receive, EventSender(send, self._writer.content_type))
-            return
+        with named_as(self._writer.names):
+            if self._request.stream:
+                scope["state"]["stream_error"] = self._writer.failed
+                await self._stream(receive, EventSender(send, self._writer.content_type))
+            else:
+                await (await self._whole(receive))(scope, receive, send)
+
+    async def _whole(self, receive: Receive) -> Response:
         outcome = Outcome()
         async with StopOnHangUp(receive), aclosing(self._api.runtime.generate(self._request)) as chunks:
             async for chunk in chunks:
@@ -120,7 +127,7 @@ class Written:
         outcome.end()
         answer = Response(self._writer.whole(outcome), media_type="application/json")
         answer.raw_headers += origin_headers(outcome.origin)
-        await answer(scope, receive, send)
+        return answer
 
     async def _stream(self, receive: Receive, sender: EventSender) -> None:
         outcome, events = Outcome(), self._writer.opening()

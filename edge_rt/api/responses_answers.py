@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -219,10 +219,20 @@ class Items:
         return f"{prefix}_{self._request_id.removeprefix('resp_')}_{len(self.output)}"
 
 
+NAMES: Final = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "messages[": "input",
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format": "text.format",
+}
+
+
 class ResponseWriter:
     """Writes the answer to one request; see outcome.Writer."""
 
     content_type = EVENT_STREAM
+    names = NAMES
 
     def __init__(self, wire: ResponsesRequest, request: GenerateRequest) -> None:
         self._wire, self._request = wire, request

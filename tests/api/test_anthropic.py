@@ -213,6 +213,7 @@ def test_what_a_request_asks_for_reaches_the_engine() -> None:
         ({"nope": 1}, "nope: unknown field"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
         ({"container": "c"}, "container"),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
@@ -236,7 +237,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name
         sent = {**body(), **fields}
         if path != PATH:
             del sent["max_tokens"]
-            if set(fields) & {"max_tokens", "container"}:
+            if set(fields) & {"max_tokens", "container", "stop_sequences"}:
                 continue
         reply = ask(FakeRuntime(whole("a")), "POST", path, sent)
         kind, message = error_of(reply)

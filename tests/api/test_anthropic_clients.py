@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import pydantic
 import pytest
 
 from tests import patience
@@ -16,6 +18,16 @@ from tests.api.daemon import Daemon
 
 TEXT = "grüße, 😀 and a line\nbreak"
 SLOW = 'edge_rt_requests_running{model="null-slow"}'
+
+
+class Colour(enum.StrEnum):
+    red = "red"
+    blue = "blue"
+
+
+class Paint(pydantic.BaseModel):
+    colour: Colour
+    glossy: bool
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +71,17 @@ def test_a_stream(sdk: anthropic.Anthropic) -> None:
     assert (said(final), final.stop_reason) == (TEXT, "end_turn")
     assert final.usage.output_tokens == len(TEXT.encode()) + 1
     assert final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0) > len(TEXT.encode())
+
+
+def test_answers_of_a_form(sdk: anthropic.Anthropic) -> None:
+    for _ in range(3):
+        message = sdk.messages.parse(model="null", max_tokens=100, messages=user("x"), output_format=Paint)
+        assert isinstance(message.parsed_output, Paint)
+    with sdk.messages.stream(model="null", max_tokens=100, messages=user("x"), output_format=Paint) as stream:
+        assert isinstance(stream.get_final_message().parsed_output, Paint)
+    schema: Any = {"format": {"type": "json_schema", "schema": {"type": "object", "not": {}}}}
+    with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema#/not is not supported"):
+        sdk.messages.create(model="null", max_tokens=9, messages=user("x"), output_config=schema)
 
 
 def test_count_tokens(sdk: anthropic.Anthropic) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import enum
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from typing import Any
 
 import httpx
 import ollama
+import pydantic
 import pytest
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_ollama import ChatOllama
@@ -20,6 +23,16 @@ from tests.api.daemon import Daemon
 
 TEXT = "grüße, 😀 and a line\nbreak"
 RUNNING = 'edge_rt_requests_running{model="null-slow"}'
+
+
+class Colour(enum.StrEnum):
+    red = "red"
+    blue = "blue"
+
+
+class Paint(pydantic.BaseModel):
+    colour: Colour
+    glossy: bool
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +82,20 @@ def test_generate(client: ollama.Client) -> None:
     assert "".join(token.token for token in answer.logprobs) == answer.response
     assert "".join(piece.response or "" for piece in client.generate(**asked, stream=True)) == answer.response
     assert client.generate(model="null", system="be kind", prompt="echo").response == "echo"
+
+
+def test_answers_of_a_form(client: ollama.Client) -> None:
+    schema = Paint.model_json_schema()
+    for seed in range(3):
+        answer = client.chat(model="null", messages=user("x"), format=schema, options={"seed": seed})
+        Paint.model_validate_json(answer.message.content or "")
+    pieces = client.generate(model="null", prompt="x", format=schema, stream=True)
+    Paint.model_validate_json("".join(piece.response or "" for piece in pieces))
+    whole = client.generate(model="null", prompt="x", format="json", options={"temperature": 0, "num_predict": 300})
+    if whole.done_reason == "stop":
+        assert isinstance(json.loads(whole.response), dict)
+    with pytest.raises(ollama.ResponseError, match="format#/not is not supported"):
+        client.chat(model="null", messages=user("x"), format={"type": "object", "not": {}})
 
 
 def test_models(client: ollama.Client) -> None:
@@ -175,6 +202,7 @@ def test_langchain(daemon: Daemon) -> None:
         assert answer.usage_metadata is not None
         assert answer.usage_metadata["output_tokens"] == len(TEXT.encode()) + 1
         assert "".join(str(piece.content) for piece in model.stream(TEXT)) == TEXT
+        assert isinstance(model.with_structured_output(Paint, method="json_schema").invoke("x"), Paint)
     with langchain(daemon, num_ctx=100_000) as model, pytest.raises(ollama.ResponseError, match=r"options\.num_ctx"):
         model.invoke("x")
 

@@ -279,7 +279,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], para
         ({"tool_choice": "perhaps"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from openai.types.responses import Response
 
@@ -17,6 +19,16 @@ from tests.api.daemon import Daemon
 
 TEXT = "grüße, 😀 and a line\nbreak"
 SLOW = 'edge_rt_requests_running{model="null-slow"}'
+
+
+class Colour(enum.StrEnum):
+    red = "red"
+    blue = "blue"
+
+
+class Paint(pydantic.BaseModel):
+    colour: Colour
+    glossy: bool
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +72,17 @@ def test_a_stream(sdk: openai.OpenAI) -> None:
     assert "".join(event.delta for event in deltas) == final.output_text == TEXT
     assert deltas[-1].snapshot == TEXT
     assert sum(len(event.logprobs) for event in deltas) == len(TEXT.encode())
+
+
+def test_answers_of_a_form(sdk: openai.OpenAI) -> None:
+    for _ in range(3):
+        assert isinstance(sdk.responses.parse(model="null", input="x", text_format=Paint).output_parsed, Paint)
+    with sdk.responses.stream(model="null", input="x", text_format=Paint) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Paint)
+    schema: Any = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object", "not": {}}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        sdk.responses.create(model="null", input="x", text=schema)
+    assert refused.value.param == "text.format.schema#/not"
 
 
 def test_input_tokens(sdk: openai.OpenAI) -> None:
