@@ -235,6 +235,9 @@ class MediaRequest:
     reference  a second file where the pipeline compares with one, as a golden board
     regions    parts of the picture to work on, each by itself; () is all of it
     top_k, min_score  None takes the pipeline's own
+    token_ids  of a text, by the model's own tokenizer and with its special tokens, in place of data
+    dimensions of its embedding; None: all. Only a model that was trained for it gives fewer
+    truncate   a text that is too long is cut; False refuses it
     """
 
     id: str
@@ -244,6 +247,9 @@ class MediaRequest:
     regions: tuple[Box, ...] = ()
     top_k: int | None = None
     min_score: float | None = None
+    token_ids: tuple[int, ...] = ()
+    dimensions: int | None = None
+    truncate: bool = False
     tenant: str = ""
     deadline_s: float | None = None
 

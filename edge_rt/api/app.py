@@ -12,7 +12,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from edge_rt import telemetry
-from edge_rt.api import anthropic, cache, embeddings, kserve, media, ollama, openai, responses, schemas
+from edge_rt.api import anthropic, cache, embeddings, kserve, media, ollama, openai, rerank, responses, schemas
 from edge_rt.api.boundary import Boundary
 from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api, ModelStatus, RuntimeProtocol
@@ -45,6 +45,7 @@ def build_app(
             *kserve.routes(api),
             *_health_routes(api),
             *embeddings.routes(api),
+            *rerank.routes(api),
             *media.routes(api),
             *_model_routes(api),
             *cache.routes(api),

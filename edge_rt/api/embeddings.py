@@ -6,7 +6,8 @@ import asyncio
 import base64
 import struct
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,7 +22,7 @@ from edge_rt.api.fields import decode_with
 from edge_rt.api.media import check_task
 from edge_rt.api.schemas import encode
 from edge_rt.api.sse import StopOnHangUp
-from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+from edge_rt.errors import InvalidRequestError
 from edge_rt.tensor_types import MediaAnswer, MediaRequest
 
 MAX_INPUTS: Final = 2048  # as OpenAI's
@@ -29,16 +30,14 @@ _AT_A_TIME: Final = 16  # of one request: as many as are joined, and other calle
 
 _DECODER = wire.EMBEDDINGS_DECODER
 
+Input = str | tuple[int, ...]  # a text, or its token ids
+
 
 def routes(api: Api) -> list[Route]:
     async def embeddings(request: Request) -> ASGIApp:
         asked = decode_with(await read_body(request, api), _DECODER)
         model = check_task(api, asked.model, ("embed",))
-        if asked.dimensions is not None:
-            raise UnsupportedFeatureError(feature="dimensions", remedy="take as many of the numbers as you want")
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
-        check_texts(texts)
-        return _Embedding(api, model, texts, asked, request.state.tenant)
+        return _Embedding(api, model, read_inputs(asked.input), asked, request.state.tenant)
 
     return [Route("/v1/embeddings", Endpoint(embeddings), methods=["POST"])]
 
@@ -46,7 +45,7 @@ def routes(api: Api) -> list[Route]:
 class _Embedding:
     """Embed a list of texts and answer: an ASGI app."""
 
-    def __init__(self, api: Api, model: str, texts: list[str], asked: wire.EmbeddingsRequest, tenant: str) -> None:
+    def __init__(self, api: Api, model: str, texts: list[Input], asked: wire.EmbeddingsRequest, tenant: str) -> None:
         self._api = api
         self._model = model
         self._texts = texts
@@ -56,7 +55,13 @@ class _Embedding:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with StopOnHangUp(receive):
             answers = await embed_texts(
-                self._api, self._model, self._texts, tenant=self._tenant, deadline_s=self._asked.deadline_s
+                self._api,
+                self._model,
+                self._texts,
+                tenant=self._tenant,
+                deadline_s=self._asked.deadline_s,
+                dimensions=self._asked.dimensions,
+                truncate=self._asked.truncate,
             )
         n_tokens = sum(answer.n_tokens for answer in answers)
         body = wire.Embeddings(
@@ -72,7 +77,7 @@ class _Embedding:
         return base64.b64encode(struct.pack(f"<{len(answer.embedding)}f", *answer.embedding)).decode()
 
 
-def check_texts(texts: Sequence[str]) -> None:
+def check_texts(texts: Sequence[Input]) -> None:
     """Raise InvalidRequestError for none, too many, or one that is empty."""
     if not 1 <= len(texts) <= MAX_INPUTS:
         raise InvalidRequestError(param="input", problem=f"holds {len(texts)} texts, it may be 1 to {MAX_INPUTS}")
@@ -81,24 +86,61 @@ def check_texts(texts: Sequence[str]) -> None:
             raise InvalidRequestError(param=f"input[{i}]", problem="must not be empty")
 
 
+def read_inputs(given: str | Sequence[str | int | list[int]]) -> list[Input]:
+    """Give the texts of a request: one, its token ids, or a list of these. Raises InvalidRequestError."""
+    inputs: list[Input] = []
+    if isinstance(given, str):
+        given = [given]
+    elif given and all(isinstance(item, int) for item in given):
+        given = [cast("list[int]", given)]
+    for i, item in enumerate(given):
+        if isinstance(item, int):
+            problem = "is a token id between texts; give one list of token ids, or a list of texts"
+            raise InvalidRequestError(param=f"input[{i}]", problem=problem)
+        inputs.append(item if isinstance(item, str) else tuple(item))
+    check_texts(inputs)
+    return inputs
+
+
 async def embed_texts(
-    api: Api, model: str, texts: Sequence[str], *, tenant: str, deadline_s: float | None = None
+    api: Api,
+    model: str,
+    texts: Sequence[Input],
+    *,
+    tenant: str,
+    deadline_s: float | None = None,
+    dimensions: int | None = None,
+    truncate: bool = False,
+    param: str = "input",
 ) -> list[MediaAnswer]:
-    """Embed texts, in their order. Raises what look raises; of a text that is refused the error names the place."""
+    """Embed texts, in their order. Raises what look raises; of a text that is refused the error names the place.
+
+    param  what the request calls its texts
+    """
     answers: dict[int, MediaAnswer] = {}
     left = iter(enumerate(texts))
+    common = MediaRequest(
+        id=logs.request_id.get(),
+        model=model,
+        data=b"",
+        tenant=tenant,
+        deadline_s=deadline_s,
+        dimensions=dimensions,
+        truncate=truncate,
+    )
 
-    async def one(i: int, text: str) -> MediaAnswer:
-        data = text.encode("utf-8", "surrogatepass")
-        request_id = logs.request_id.get()
+    async def one(i: int, text: Input) -> MediaAnswer:
+        own: dict[str, Any] = {"token_ids": text}
+        if isinstance(text, str):
+            own = {"data": text.encode("utf-8", "surrogatepass")}
         try:
-            return await api.runtime.look(
-                MediaRequest(id=request_id, model=model, data=data, tenant=tenant, deadline_s=deadline_s)
-            )
+            return await api.runtime.look(replace(common, **own))
         except InvalidRequestError as exc:
-            if exc.param != "data":
+            name, _, place = exc.param.partition("[")
+            if name not in ("data", "token_ids"):
                 raise
-            raise InvalidRequestError(param=f"input[{i}]", problem=exc.problem) from exc
+            place = f"[{place}" if place else ""
+            raise InvalidRequestError(param=f"{param}[{i}]{place}", problem=exc.problem) from exc
 
     async def work() -> None:
         for i, text in left:

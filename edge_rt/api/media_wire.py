@@ -103,13 +103,14 @@ class Speech(_Answer, kw_only=True, tag_field="object", tag="audio.vad"):
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's; texts only, token ids are another model's."""
+    """OpenAI's; token ids are those of the model's own tokenizer. truncate is edge_rt's: cut what is too long."""
 
-    input: str | list[str]
+    input: str | list[str | int | list[int]]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
+    truncate: bool = False
     deadline_s: float | None = None
 
 
@@ -131,6 +132,43 @@ class EmbeddingsUsage(msgspec.Struct):
 class Embeddings(msgspec.Struct, kw_only=True, tag_field="object", tag="list"):
     data: list[Embedding]
     model: str
+    usage: EmbeddingsUsage
+
+
+class Document(msgspec.Struct):
+    text: str
+
+
+class RerankRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Jina's and Cohere's, which llama-server takes too."""
+
+    query: str
+    documents: list[str | Document]
+    model: str | None = None
+    top_n: int | None = None
+    return_documents: bool = False
+    truncate: bool = False
+    user: str | None = None
+    deadline_s: float | None = None
+
+
+RERANK_DECODER: Final = msgspec.json.Decoder(RerankRequest)
+
+
+class Ranked(msgspec.Struct, kw_only=True):
+    """One document: index is its place in the request."""
+
+    index: int
+    relevance_score: float
+    document: Document | UnsetType = UNSET
+
+
+class Reranked(msgspec.Struct, kw_only=True, tag_field="object", tag="list"):
+    """results: best first. method: how they were judged."""
+
+    model: str
+    method: Literal["embedding-cosine"] = "embedding-cosine"
+    results: list[Ranked]
     usage: EmbeddingsUsage
 
 

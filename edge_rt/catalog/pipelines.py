@@ -189,6 +189,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokenizer   the asset, a tokenizer.json
     max_tokens  of a text with its special tokens; longer ones are refused
     token_step  texts are padded to multiples of it, which bounds the number of shapes
+    matryoshka  sizes whose first numbers are an embedding by themselves, as the model was trained to give them
     """
 
     tokenizer: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -200,6 +201,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     token_step: Annotated[int, Meta(ge=1, le=4096)] = 16
     pooling: Literal["mean", "first"] = "mean"
     normalize: bool = True
+    matryoshka: Annotated[tuple[Annotated[int, Meta(ge=1, le=65_536)], ...], Meta(max_length=32)] = ()
 
 
 class StateTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,6 +18,7 @@ from edge_rt.errors import (
     ContextLengthError,
     InvalidRequestError,
     ModelFormatError,
+    UnsupportedFeatureError,
 )
 from edge_rt.regular import open_regular
 from edge_rt.tensor_types import MediaAnswer, MediaRequest
@@ -32,7 +33,7 @@ _MAX_TOKENIZER_BYTES = 64 * 2**20
 
 
 class EmbedPipeline:
-    """One embedding for one text in UTF-8. Nothing is cut: a text that is too long is refused.
+    """One embedding for one text in UTF-8, or its token ids. A text that is too long is refused, unless it may be cut.
 
     A model for one number of tokens, as NPUs have them, gets each text filled up to it.
     """
@@ -55,29 +56,63 @@ class EmbedPipeline:
 
     def run(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
         refuse_picture_options(request, "texts")
-        try:
-            text = request.data.decode()
-        except UnicodeDecodeError as exc:
-            raise InvalidRequestError(
-                param="data", problem=f"is no UTF-8 text: byte {exc.start} is not part of any"
-            ) from exc
-        if len(request.data) > (limit_bytes := self._max_tokens * _MAX_TOKEN_BYTES):
-            problem = f"is {len(request.data)} bytes long, the limit is {limit_bytes} for {self._max_tokens} tokens"
-            raise InvalidRequestError(param="data", problem=problem)
-        ids = self._tokenizer.encode(text).ids
-        if len(ids) > self._max_tokens:
-            raise ContextLengthError(prompt_tokens=len(ids), n_ctx=self._max_tokens)
-        if not ids:
-            raise InvalidRequestError(param="data", problem="holds nothing but what the tokenizer leaves out")
+        n_dimensions = self._n_dimensions(request.dimensions)
+        ids = self._ids(request)
         answer = infer(self._feeds(ids))
         states = np.asarray(answer.outputs[self._output.name], np.float32)[0, : len(ids)]
-        vector = states.mean(axis=0) if self._spec.pooling == "mean" else states[0]
+        vector = (states.mean(axis=0) if self._spec.pooling == "mean" else states[0])[:n_dimensions]
         length = float(np.linalg.norm(vector))
         if not np.isfinite(length) or (self._spec.normalize and length == 0):
             raise BackendStepError(reason="the embedding is not finite, or has no direction")
         if self._spec.normalize:
             vector = vector / np.float32(length)
         return MediaAnswer(task=self.task, embedding=tuple(vector.tolist()), n_tokens=len(ids), timings=answer.timings)
+
+    def _n_dimensions(self, wanted: int | None) -> int | None:
+        size = self._output.shape[2]
+        if wanted is None or wanted == size:
+            return None
+        if wanted not in self._spec.matryoshka:
+            sizes = ", ".join(map(str, self._spec.matryoshka))
+            remedy = f"it gives {sizes} or all" if sizes else "its first numbers alone mean little: take all of them"
+            raise UnsupportedFeatureError(feature=f"dimensions {wanted} of this model", remedy=remedy)
+        return wanted
+
+    def _ids(self, request: MediaRequest) -> list[int]:
+        """Give a text's token ids, as many as the model takes. Raises InvalidRequestError and ContextLengthError."""
+        if request.token_ids:
+            n_vocab = self._tokenizer.get_vocab_size()
+            for i, token_id in enumerate(request.token_ids):
+                if not 0 <= token_id < n_vocab:
+                    problem = f"token id {token_id} is outside the vocabulary of {n_vocab}"
+                    raise InvalidRequestError(param=f"token_ids[{i}]", problem=problem)
+            ids, n_last = list(request.token_ids), 0
+        else:
+            encoding = self._tokenizer.encode(self._text(request))
+            ids, mask = encoding.ids, encoding.special_tokens_mask
+            n_last = next((i for i, is_special in enumerate(reversed(mask)) if not is_special), 0)
+        if not ids:
+            raise InvalidRequestError(param="data", problem="holds nothing but what the tokenizer leaves out")
+        if len(ids) <= self._max_tokens:
+            return ids
+        if not request.truncate:
+            raise ContextLengthError(prompt_tokens=len(ids), n_ctx=self._max_tokens)
+        return [*ids[: self._max_tokens - n_last], *ids[len(ids) - n_last :]]  # the special tokens at the end stay
+
+    def _text(self, request: MediaRequest) -> str:
+        data, limit_bytes = request.data, self._max_tokens * _MAX_TOKEN_BYTES
+        is_cut = request.truncate and len(data) > limit_bytes
+        if len(data) > limit_bytes and not is_cut:
+            problem = f"is {len(data)} bytes long, the limit is {limit_bytes} for {self._max_tokens} tokens"
+            raise InvalidRequestError(param="data", problem=problem)
+        try:
+            return data[:limit_bytes].decode()
+        except UnicodeDecodeError as exc:
+            if is_cut and exc.start > limit_bytes - 4:  # the cut fell into a character
+                return data[: exc.start].decode()
+            raise InvalidRequestError(
+                param="data", problem=f"is no UTF-8 text: byte {exc.start} is not part of any"
+            ) from exc
 
     def _feeds(self, ids: list[int]) -> dict[str, NDArray[Any]]:
         """Fill up to whole steps with tokens that the mask tells the model to leave out."""

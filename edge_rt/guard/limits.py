@@ -21,6 +21,7 @@ _MAX_DIMENSIONS = 8
 _MAX_ELEMENTS = 2**40
 _MAX_REGIONS = 1000
 _MAX_BEAMS = 256
+_MAX_TEXT_IDS = 65_536  # what a pipeline of texts may take at most
 _LENGTH_BYTES = 4  # before each element of BYTES
 
 
@@ -114,8 +115,19 @@ def check_size(param: str, datatype: str, shape: Sequence[int], room_bytes: int)
 
 def check_media(request: MediaRequest) -> None:
     """Raise InvalidRequestError for an empty file or options out of range."""
-    if not request.data:
+    if not (request.data or request.token_ids):
         raise InvalidRequestError(param="data", problem="must not be empty")
+    if request.token_ids:
+        if request.data:
+            raise InvalidRequestError(param="token_ids", problem="stands in place of a text, and there is one too")
+        if len(request.token_ids) > _MAX_TEXT_IDS:
+            problem = f"holds {len(request.token_ids)} token ids, the limit is {_MAX_TEXT_IDS}"
+            raise InvalidRequestError(param="token_ids", problem=problem)
+        for i, token_id in enumerate(request.token_ids):
+            if type(token_id) is not int or not 0 <= token_id <= _MAX_INT:
+                _integer(f"token_ids[{i}]", token_id, 0, _MAX_INT)
+    if request.dimensions is not None:
+        _integer("dimensions", request.dimensions, 1, _MAX_INT)
     if request.top_k is not None:
         _integer("top_k", request.top_k, 1, 1000)
     if request.min_score is not None:

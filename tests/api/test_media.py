@@ -11,9 +11,11 @@ import httpx2
 import pytest
 
 from edge_rt.api.app import build_app
+from edge_rt.api.rerank import cosine, ranked
 from edge_rt.catalog.chains import Chain, Ocr
 from edge_rt.config import Config, Server
 from edge_rt.errors import ContextLengthError, InvalidRequestError
+from edge_rt.guard.limits import check_media
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import Box, Label, MediaAnswer, MediaRequest, Span, TensorTimings
 from tests.api.asgi import Call, FakeRuntime, FakeStatus, Reply
@@ -208,6 +210,7 @@ def embed(runtime: FakeRuntime, **body: Any) -> Reply:
 class Embedder(MediaRuntime):
     async def look(self, request: MediaRequest) -> MediaAnswer:
         """Embed a text as its length; the shorter, the later it answers."""
+        check_media(request)
         self.looks.append(request)
         for _ in range(50 - len(request.data)):
             await asyncio.sleep(0)
@@ -242,8 +245,10 @@ def test_embedding_in_base64() -> None:
         ({"input": [], "model": "places"}, "input: holds 0 texts", "invalid_request"),
         ({"input": ["a"] * 2049, "model": "places"}, "input: holds 2049 texts", "request_too_large"),
         ({"input": ["a", ""], "model": "places"}, "input[1]: must not be empty", "invalid_request"),
-        ({"input": [1, 2], "model": "places"}, "input", "invalid_request"),
-        ({"input": "a", "model": "places", "dimensions": 8}, "dimensions is not supported", "unsupported"),
+        ({"input": ["a", 2], "model": "places"}, "input[1]: is a token id between texts", "invalid_request"),
+        ({"input": [[1], []], "model": "places"}, "input[1]: must not be empty", "invalid_request"),
+        ({"input": [[1], [2, -1]], "model": "places"}, "input[1][1]: must be from 0", "invalid_request"),
+        ({"input": "a", "model": "places", "dimensions": 0}, "dimensions: must be from 1", "invalid_request"),
         ({"input": "a"}, "model: is required; there are places", "invalid_request"),
         ({"input": "a", "model": "ears"}, "POST /v1/audio/vad", "unsupported"),
     ],
@@ -252,6 +257,58 @@ def test_bad_embeddings_request_is_refused(body: dict[str, Any], message: str, c
     reply = embed(Embedder(), **body)
     assert reply.error["code"] == code
     assert code == "request_too_large" or message in reply.error["message"]
+
+
+def test_embeddings_of_token_ids() -> None:
+    runtime = Embedder()
+    assert len(embed(runtime, input=[1, 2], model="places").json["data"]) == 1
+    assert len(embed(runtime, input=[[1, 2], [3]], model="places", truncate=True, dimensions=2).json["data"]) == 2
+    assert sorted((look.token_ids, look.truncate, look.dimensions) for look in runtime.looks[1:]) == [
+        ((1, 2), True, 2),
+        ((3,), True, 2),
+    ]
+    assert runtime.looks[0].token_ids == (1, 2)
+
+
+def rerank(**body: Any) -> Reply:
+    asked = json.dumps({"query": "abc", "model": "places", **body}).encode()
+    return ask(Embedder(), "/v1/rerank", asked, {"content-type": "application/json"})
+
+
+def test_documents_come_back_in_order_of_likeness() -> None:
+    reply = rerank(documents=["a" * 40, {"text": "abcd"}, "abc"], return_documents=True)
+    assert reply.json["method"] == "embedding-cosine"
+    assert [result["index"] for result in reply.json["results"]] == [2, 1, 0]
+    assert reply.json["results"][0]["document"] == {"text": "abc"}
+    assert reply.json["results"][0]["relevance_score"] == pytest.approx(1.0)
+    assert reply.json["usage"] == {"prompt_tokens": 12, "total_tokens": 12}
+    few = rerank(documents=["a", "abc", "ab"], top_n=1)
+    assert few.json["results"] == [{"index": 1, "relevance_score": pytest.approx(1.0)}]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"documents": []}, "documents"),
+        ({"documents": ["a", ""]}, "documents[1]"),
+        ({"documents": ["a", "bad"]}, "documents[1]"),
+        ({"documents": ["a"], "query": ""}, "query"),
+        ({"documents": ["a"], "query": "bad"}, "query"),
+        ({"documents": ["a"], "top_n": 0}, "top_n"),
+        ({"documents": [1]}, "documents[0]"),
+        ({"documents": ["a"], "rank_fields": []}, "rank_fields"),
+    ],
+)
+def test_bad_rerank_request_is_refused(body: dict[str, Any], param: str) -> None:
+    reply = rerank(**body)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+def test_cosines() -> None:
+    assert cosine((1.0, 0.0), (0.0, 2.0)) == 0.0
+    assert cosine((1.0, 1.0), (-2.0, -2.0)) == pytest.approx(-1.0)
+    assert cosine((0.0, 0.0), (1.0, 0.0)) == 0.0
+    assert ranked([0.1, 0.9, 0.9]) == [1, 2, 0]
 
 
 def test_models_tell_their_task_and_chains_their_models() -> None:

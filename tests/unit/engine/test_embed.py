@@ -11,7 +11,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from edge_rt.catalog.pipelines import Embed
 from edge_rt.engine.pipeline import Pipeline, make_pipeline
-from edge_rt.errors import BackendStepError, ContextLengthError, InvalidRequestError, ModelFormatError
+from edge_rt.errors import (
+    BackendStepError,
+    ContextLengthError,
+    InvalidRequestError,
+    ModelFormatError,
+    UnsupportedFeatureError,
+)
 from edge_rt.tensor_types import Box, MediaRequest, TensorSpec
 from edge_rt.worker.channel import TensorLoad
 from tests.pictures import FakeInfer
@@ -130,3 +136,49 @@ def test_model_of_one_length_gets_every_text_filled_up_to_it(tokenizer: Path) ->
     with pytest.raises(ContextLengthError) as caught:
         make(tokenizer, inputs=fixed).run(ask("hot " * 5), infer)
     assert (caught.value.prompt_tokens, caught.value.n_ctx) == (7, 6)
+
+
+def test_token_ids_are_taken_as_they_are(tokenizer: Path) -> None:
+    infer = FakeInfer(one_hot)
+    made = make(tokenizer)
+    by_text, by_ids = made.run(ask("hot cold"), infer), made.run(ask("", token_ids=(1, 3, 4, 2)), infer)
+    assert by_ids.embedding == by_text.embedding
+    assert by_ids.n_tokens == 4
+    with pytest.raises(InvalidRequestError, match=r"token_ids\[1\].*outside the vocabulary of 5"):
+        made.run(ask("", token_ids=(1, 5)), infer)
+
+
+def test_what_is_too_long_is_cut_where_that_is_asked_for(tokenizer: Path) -> None:
+    infer = FakeInfer(one_hot)
+    made = make(tokenizer)
+    long = "hot " * 20
+    with pytest.raises(ContextLengthError):
+        made.run(ask(long), infer)
+    answer = made.run(ask(long, truncate=True), infer)
+    assert answer.n_tokens == 10
+    assert infer.calls[-1][0]["input_ids"][0, :10].tolist() == [1, *[3] * 8, 2]
+    made.run(ask("", token_ids=(1, *[4] * 12, 2), truncate=True), infer)
+    assert infer.calls[-1][0]["input_ids"][0, :10].tolist() == [1, *[4] * 9]  # nothing says which of them must stay
+
+
+def test_a_cut_that_falls_into_a_character_takes_it_away(tokenizer: Path) -> None:
+    infer = FakeInfer(one_hot)
+    for text in ("x" + "😀" * 1000, "hot " * 5000):
+        answer = make(tokenizer).run(ask(text, truncate=True), infer)
+        assert 3 <= answer.n_tokens <= 10
+    with pytest.raises(InvalidRequestError, match="no UTF-8"):
+        make(tokenizer).run(ask(b"\xff" + b"x" * 5000, truncate=True), infer)
+
+
+def test_fewer_dimensions_only_of_models_that_were_trained_for_it(tokenizer: Path) -> None:
+    infer = FakeInfer(one_hot)
+    whole = make(tokenizer).run(ask("hot hot cold", dimensions=5), infer)
+    assert len(whole.embedding) == 5
+    with pytest.raises(UnsupportedFeatureError, match=r"dimensions 4 of this model.*take all of them"):
+        make(tokenizer).run(ask("hot", dimensions=4), infer)
+    able = make(tokenizer, Embed(tokenizer="t", max_tokens=10, token_step=4, matryoshka=(4, 2)))
+    part = able.run(ask("hot hot cold", dimensions=4), infer)
+    expected = np.array(whole.embedding[:4]) / np.linalg.norm(whole.embedding[:4])
+    assert np.allclose(part.embedding, expected)
+    with pytest.raises(UnsupportedFeatureError, match="it gives 4, 2 or all"):
+        able.run(ask("hot", dimensions=3), infer)
