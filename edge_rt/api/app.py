@@ -47,12 +47,12 @@ def build_app(
             *embeddings.routes(api),
             *rerank.routes(api),
             *media.routes(api),
+            *anthropic.routes(api),  # before the models, which it lists in its own way
             *_model_routes(api),
             *cache.routes(api),
             *_token_routes(api),
             *ollama.routes(api),
             *responses.routes(api),
-            *anthropic.routes(api),
         ],
         redirect_slashes=False,
     )

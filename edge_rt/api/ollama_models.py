@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from edge_rt.api.context import Api, ModelStatus
+from edge_rt.catalog.pipelines import Embed
 from edge_rt.errors import ModelNotFoundError
 
 # Of what this API follows, for clients that refuse to speak with older servers.
@@ -109,7 +110,7 @@ def running(api: Api, now: datetime) -> Models:
                 details=_details(status),
                 expires_at=now + _left(status),
                 size_vram=0 if info.device == "cpu" else info.size_bytes,
-                context_length=status.n_ctx if status.info is not None else 0,
+                context_length=status.n_ctx if status.info is not None else _embedded_tokens(status) or 0,
             )
             for status in _usable(api)
             if (info := status.info or status.tensor) is not None
@@ -128,6 +129,8 @@ def show(api: Api, status: ModelStatus, started_at: datetime) -> Shown:
     }
     if _embeds(api, status):
         capabilities: tuple[str, ...] = ("embedding",)
+        if (n_tokens := _embedded_tokens(status)) is not None:
+            known["general.context_length"] = n_tokens
     else:
         capabilities = ("completion",)
         # What a prompt may fill now, not what the model was trained for: clients fit theirs to it.
@@ -152,6 +155,12 @@ def _usable(api: Api) -> Iterable[ModelStatus]:
 
 def _embeds(api: Api, status: ModelStatus) -> bool:
     return api.runtime.tasks().get(status.id) == "embed"
+
+
+def _embedded_tokens(status: ModelStatus) -> int | None:
+    """Give how many tokens a text to embed may have; None for a model of another kind."""
+    pipeline = status.manifest.pipeline if status.manifest is not None else None
+    return pipeline.max_tokens if isinstance(pipeline, Embed) else None
 
 
 def _name(status: ModelStatus) -> str:

@@ -285,6 +285,18 @@ def test_another_version_is_refused() -> None:
         assert "anthropic-version" in error_of(reply)[1]
 
 
+def test_models_are_listed_as_openais_unless_a_version_of_this_api_is_named() -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    listed = ask(FakeRuntime(), "GET", "/v1/models", headers=headers).json
+    assert [model["id"] for model in listed["data"]] == ["default", "loaded"]
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("default", "loaded", False)
+    assert ask(FakeRuntime(), "GET", "/v1/models/loaded", headers=headers).json["type"] == "model"
+    for model in ("absent", "nope"):
+        assert error_of(ask(FakeRuntime(), "GET", f"/v1/models/{model}", headers=headers))[0] == "not_found_error"
+    assert ask(FakeRuntime(), "GET", "/v1/models").json["object"] == "list"
+    assert ask(FakeRuntime(), "GET", "/v1/models/loaded").json["object"] == "model"
+
+
 def test_count_tokens() -> None:
     sent = body(system="12345")
     del sent["max_tokens"]

@@ -92,6 +92,15 @@ def test_count_tokens(sdk: anthropic.Anthropic) -> None:
     assert too_long.input_tokens > 9000
 
 
+def test_models(sdk: anthropic.Anthropic) -> None:
+    listed = list(sdk.models.list())
+    assert {"null", "null-slow"} <= {model.id for model in listed}
+    assert {model.type for model in listed} == {"model"}
+    assert sdk.models.retrieve("null").max_input_tokens == 4096
+    with pytest.raises(anthropic.NotFoundError):
+        sdk.models.retrieve("nope")
+
+
 def test_errors(sdk: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
         sdk.messages.create(model="nope", max_tokens=1, messages=user("x"))

@@ -30,7 +30,7 @@ class Colour(enum.StrEnum):
     blue = "blue"
 
 
-class Paint(pydantic.BaseModel):
+class Paint(pydantic.BaseModel, extra="forbid"):  # or a small model goes on with other names
     colour: Colour
     glossy: bool
 
