@@ -16,7 +16,8 @@ from edge_rt.api import schemas
 from edge_rt.api.choices import Collected, Plan, account, kept, merged
 from edge_rt.api.context import Api
 from edge_rt.api.sse import DONE, EventSender, StopOnHangUp, event
-from edge_rt.types import FinishReason, GenerateRequest, Origin, Timings, TokenLogprob, Usage
+from edge_rt.api.tools import answered_calls, call_deltas
+from edge_rt.types import FinishReason, GenerateRequest, Origin, Timings, TokenLogprob, ToolCallDelta, Usage
 
 
 class ChatShape:
@@ -30,10 +31,17 @@ class ChatShape:
         return schemas.Choice(delta=schemas.Delta(role="assistant", content=""))
 
     def piece(
-        self, text: str, logprobs: Sequence[TokenLogprob], prompt_logprobs: Sequence[TokenLogprob] = ()
+        self,
+        text: str,
+        logprobs: Sequence[TokenLogprob],
+        prompt_logprobs: Sequence[TokenLogprob] = (),
+        calls: Sequence[ToolCallDelta] = (),
     ) -> schemas.Choice:
         del prompt_logprobs  # a chat repeats no prompt
-        return schemas.Choice(delta=schemas.Delta(content=text), logprobs=self._logprobs(logprobs))
+        delta = schemas.Delta(content=text) if text or not calls else schemas.Delta()
+        if calls:
+            delta.tool_calls = call_deltas(calls)
+        return schemas.Choice(delta=delta, logprobs=self._logprobs(logprobs))
 
     def closing(self, reason: FinishReason) -> schemas.Choice:
         return schemas.Choice(delta=schemas.Delta(), finish_reason=reason)
@@ -44,9 +52,12 @@ class ChatShape:
         logprobs: Sequence[TokenLogprob],
         reason: FinishReason,
         prompt_logprobs: Sequence[TokenLogprob] = (),
+        calls: Sequence[ToolCallDelta] = (),
     ) -> schemas.Choice:
         del prompt_logprobs
-        message = schemas.AnswerMessage(content=text)
+        message = schemas.AnswerMessage(content=text or None if calls else text)
+        if calls:
+            message.tool_calls = answered_calls(calls)
         return schemas.Choice(message=message, logprobs=self._logprobs(logprobs), finish_reason=reason)
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> schemas.ChatLogprobs | None:
@@ -83,8 +94,13 @@ class CompletionShape:
         return None
 
     def piece(
-        self, text: str, logprobs: Sequence[TokenLogprob], prompt_logprobs: Sequence[TokenLogprob] = ()
+        self,
+        text: str,
+        logprobs: Sequence[TokenLogprob],
+        prompt_logprobs: Sequence[TokenLogprob] = (),
+        calls: Sequence[ToolCallDelta] = (),
     ) -> schemas.Choice:
+        del calls  # a completion has no tools
         return schemas.Choice(text=text, logprobs=self._logprobs(prompt_logprobs, logprobs))
 
     def closing(self, reason: FinishReason) -> schemas.Choice:
@@ -96,7 +112,9 @@ class CompletionShape:
         logprobs: Sequence[TokenLogprob],
         reason: FinishReason,
         prompt_logprobs: Sequence[TokenLogprob] = (),
+        calls: Sequence[ToolCallDelta] = (),
     ) -> schemas.Choice:
+        del calls
         return schemas.Choice(text=text, logprobs=self._logprobs(prompt_logprobs, logprobs), finish_reason=reason)
 
     def _logprobs(
@@ -174,8 +192,9 @@ class Generation:
                 if chunk.origin is not None:
                     origin = chunk.origin
                     sender.headers = origin_headers(origin)
-                if chunk.text or chunk.logprobs or (chunk.prompt_logprobs and self._plan.with_logprobs):
-                    piece = self._shapes[i].piece(chunk.text, chunk.logprobs, chunk.prompt_logprobs)
+                scores = chunk.logprobs or (chunk.prompt_logprobs and self._plan.with_logprobs)
+                if chunk.text or chunk.tool_calls or scores:
+                    piece = self._shapes[i].piece(chunk.text, chunk.logprobs, chunk.prompt_logprobs, chunk.tool_calls)
                     events += self._event(i, piece, no_usage)
                 answers[i].last = chunk
                 if chunk.finish_reason is not None:
@@ -240,7 +259,8 @@ class Generation:
             shape = type(self._shape)()
             logprobs = answer.logprobs if self._plan.with_logprobs else []
             prompt_logprobs = answer.prompt_logprobs if self._plan.with_logprobs else []
-            choice = shape.whole("".join(answer.texts), logprobs, answer.end()[0], prompt_logprobs)
+            text, reason = "".join(answer.texts), answer.end()[0]
+            choice = shape.whole(text, logprobs, reason, prompt_logprobs, answer.tool_calls)
             choice.index = i
             if answer.hypothesis is not None:
                 choice.cumulative_logprob, choice.score = answer.hypothesis.logprob, answer.hypothesis.score

@@ -19,7 +19,7 @@ from edge_rt.api.context import Api, ModelStatus
 from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.api.fields import decode_with, named_as
 from edge_rt.api.openai import with_wishes
-from edge_rt.api.outcome import Written, check_structure
+from edge_rt.api.outcome import Written
 from edge_rt.api.schemas import encode
 from edge_rt.api.status import HttpError
 from edge_rt.errors import InvalidRequestError, ModelNotFoundError
@@ -81,7 +81,6 @@ def routes(api: Api) -> list[Route]:
         asked = wire.count_request(
             decode_with(await read_body(request, api), wire.COUNT), request_id=_id(), tenant=request.state.tenant
         )
-        check_structure(asked)
         with named_as(NAMES):
             n_tokens = await api.runtime.count_prompt(asked)
         return Response(encode(_Count(input_tokens=n_tokens)), media_type="application/json")

@@ -19,6 +19,7 @@ from edge_rt.types import (
     Hypothesis,
     Timings,
     TokenLogprob,
+    ToolCallDelta,
     Usage,
 )
 
@@ -195,6 +196,7 @@ class Collected:
     texts: list[str] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
     last: Chunk | None = None
     hypothesis: Hypothesis | None = None
 
@@ -202,6 +204,7 @@ class Collected:
         self.texts.append(chunk.text)
         self.prompt_logprobs += chunk.prompt_logprobs
         self.logprobs += chunk.logprobs
+        self.tool_calls += chunk.tool_calls
         self.last = chunk
 
     @classmethod

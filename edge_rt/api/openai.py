@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal, TypeVar, cast, get_args
 
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp
 
 from edge_rt import types
 from edge_rt.api import choices, schemas
+from edge_rt.api import tools as wire_tools
 from edge_rt.api.answers import ChatShape, CompletionShape, Generation, Shape, new_id
 from edge_rt.api.choices import Plan, plan
 from edge_rt.api.context import Api
@@ -25,11 +27,12 @@ from edge_rt.router.decide import Decision
 from edge_rt.router.rules import REASONS
 from edge_rt.types import CHAT_SAMPLING, GenerateRequest, Message, Sampling
 
-_ROLES: Final[dict[str, Literal["system", "user", "assistant"]]] = {
+_ROLES: Final[dict[str, Literal["system", "user", "assistant", "tool"]]] = {
     "system": "system",
     "developer": "system",  # what newer clients call it
     "user": "user",
     "assistant": "assistant",
+    "tool": "tool",
 }
 
 
@@ -47,10 +50,17 @@ def chat_request(wire: ChatRequest, *, request_id: str, model: str, tenant: str)
         raise InvalidRequestError(param="top_logprobs", problem="needs logprobs to be true")
     schemas.refuse_unsupported(wire)
     messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(wire.messages))
+    _check_results(messages)
     top_logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
-    return _request(
+    tools = wire_tools.tools(wire.tools)
+    choice, name = wire_tools.tool_choice(wire.tool_choice, has_tools=bool(tools))
+    asked = _request(
         wire, request_id, model, tenant, max_tokens=max_tokens, top_logprobs=top_logprobs, messages=messages
     )
+    if not tools:
+        return asked
+    parallel = wire.parallel_tool_calls is not False
+    return replace(asked, tools=tools, tool_choice=choice, tool_name=name, parallel_tool_calls=parallel)
 
 
 def completion_requests(
@@ -184,16 +194,37 @@ def _sampling(wire: ChatRequest | CompletionRequest) -> Sampling:
 def _message(message: WireMessage, place: str) -> Message:
     role = _ROLES.get(message.role)
     if role is None:
-        if message.role in ("tool", "function"):
-            raise UnsupportedFeatureError(feature=f"{place}.role", remedy="tools are not supported")
+        if message.role == "function":
+            raise UnsupportedFeatureError(feature=f"{place}.role", remedy="send results with role tool")
         raise InvalidRequestError(
             param=f"{place}.role", problem=f"must be one of {', '.join(_ROLES)}, got {message.role[:40]!r}"
         )
     schemas.refuse_unsupported(message, f"{place}.")
+    if role == "tool":
+        if not message.tool_call_id:
+            raise InvalidRequestError(param=f"{place}.tool_call_id", problem="is required: it names the call answered")
+    elif message.tool_call_id is not None:
+        raise InvalidRequestError(param=f"{place}.tool_call_id", problem="is for messages with role tool")
+    elif message.name is not None:
+        raise UnsupportedFeatureError(feature=f"{place}.name", remedy="leave it out")
+    if message.tool_calls and role != "assistant":
+        raise InvalidRequestError(param=f"{place}.tool_calls", problem="are for messages with role assistant")
+    return Message(
+        role=role,
+        content=_content(message, place),
+        tool_calls=wire_tools.calls(message.tool_calls, f"{place}.tool_calls"),
+        tool_call_id=message.tool_call_id or "",
+        name=message.name or "",
+    )
+
+
+def _content(message: WireMessage, place: str) -> str:
     if message.content is None:
+        if message.tool_calls:
+            return ""
         raise InvalidRequestError(param=f"{place}.content", problem="null is not text; send a string or text parts")
     if isinstance(message.content, str):
-        return Message(role=role, content=message.content)
+        return message.content
     texts = []
     for i, part in enumerate(message.content):
         if part.type != "text":
@@ -204,7 +235,17 @@ def _message(message: WireMessage, place: str) -> Message:
         if part.text is None:
             raise InvalidRequestError(param=f"{place}.content[{i}].text", problem="is required")
         texts.append(part.text)
-    return Message(role=role, content="\n".join(texts))  # llama-server joins them so
+    return "\n".join(texts)  # llama-server joins them so
+
+
+def _check_results(messages: Sequence[Message]) -> None:
+    """Refuse a result that answers no call before it."""
+    called: set[str] = set()
+    for i, message in enumerate(messages):
+        called |= {call.id for call in message.tool_calls}
+        if message.role == "tool" and message.tool_call_id not in called:
+            problem = f"{message.tool_call_id[:80]!r} is no call of an assistant's message before it"
+            raise InvalidRequestError(param=f"messages[{i}].tool_call_id", problem=problem)
 
 
 def routes(api: Api) -> list[Route]:

@@ -14,15 +14,8 @@ from edge_rt.api.context import Api
 from edge_rt.api.fields import named_as
 from edge_rt.api.sse import EventSender, StopOnHangUp
 from edge_rt.api.status import ErrorReply
-from edge_rt.errors import BackendStepError, UnsupportedFeatureError
+from edge_rt.errors import BackendStepError
 from edge_rt.types import Chunk, FinishReason, GenerateRequest, Origin, Timings, TokenLogprob, ToolCall, Usage
-
-
-def check_structure(request: GenerateRequest) -> None:
-    """Raise UnsupportedFeatureError for what no engine can do yet."""
-    messages = request.messages or ()
-    if request.tools or any(message.role == "tool" or message.tool_calls for message in messages):
-        raise UnsupportedFeatureError(feature="tools", remedy="leave them out")
 
 
 class Outcome:
@@ -108,7 +101,6 @@ class Written:
     def __init__(
         self, api: Api, request: GenerateRequest, writer: Writer, *, begun: Callable[[], None] = lambda: None
     ) -> None:
-        check_structure(request)
         self._api, self._request, self._writer, self._begun = api, request, writer, begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

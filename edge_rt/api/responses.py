@@ -15,7 +15,7 @@ from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.api.fields import decode_with, named_as
 from edge_rt.api.openai import with_wishes
-from edge_rt.api.outcome import Written, check_structure
+from edge_rt.api.outcome import Written
 from edge_rt.api.responses_answers import NAMES, ResponseWriter
 from edge_rt.api.responses_wire import DECODER, ResponsesRequest, generate_request
 from edge_rt.api.schemas import encode
@@ -45,7 +45,6 @@ def routes(api: Api) -> list[Route]:
 
     async def count(request: Request) -> ASGIApp:
         _, asked = await read(request)
-        check_structure(asked)
         with named_as(NAMES):
             n_tokens = await api.runtime.count_prompt(asked)
         return Response(encode(_InputTokens(input_tokens=n_tokens)), media_type="application/json")

@@ -20,6 +20,7 @@ from edge_rt.api import fields
 from edge_rt.api.fields import ABSENT as _ABSENT
 from edge_rt.api.fields import decode_with
 from edge_rt.api.formats import Formatted
+from edge_rt.api.tools import AnsweredCall, CallDelta, WireCall, WireTool, WireToolChoice
 from edge_rt.tensor_types import NodePlacement
 from edge_rt.types import Energy, FinishReason, Priority
 
@@ -54,9 +55,9 @@ class ContentPart(_Request, kw_only=True):
 class WireMessage(_Request, kw_only=True):
     role: str
     content: str | list[ContentPart] | None = None
-    name: Raw = _ABSENT
-    tool_calls: Raw = _ABSENT
-    tool_call_id: Raw = _ABSENT
+    name: str | None = None
+    tool_calls: list[WireCall] | None = None
+    tool_call_id: str | None = None
     function_call: Raw = _ABSENT
     refusal: Raw = _ABSENT
     audio: Raw = _ABSENT
@@ -109,14 +110,14 @@ class ChatRequest(_Generation, kw_only=True):
     function_call: Raw = _ABSENT
     functions: Raw = _ABSENT
     modalities: Raw = _ABSENT
-    parallel_tool_calls: Raw = _ABSENT
+    parallel_tool_calls: bool | None = None
     prediction: Raw = _ABSENT
     prompt_cache_retention: Raw = _ABSENT
     reasoning_effort: Raw = _ABSENT
     service_tier: Raw = _ABSENT
     store: Raw = _ABSENT
-    tool_choice: Raw = _ABSENT
-    tools: Raw = _ABSENT
+    tool_choice: str | WireToolChoice | None = None
+    tools: list[WireTool] | None = None
     verbosity: Raw = _ABSENT
     web_search_options: Raw = _ABSENT
 
@@ -157,13 +158,9 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "functions": ([],),
     "include_obfuscation": (False,),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
-    "tool_calls": ([],),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "with_pieces": (False,),
 }
 
@@ -279,12 +276,14 @@ class CompletionLogprobs(_Answer, kw_only=True):
 class Delta(_Answer, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class AnswerMessage(_Answer, kw_only=True):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[AnsweredCall] | UnsetType = UNSET
 
 
 class Choice(_Answer, kw_only=True):

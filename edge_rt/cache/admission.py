@@ -29,6 +29,7 @@ Decision = Literal[
     "empty",
     "truncated",
     "filtered",
+    "tool calls",  # of one conversation: a call's id is not for another
     "aborted",
     "refusal",
     "too large",
@@ -129,7 +130,7 @@ def decide(
     if not is_shareable(request, settings):
         return "sampled"
     if finish_reason != "stop":
-        reasons: dict[str | None, Decision] = {None: "aborted", "length": "truncated"}
+        reasons: dict[str | None, Decision] = {None: "aborted", "length": "truncated", "tool_calls": "tool calls"}
         return reasons.get(finish_reason, "filtered")
     if size_bytes > settings.max_answer_bytes:
         return "too large"

@@ -220,7 +220,8 @@ class _Flight:
 def _weight(chunk: Chunk) -> int:
     """Count tokens and logprob rivals; text that came without ids, as a cloud's does, by its length."""
     n_rivals = sum(len(logprob.top) for logprob in (*chunk.logprobs, *chunk.prompt_logprobs))
-    return max(1, len(chunk.token_ids), len(chunk.prompt_logprobs), len(chunk.text) // 4) + n_rivals
+    n_chars = len(chunk.text) + sum(len(delta.arguments) for delta in chunk.tool_calls)
+    return max(1, len(chunk.token_ids), len(chunk.prompt_logprobs), n_chars // 4) + n_rivals
 
 
 def own_copy(error: BaseException) -> BaseException:

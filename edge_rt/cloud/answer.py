@@ -8,9 +8,9 @@ from typing import Final, cast
 
 from edge_rt.cloud import wire
 from edge_rt.cloud.credential import Key
-from edge_rt.cloud.events import DONE, Event, EventError, decode, error_text
+from edge_rt.cloud.events import DONE, CallDelta, Called, Event, EventError, decode, error_text
 from edge_rt.errors import CloudAnswerError, CloudDeclinedError
-from edge_rt.types import Chunk, FinishReason, GenerateRequest, Timings, Usage
+from edge_rt.types import Chunk, FinishReason, GenerateRequest, Timings, ToolCallDelta, Usage
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +31,12 @@ class Answer:
         self._endpoint, self.key = endpoint, key
         self._n_text_bytes = 0
         self._usage: Usage | None = None
+        self._call_ids: list[str] = []
+        self._deltas: list[ToolCallDelta] = []
         self._first_text_s = self._last_text_s = began_s
 
-    def take(self, events: list[bytes], now_s: float) -> str:
-        """Read events and give the text in them. Raises CloudAnswerError."""
+    def take(self, events: list[bytes], now_s: float) -> tuple[str, tuple[ToolCallDelta, ...]]:
+        """Read events and give the text in them, and the pieces of tool calls. Raises CloudAnswerError."""
         texts: list[str] = []
         for data in events:
             if data == DONE:
@@ -48,12 +50,14 @@ class Answer:
                 ) from exc
             self.has_begun = True
             self._read(event, texts)
-        if texts:
+        calls, self._deltas = tuple(self._deltas), []
+        said = [*texts, *(delta.name + delta.arguments for delta in calls)]
+        if said:
             self._first_text_s = self._first_text_s if self.n_texts else now_s
             self._last_text_s = now_s
-            self.n_texts += len(texts)
-            self._n_text_bytes += sum(len(text.encode("utf-8", "replace")) for text in texts)
-        return "".join(texts)
+            self.n_texts += len(said)
+            self._n_text_bytes += sum(len(text.encode("utf-8", "replace")) for text in said)
+        return "".join(texts), calls
 
     def _read(self, event: Event, texts: list[str]) -> None:
         if event.error is not None:
@@ -73,11 +77,31 @@ class Answer:
                 continue
             if text := choice.said():
                 texts.append(text)
+            for delta in (choice.delta.tool_calls if choice.delta is not None else None) or ():
+                self._read_call(delta)
             if choice.finish_reason is not None:
                 self.finish_reason = self._ended(choice.finish_reason)
 
+    def _read_call(self, delta: CallDelta) -> None:
+        """Take a piece of a call. Raises CloudAnswerError for one that no client could put together."""
+        called = delta.function or Called()
+        at = len(self._call_ids) if delta.index is None else delta.index
+        is_new = at == len(self._call_ids)
+        if at > len(self._call_ids) or (is_new and not (delta.id and called.name)):
+            raise CloudAnswerError(endpoint=self._endpoint, problem="it sent a piece of a tool call without beginning")
+        if is_new:
+            self._call_ids.append(delta.id or "")
+        self._deltas.append(
+            ToolCallDelta(
+                index=at,
+                id=(delta.id or "") if is_new else "",
+                name=(called.name or "") if is_new else "",
+                arguments=called.arguments or "",
+            )
+        )
+
     def _ended(self, reason: str) -> FinishReason:
-        if reason in ("stop", "length"):
+        if reason in ("stop", "length") or (reason == "tool_calls" and self._call_ids):
             return cast("FinishReason", reason)
         if reason == "content_filter":
             raise CloudDeclinedError(endpoint=self._endpoint, problem="its filter cut the answer off")

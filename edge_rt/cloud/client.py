@@ -118,9 +118,9 @@ class Upstream:
         async with self._asked(wire.path(request), content, answer, due_at_s, request, idempotency_key) as parts:
             async with aclosing(self._events(parts, answer, due_at_s, request)) as read:
                 async for events in read:
-                    text = answer.take(events, clock())
-                    if text:
-                        yield Chunk(text=text)
+                    text, calls = answer.take(events, clock())
+                    if text or calls:
+                        yield Chunk(text=text, tool_calls=calls)
                     if answer.is_over:
                         break
             yield answer.last(request, len(content))

@@ -95,9 +95,26 @@ class WireUsage(msgspec.Struct):
     prompt_tokens_details: Details | None = None
 
 
+_MAX_CALLS: Final = 128
+
+
+class Called(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct):
+    """A piece of a tool call. Some servers send calls whole and leave out the index."""
+
+    index: Annotated[int, Meta(ge=0, lt=_MAX_CALLS)] | None = None
+    id: str | None = None
+    function: Called | None = None
+
+
 class Delta(msgspec.Struct):
     content: str | None = None
     refusal: str | None = None
+    tool_calls: Annotated[tuple[CallDelta, ...], Meta(max_length=_MAX_CALLS)] | None = None
 
 
 class Choice(msgspec.Struct):

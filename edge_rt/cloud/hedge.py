@@ -122,6 +122,6 @@ async def _until_text(answer: AsyncGenerator[Chunk, None]) -> list[Chunk]:
     begun: list[Chunk] = []
     async for chunk in answer:
         begun.append(chunk)
-        if chunk.text or chunk.finish_reason is not None:
+        if chunk.text or chunk.tool_calls or chunk.finish_reason is not None:
             break
     return begun

@@ -11,7 +11,7 @@ from edge_rt.cloud.credential import Key
 from edge_rt.cloud.events import error_text
 from edge_rt.config import CloudEndpoint
 from edge_rt.errors import UnsupportedFeatureError
-from edge_rt.types import CLOUD_FORMATS, GenerateRequest, ResponseFormat
+from edge_rt.types import CLOUD_FORMATS, GenerateRequest, Message, ResponseFormat
 
 MAX_ERROR_BYTES: Final = 64 * 2**10  # of an error's body that are read
 _MAX_MESSAGE: Final = 200  # characters of it that are shown
@@ -59,7 +59,8 @@ def body(request: GenerateRequest, endpoint: CloudEndpoint) -> bytes:
     if request.messages is None:
         fields["prompt"] = request.prompt or ""
     else:
-        fields["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
+        fields["messages"] = [_message(message) for message in request.messages]
+        fields |= _tools(request)
     if request.max_tokens is not None:
         fields[endpoint.max_tokens_field if request.messages is not None else "max_tokens"] = request.max_tokens
     if request.stop:
@@ -84,6 +85,42 @@ def body(request: GenerateRequest, endpoint: CloudEndpoint) -> bytes:
     return msgspec.json.encode(fields)
 
 
+def _message(message: Message) -> dict[str, Any]:
+    wire: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        wire["content"] = message.content or None
+        wire["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        wire["tool_call_id"] = message.tool_call_id
+    return wire
+
+
+def _tools(request: GenerateRequest) -> dict[str, Any]:
+    if not request.tools:
+        return {}
+    named = {"type": "function", "function": {"name": request.tool_name}}
+    tools: dict[str, Any] = {
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": msgspec.Raw(tool.parameters.encode()),
+                },
+            }
+            for tool in request.tools
+        ],
+        "tool_choice": named if request.tool_name else request.tool_choice,
+    }
+    if not request.parallel_tool_calls:
+        tools["parallel_tool_calls"] = False
+    return tools
+
+
 def _response_format(form: ResponseFormat) -> dict[str, Any]:
     if form.kind == "json_object":
         return {"type": "json_object"}
@@ -105,7 +142,10 @@ def probe(endpoint: CloudEndpoint) -> bytes:
 
 def estimated_tokens(request: GenerateRequest) -> int:
     """Estimate a prompt's length by its bytes."""
-    texts = (request.prompt or "",) if request.messages is None else tuple(m.content for m in request.messages)
+    messages = request.messages or ()
+    texts = [request.prompt or ""] if request.messages is None else [message.content for message in messages]
+    texts += [call.arguments for message in messages for call in message.tool_calls]
+    texts += [tool.description + tool.parameters for tool in request.tools]
     return sum(len(text.encode()) // _BYTES_A_TOKEN + 1 for text in texts)
 
 

@@ -147,6 +147,7 @@ def make_sequence(
     token_ids: list[int],
     lookup: PromptLookup | None,
     form: Form | None,
+    text: TextStream,
     submitted_s: float,
     entropy: Callable[[], int],
 ) -> Sequence:
@@ -156,11 +157,15 @@ def make_sequence(
         "sink": sink,
         "token_ids": token_ids,
         "sampler": Sampler(request.sampling, session.caps.n_vocab, token_ids, entropy=entropy),
-        "text": TextStream(session.piece, request.stop),
+        "text": text,
         "submitted_s": submitted_s,
         "lookup": lookup,
         "form": form,
     }
     if request.beams is not None:
+        if form is not None:
+            raise UnsupportedFeatureError(
+                feature="a form, or tools, beside a beam search", remedy="leave one of them out"
+            )
         return BeamSequence(search=make_search(session, request, request.beams, len(token_ids)), **common)
     return Sequence(**common)

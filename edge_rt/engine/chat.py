@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import Lock
@@ -14,6 +14,7 @@ from jinja2 import Template, TemplateSyntaxError
 
 from edge_rt.engine.meter import LimitError, Meter
 from edge_rt.engine.sandbox import RaisedByTemplateError, TemplateSandbox
+from edge_rt.engine.tool_styles import GENERIC, ToolStyle, arguments_of, fitted_id
 from edge_rt.errors import InvalidRequestError, ModelFormatError, UnsupportedFeatureError
 from edge_rt.types import Message
 
@@ -90,8 +91,17 @@ class ChatTemplate:
         self._own_marks = set(_MARK.findall(source or ""))
         self._template = None if source is None else self._compile(source)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> tuple[Segment, ...]:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        style: ToolStyle = GENERIC,
+        add_generation_prompt: bool = True,
+    ) -> tuple[Segment, ...]:
         """Write the prompt.
+
+        tools, style  as tool_styles says; a template that shows no tools gets plain messages
 
         Raises UnsupportedFeatureError for a model without a template, InvalidRequestError where the template refuses
         the messages, ModelFormatError where it fails or exceeds its limits.
@@ -103,17 +113,21 @@ class ChatTemplate:
             )
         if not messages:
             raise InvalidRequestError(param="messages", problem="there is none; send at least one message")
-        contents = [message.content for message in messages]
-        marks = self._marks(contents)
-        if marks and self._control is not None:
-            contents = [self._control.sub(lambda match: marks[match[0]], content) for content in contents]
+        shown = [_shown(message, style, f"messages[{i}]") for i, message in enumerate(messages)]
+        texts = [*_texts(shown), *_texts(list(tools))]
+        marks = self._marks(texts)
+        if marks and (control := self._control) is not None:
+
+            def hide(text: str) -> str:
+                return control.sub(lambda match: marks[match[0]], text)
+
+            shown, tools = _mapped(shown, hide), _mapped(list(tools), hide)
         with self._lock:
             prompt = self._run(
                 self._template,
-                [
-                    {"role": message.role, "content": content}
-                    for message, content in zip(messages, contents, strict=True)
-                ],
+                shown,
+                tools,
+                n_chars=sum(map(len, texts)),
                 add_generation_prompt=add_generation_prompt,
             )
         return _split(prompt, {mark: text for text, mark in marks.items()})
@@ -144,8 +158,15 @@ class ChatTemplate:
             # Jinja and Python's compiler between them raise nearly anything on text made to break them.
             raise self._bad(str(exc) or type(exc).__name__) from exc
 
-    def _run(self, template: Template, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
-        n_chars = sum(len(message["content"]) for message in messages)
+    def _run(
+        self,
+        template: Template,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        n_chars: int,
+        add_generation_prompt: bool,
+    ) -> str:
         max_output_chars = self._limits.max_output_chars + self._limits.max_output_per_char * n_chars
         self._sandbox.use(self._meter(n_chars))
         parts: list[str] = []
@@ -156,7 +177,7 @@ class ChatTemplate:
                 bos_token=self._bos_text,
                 eos_token=self._eos_text,
                 # The hub always passes these two, and templates compare them with none.
-                tools=None,
+                tools=tools or None,
                 documents=None,
             ):
                 parts.append(part)
@@ -198,6 +219,49 @@ class ChatTemplate:
         if len(marks) < len(found):
             raise InvalidRequestError(param="messages", problem="private-use characters and control tokens are mixed")
         return marks
+
+
+def _shown(message: Message, style: ToolStyle, place: str) -> dict[str, Any]:
+    """Give a message as templates expect it: fields that say nothing are not there, arguments are an object."""
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {
+                "type": "function",
+                "id": fitted_id(call.id, style),
+                "function": {
+                    "name": call.name,
+                    "arguments": arguments_of(call.arguments, f"{place}.tool_calls[{i}].function.arguments"),
+                },
+            }
+            for i, call in enumerate(message.tool_calls)
+        ]
+    if message.role == "tool":
+        shown["tool_call_id"] = fitted_id(message.tool_call_id, style)
+        if message.name:
+            shown["name"] = message.name
+    return shown
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Give every text that a client wrote somewhere in a value, names too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(name): _mapped(item, change) for name, item in value.items()}
+    return [_mapped(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _any_of(texts: Collection[str]) -> re.Pattern[str] | None:

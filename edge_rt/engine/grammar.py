@@ -177,16 +177,27 @@ class Constraint:
 
         forces  also past those after it that leave the model no choice; they are given with it
         """
+        self.skip([token_id])
+        return [token_id, *self.force()] if forces else [token_id]
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Move past tokens that may come next."""
         began_s = self._clock()
-        taken = [token_id]
-        self._matcher.consume_token(token_id)
-        if forces and not self._matcher.is_stopped():
-            forced = self._matcher.compute_ff_tokens()
-            if forced and self._matcher.consume_tokens(forced):
-                taken += forced
-        self._n_taken += len(taken)
+        self._matcher.consume_tokens(list(token_ids))
+        self._n_taken += len(token_ids)
         self._account(began_s)
-        return taken
+
+    def force(self) -> list[int]:
+        """Move past the tokens that leave no choice, and give them."""
+        if self._matcher.is_stopped():
+            return []
+        began_s = self._clock()
+        forced = list(self._matcher.compute_ff_tokens())
+        if forced:
+            self._matcher.consume_tokens(forced)
+            self._n_taken += len(forced)
+        self._account(began_s)
+        return forced
 
     def _account(self, began_s: float) -> None:
         self._spent_s += self._clock() - began_s

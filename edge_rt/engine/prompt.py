@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
 from edge_rt.backends.base import TokenSession
-from edge_rt.engine.chat import ChatTemplate
+from edge_rt.engine import tool_styles
+from edge_rt.engine.chat import ChatTemplate, Segment
+from edge_rt.engine.tool_styles import ToolStyle
 from edge_rt.errors import ContextLengthError, InvalidRequestError
-from edge_rt.types import GenerateRequest
+from edge_rt.types import GenerateRequest, Message, Tool
 
 
 class PromptReader:
@@ -46,11 +52,29 @@ class PromptReader:
         if request.messages is None:
             return session.tokenize(request.prompt or "", special=True, add_bos=True)
         ids: list[int] = []
-        for segment in self._chat_template().render(request.messages):
+        for segment in self._segments(request.messages, () if request.tool_choice == "none" else request.tools):
             ids += session.tokenize(segment.text, special=segment.special)
         if session.vocab.add_bos and ids[:1] != [session.vocab.bos_id]:
             ids.insert(0, session.vocab.bos_id)
         return ids
+
+    @cached_property
+    def tool_style(self) -> ToolStyle:
+        """How this model's calls are written."""
+
+        def render(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+            return "".join(segment.text for segment in self._chat_template().render(messages, tools=tools))
+
+        return tool_styles.detect(render)
+
+    def _segments(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Segment, ...]:
+        template = self._chat_template()
+        if not tools and not any(message.tool_calls or message.role == "tool" for message in messages):
+            return template.render(messages)
+        style = self.tool_style
+        if not style.in_prompt:
+            return template.render(tool_styles.in_messages(messages, tools, style))
+        return template.render(messages, tools=tool_styles.shown_tools(tools), style=style)
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:

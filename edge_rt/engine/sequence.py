@@ -114,7 +114,7 @@ class Sequence:
 
     def is_due(self, now_s: float, interval_s: float) -> bool:
         """Say whether there is text to send by now: the first at once, then at most every interval_s."""
-        if not self.request.stream or not any(self._text):
+        if not self.request.stream or not (self.text.has_calls or any(self._text)):
             return False
         return self.sent_s is None or now_s - self.sent_s >= interval_s
 
@@ -200,7 +200,7 @@ class Sequence:
             if self.lookup is not None:
                 self.lookup.push()
             if token_id in session.vocab.eog_ids and not request.ignore_eos:
-                return "stop"
+                return self._end
             self._accept(token_id, logits, session.piece)
             if self.text.stopped:
                 return "stop"
@@ -209,8 +209,13 @@ class Sequence:
                 return "length"
         # Where its form leaves nothing to come but the end, that needs no step.
         if self.form is not None and self.form.is_whole:
-            return "stop"
+            return self._end
         return "length" if is_cut else None
+
+    @property
+    def _end(self) -> FinishReason:
+        """Say how the answer ends where the model ends it."""
+        return "tool_calls" if self.text.n_calls else "stop"
 
     def _accept(self, token_id: int, logits: NDArray[np.float32], piece: Callable[..., bytes]) -> None:
         """Add a token to the answer that is sent, with what the request wants to know of the logits it came from."""
@@ -266,6 +271,7 @@ class Sequence:
             usage=usage,
             timings=timings,
             stopped_by="" if reason is None else self.text.stopped_by,
+            tool_calls=self.text.take_calls(),
         )
         self._text, self._ids, self._logprobs, self._signals = [], [], [], []
         return chunk

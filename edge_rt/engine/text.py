@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Callable
 
 from edge_rt.errors import InvalidRequestError
+from edge_rt.types import ToolCallDelta
 
 
 class TextStream:
@@ -28,6 +29,8 @@ class TextStream:
         self._max_held = max(map(len, stop), default=1) - 1
         self._held = ""
         self.stopped_by = ""
+        self.n_calls = 0  # a plain text has none
+        self._deltas: list[ToolCallDelta] = []
 
     @property
     def stopped(self) -> bool:
@@ -40,9 +43,22 @@ class TextStream:
 
     def flush(self) -> str:
         """Give what was held back, at the end of an answer that no stop string ended."""
-        text = self._take(self._decode(b"", True)) + self._held
-        self._held = ""
-        return text
+        return self._take(self._decode(b"", True)) + self.release()
+
+    def release(self) -> str:
+        """Give what was held back, because no stop string can go on with what comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def take_calls(self) -> tuple[ToolCallDelta, ...]:
+        """Give what was read of tool calls since the last time."""
+        taken, self._deltas = tuple(self._deltas), []
+        return taken
+
+    @property
+    def has_calls(self) -> bool:
+        """Say whether there are any to take."""
+        return bool(self._deltas)
 
     def _take(self, text: str) -> str:
         if self.stopped:

@@ -82,7 +82,7 @@ class TokenEngine:
         self._entropy = entropy
         self._prompts = PromptReader(session)
         self.prompt_ids = self._prompts.token_ids  # any thread may call it
-        self._forms = Forms(session)
+        self._forms = Forms(session, lambda: self._prompts.tool_style)
         self._inbox: SimpleQueue[Sequence | _Cancel | _Stop] = SimpleQueue()
         self._waiting = line.Line()
         self._running: list[Sequence] = []  # in order of admission
@@ -107,9 +107,10 @@ class TokenEngine:
         try:
             if not self._accepting:  # the session may be closed
                 raise ShuttingDownError
+            form, text = self._forms.of(request)
             token_ids = self._prompts.read(request)
-            lookup, form, now_s = self._speculation.lookup(request, token_ids), self._forms.of(request), self._clock()
-            sequence = make_sequence(self._session, request, sink, token_ids, lookup, form, now_s, self._entropy)
+            lookup, now_s = self._speculation.lookup(request, token_ids), self._clock()
+            sequence = make_sequence(self._session, request, sink, token_ids, lookup, form, text, now_s, self._entropy)
             with self._lock:  # nothing may come behind the loop's last look into the inbox
                 if not self._accepting:
                     raise ShuttingDownError

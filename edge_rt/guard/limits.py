@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from edge_rt.config import Limits
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.tensor_types import ITEM_BYTES, MediaRequest, TensorRequest
-from edge_rt.types import Beams, GenerateRequest, Message, Sampling
+from edge_rt.types import Beams, GenerateRequest, Message, Sampling, Tool
 
 _MAX_INT = 2**31 - 1  # what the back ends' C interfaces hold
 _MAX_SEED = 2**63 - 1
@@ -32,6 +32,7 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
         _integer("max_tokens", request.max_tokens, int(request.prompt_logprobs is None), _MAX_INT)
     _check_stop(request.stop, limits)
     _check_sampling(request.sampling, limits)
+    _check_tools(request.tools, limits)
     if request.response_format is not None:
         check_text("response_format", request.response_format.text, limits.max_prompt_bytes)
     if request.top_logprobs is not None:
@@ -165,10 +166,27 @@ def _check_messages(messages: Sequence[Message], limits: Limits) -> None:
     room_bytes = limits.max_prompt_bytes
     for i, message in enumerate(messages):
         room_bytes -= check_text(f"messages[{i}].content", message.content, limits.max_prompt_bytes)
+        for n, call in enumerate(message.tool_calls):
+            place = f"messages[{i}].tool_calls[{n}].function"
+            room_bytes -= check_text(f"{place}.name", call.name, limits.max_prompt_bytes)
+            room_bytes -= check_text(f"{place}.arguments", call.arguments, limits.max_prompt_bytes)
     if room_bytes < 0:
         size_bytes = limits.max_prompt_bytes - room_bytes
         raise InvalidRequestError(
             param="messages", problem=f"hold {size_bytes} bytes of text, the limit is {limits.max_prompt_bytes}"
+        )
+
+
+def _check_tools(tools: Sequence[Tool], limits: Limits) -> None:
+    room_bytes = limits.max_prompt_bytes
+    for i, tool in enumerate(tools):
+        for name in ("name", "description", "parameters"):
+            text = getattr(tool, name)
+            room_bytes -= check_text(f"tools[{i}].function.{name}", text, limits.max_prompt_bytes)
+    if room_bytes < 0:
+        size_bytes = limits.max_prompt_bytes - room_bytes
+        raise InvalidRequestError(
+            param="tools", problem=f"hold {size_bytes} bytes of text, the limit is {limits.max_prompt_bytes}"
         )
 
 

@@ -156,8 +156,12 @@ class Rules:
 
 def texts(request: GenerateRequest) -> tuple[str, ...]:
     """Give every text of a request that would leave with it."""
-    messages = tuple(message.content for message in request.messages or ())
-    return (*messages, *((request.prompt,) if request.prompt is not None else ()), *request.stop)
+    messages = request.messages or ()
+    contents = tuple(message.content for message in messages)
+    calls = tuple(text for message in messages for call in message.tool_calls for text in (call.name, call.arguments))
+    tools = tuple(text for tool in request.tools for text in (tool.description, tool.parameters))
+    form = () if request.response_format is None else (request.response_format.text,)
+    return (*contents, *((request.prompt,) if request.prompt is not None else ()), *request.stop, *calls, *tools, *form)
 
 
 _Rule = Callable[[GenerateRequest, Circumstances, Router], bool]

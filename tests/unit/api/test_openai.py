@@ -132,11 +132,14 @@ def test_developer_is_system() -> None:
         ({"role": "user", "content": None}, InvalidRequestError, "messages[0].content"),
         ({"role": "user"}, InvalidRequestError, "messages[0].content"),
         ({"role": "wizard", "content": "x"}, InvalidRequestError, "messages[0].role"),
-        ({"role": "tool", "content": "x"}, UnsupportedFeatureError, "messages[0].role"),
+        ({"role": "tool", "content": "x"}, InvalidRequestError, "messages[0].tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": "1"}, InvalidRequestError, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, InvalidRequestError, "messages[0].tool_call_id"),
+        ({"role": "function", "content": "x"}, UnsupportedFeatureError, "messages[0].role"),
         ({"role": "user", "content": "x", "name": "bob"}, UnsupportedFeatureError, "messages[0].name"),
         (
-            {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]},
-            UnsupportedFeatureError,
+            {"role": "user", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ""}}]},
+            InvalidRequestError,
             "messages[0].tool_calls",
         ),
         (
