@@ -74,10 +74,19 @@ CLOUD_FORMATS = frozenset({"json_object", "json_schema"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A LoRA adapter that is added to the model's weights, times scale. name is what the catalog calls it."""
+    """A LoRA adapter that is added to the model's weights, times scale. name is what the configuration calls it."""
 
     name: str
     scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFile:
+    """A LoRA adapter in a GGUF file. base_sha256 is that of the model's file that it belongs to, "" if nobody says."""
+
+    name: str
+    path: str
+    base_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,6 +459,7 @@ class Capabilities:
     reads_own_cells     a row's attention reads the cells of its own sequence only: others cost it no time
     is_batch_invariant  a row's logits are the same, bit for bit, whatever else is in its batch
     copies_share        a copy of a sequence takes cells from where it differs on
+    adapters            that rows may be computed with, by name; all rows of a step with the same
     """
 
     n_ctx: int
@@ -464,6 +474,7 @@ class Capabilities:
     reads_own_cells: bool = False
     is_batch_invariant: bool = False
     copies_share: bool = False
+    adapters: tuple[str, ...] = ()
 
     def n_cells(self, n_tokens: int) -> int:
         """Count the cells of the blocks that so many tokens of one sequence take."""

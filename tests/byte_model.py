@@ -18,7 +18,7 @@ _TYPES = {"attn_q": "Q4_1", "attn_k": "Q4_1", "attn_v": "Q4_0", "attn_output": "
 
 
 def write(path: Path, seed: int = 0) -> ModelFile:
-    file = _described()
+    file = described()
     random = np.random.default_rng(seed)
     data = bytearray()
     for tensor in file.tensors:
@@ -29,7 +29,7 @@ def write(path: Path, seed: int = 0) -> ModelFile:
     return ModelFile(model="bytes", variant="", path=path, quant="")
 
 
-def _described() -> GgufFile:
+def described() -> GgufFile:
     words = ["\u2581", *(f"\u2581w{i}" for i in range(_N_WORDS - 1))]
     tokens = [*_CONTROL, *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     file = tiny_llama(n_vocab=len(tokens), width=_WIDTH, linear="Q4_1", embedding="Q8_0")

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from edge_rt import types
 from edge_rt.api import choices, schemas
 from edge_rt.api import tools as wire_tools
+from edge_rt.api.adapters import read_adapters
 from edge_rt.api.answers import ChatShape, CompletionShape, Generation, Shape, new_id
 from edge_rt.api.choices import Plan, plan
 from edge_rt.api.context import Api
@@ -257,7 +258,7 @@ def routes(api: Api) -> list[Route]:
         asked = chat_request(
             wire, request_id=new_id(shape), model=api.model_id(wire.model), tenant=request.state.tenant
         )
-        asked = with_wishes(asked, request.headers, wire)
+        asked = _adapted(api, with_wishes(asked, request.headers, wire), wire)
         return _answer(api, plan([asked], n=wire.n, max_choices=api.config.limits.max_choices), shape, wire)
 
     async def completions(request: Request) -> ASGIApp:
@@ -267,7 +268,7 @@ def routes(api: Api) -> list[Route]:
             wire, request_id=new_id(shape), model=api.model_id(wire.model), tenant=request.state.tenant
         )
         planned = plan(
-            [with_wishes(each, request.headers, wire) for each in asked],
+            [_adapted(api, with_wishes(each, request.headers, wire), wire) for each in asked],
             n=wire.n,
             best_of=wire.best_of,
             echo=bool(wire.echo),
@@ -281,7 +282,7 @@ def routes(api: Api) -> list[Route]:
         asked = chat_request(
             wire, request_id=new_id(ChatShape()), model=api.model_id(wire.model), tenant=request.state.tenant
         )
-        decision = api.runtime.explain(with_wishes(asked, request.headers, wire))
+        decision = api.runtime.explain(_adapted(api, with_wishes(asked, request.headers, wire), wire))
         return Response(schemas.encode(wire_decision(decision)), media_type="application/json")
 
     async def feedback(request: Request) -> ASGIApp:
@@ -296,6 +297,11 @@ def routes(api: Api) -> list[Route]:
         Route("/v1/chat/completions", Endpoint(chat), methods=["POST"]),
         Route("/v1/completions", Endpoint(completions), methods=["POST"]),
     ]
+
+
+def _adapted(api: Api, asked: GenerateRequest, wire: ChatRequest | CompletionRequest) -> GenerateRequest:
+    model, adapters = read_adapters(asked.model, wire.lora, api.config)
+    return replace(asked, model=model, adapters=adapters) if adapters or model != asked.model else asked
 
 
 def _answer(api: Api, asked: Plan, shape: Shape, wire: ChatRequest | CompletionRequest) -> Generation:

@@ -38,6 +38,11 @@ class CacheOptions(_Request, kw_only=True):
     tags: list[Annotated[str, Meta(min_length=1, max_length=100)]] = []
 
 
+class WireAdapter(_Request, kw_only=True):
+    id: int | str
+    scale: float = 1.0
+
+
 class StreamOptions(_Request, kw_only=True):
     include_usage: bool = False
     include_obfuscation: Raw = _ABSENT
@@ -91,6 +96,7 @@ class _Generation(Formatted, _Request, kw_only=True):
     cache: CacheOptions | None = None
     priority: Priority | None = None  # edge_rt's own: interactive, normal or background
     n: int | None = None
+    lora: list[WireAdapter] | None = None  # llama-server's
     use_beam_search: bool | None = None  # vLLM's name; the others are Hugging Face's
     num_beams: int | None = None
     length_penalty: float | None = None

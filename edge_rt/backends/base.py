@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.tensor_types import ChipNeeds, Datatype, Evidence, Require, TensorModelInfo, TensorSpec
-from edge_rt.types import Capabilities, ModelInfo
+from edge_rt.types import Adapter, AdapterFile, Capabilities, ModelInfo
 
 if TYPE_CHECKING:
     from edge_rt.backends.onnx_facts import OnnxModel
@@ -83,6 +83,7 @@ class LoadOptions:
     n_threads   0 lets the engine choose and change it
     kv_type     f16 or q8_0
     max_draft   rows of one sequence beyond its first whose logits a step asks for; for the estimate only
+    adapters    that requests may be computed with
     packed_copy whether a back end that packs weights may keep them on disk, beside a model of the store
     """
 
@@ -95,6 +96,7 @@ class LoadOptions:
     device: str = "cpu"
     packed_copy: bool = True
     max_draft: int = 0
+    adapters: tuple[AdapterFile, ...] = ()
 
     @property
     def n_logits_max(self) -> int:
@@ -257,6 +259,15 @@ class TokenSession(Protocol):
     def set_threads(self, n_threads: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Adaptable(Protocol):
+    """A TokenSession with caps.adapters."""
+
+    def set_adapters(self, adapters: Sequence[Adapter]) -> None:
+        """Compute the rows of all further steps with these; none at first. Raises BackendStepError."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,9 +29,10 @@ from edge_rt.backends.base import (
 from edge_rt.backends.interrupt import interrupt_held
 from edge_rt.backends.llama_library import LlamaVocab, Log, load_library, system_info, version
 from edge_rt.catalog.gguf import GgufHeader
+from edge_rt.catalog.lora import check_adapter
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError
-from edge_rt.types import Capabilities
+from edge_rt.types import Adapter, AdapterFile, Capabilities
 
 _KV_TYPES = {"f16": (1, 2.0), "q8_0": (8, 34 / 32)}  # ggml_type, bytes per element
 _STATE_MAGIC = b"ERTS"
@@ -58,12 +60,14 @@ class LlamaCpuBackend:
         return None
 
     def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed:
-        """Estimate from the header alone.
+        """Estimate from the headers alone.
 
         Weights count once: where llama.cpp repacks them for this CPU the copy takes memory, but the pages of the mapped
         file are clean then and can be dropped.
         """
-        return _estimate(file.header, options)
+        need = _estimate(file.header, options)
+        n_bytes = sum(check_adapter(adapter, file.header, file.path) for adapter in options.adapters)
+        return replace(need, weights_bytes=need.weights_bytes + n_bytes)
 
     def load(self, file: ModelFile, options: LoadOptions) -> LlamaCpuSession:
         session: LlamaCpuSession | None = None
@@ -129,6 +133,9 @@ class LlamaCpuSession:
             self.close()
             raise BackendLoadError(model=file.model, reason=log.reason())
         self._memory = lib.llama_get_memory(self._ctx)
+        self._adapters: dict[str, Any] = {}
+        for adapter in options.adapters:
+            self._open_adapter(adapter, file)
         self._batch = _Batch(lib, options.n_batch)
         self._logits_type: Any = ctypes.c_float * n_vocab
         self._views: dict[int, NDArray[np.float32]] = {}
@@ -143,9 +150,32 @@ class LlamaCpuSession:
             can_copy=True,
             can_save=True,
             copies_share=True,
+            adapters=tuple(self._adapters),
         )
         self.vocab = self._tokenizer.facts
         self.info = model_info(file, options, self.caps, backend=LlamaCpuBackend.name, n_threads=n_threads)
+
+    def _open_adapter(self, adapter: AdapterFile, file: ModelFile) -> None:
+        try:
+            check_adapter(adapter, file.header, file.path)
+            opened = self._lib.llama_adapter_lora_init(self._model, os.fsencode(adapter.path))
+            if not opened:
+                raise BackendLoadError(model=file.model, reason=f"adapter {adapter.name}: {self._log.reason()}")
+        except BaseException:
+            self.close()
+            raise
+        self._adapters[adapter.name] = opened
+
+    def set_adapters(self, adapters: Sequence[Adapter]) -> None:
+        self._check_open()
+        n = len(adapters)
+        pointers = (ctypes.c_void_p * n)(
+            *(ctypes.cast(self._adapters[adapter.name], ctypes.c_void_p) for adapter in adapters)
+        )
+        scales = (ctypes.c_float * n)(*(adapter.scale for adapter in adapters))
+        set_adapters = self._lib.llama_set_adapters_lora
+        if set_adapters(self._ctx, ctypes.cast(pointers, set_adapters.argtypes[1]), n, scales) != 0:
+            raise BackendStepError(reason=f"llama.cpp cannot use the adapters: {self._log.reason()}")
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
         return self._tokenizer.tokenize(text, special=special, add_bos=add_bos)

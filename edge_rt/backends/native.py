@@ -86,6 +86,8 @@ class NativeBackend:
             return exc.reason
         except ModelFormatError as exc:  # what the engine cannot take need not be wrong
             return f"the native engine cannot use {exc.field}: {exc.problem}"
+        if options.adapters:
+            return "the native engine computes with no LoRA adapters"
         if options.kv_type not in KV_TYPES:
             return f"the native engine keeps KV as {' or '.join(KV_TYPES)}, not {options.kv_type}"
         tensors = _tensors(header, _NOWHERE)

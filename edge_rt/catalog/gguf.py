@@ -84,15 +84,28 @@ class GgufHeader:
 
 def read_header(path: Path, limits: GgufLimits = GgufLimits()) -> GgufHeader:  # noqa: B008 - frozen
     """Read and check the header of a text model. Raises ModelFormatError naming the field; reads no weights."""
+    keys = _Keys(str(path))
+    version, tensors, data_offset, file_bytes = _read_file(path, keys, limits)
+    return _describe(keys, version, tensors, data_offset, file_bytes)
+
+
+def read_tensors(path: Path) -> tuple[Mapping[str, Value], tuple[TensorInfo, ...]]:
+    """Read and check a file's keys and tensors, whatever it holds. Raises ModelFormatError; reads no weights."""
+    keys = _Keys(str(path))
+    _, tensors, _, _ = _read_file(path, keys, GgufLimits())
+    return keys.values, tensors
+
+
+def _read_file(path: Path, keys: _Keys, limits: GgufLimits) -> tuple[int, tuple[TensorInfo, ...], int, int]:
     try:
         with open_regular(path, buffering=_BUFFER_BYTES) as file:
             reader = GgufReader(file, str(path), os.fstat(file.fileno()).st_size, limits)
-            return _read(reader, _Keys(str(path)))
+            return _read(reader, keys)
     except OSError as exc:
         raise ModelFormatError(path=str(path), field="file", problem=f"cannot be read: {exc.strerror}") from exc
 
 
-def _read(reader: GgufReader, keys: _Keys) -> GgufHeader:
+def _read(reader: GgufReader, keys: _Keys) -> tuple[int, tuple[TensorInfo, ...], int, int]:
     version = _read_version(reader)
     reader.field = "tensor count"
     n_tensors = reader.count("tensors", reader.limits.max_tensors, _MIN_TENSOR_BYTES)
@@ -112,7 +125,7 @@ def _read(reader: GgufReader, keys: _Keys) -> GgufHeader:
     tensors = _read_tensors(reader, n_tensors, alignment)
     data_offset = -(-reader.position // alignment) * alignment
     _check_layout(reader, tensors, data_offset)
-    return _describe(keys, version, tensors, data_offset, reader.size)
+    return version, tensors, data_offset, reader.size
 
 
 def _read_version(reader: GgufReader) -> int:

@@ -35,6 +35,8 @@ def device_only(request: GenerateRequest) -> str:
         return f"an answer held to a {form.kind}"
     if request.beams is not None:
         return "beam search"
+    if request.adapters:
+        return "lora"
     return "ignore_eos" if request.ignore_eos else ""
 
 

@@ -182,9 +182,10 @@ def _locate(values: Mapping[str, Any], place: str, *, strict: bool) -> Key:
         if name:
             key.append(name)
         elif index == "...":
-            kind: Any = NAMED[key[0]] if key[0] in NAMED else get_type_hints(type(getattr(Config(), key[0])))[key[1]]
-            if key[0] not in NAMED:  # a table of plain values: any of them
-                (_, kind) = get_args(kind)
+            kind: Any = NAMED.get(key[0])
+            if kind is None or len(key) > 1:  # any value of a table inside
+                table = kind or type(getattr(Config(), key[0]))
+                (_, kind) = get_args(get_type_hints(table)[key[-1]])
             key.append(next(name for name, table in _get(values, tuple(key)).items() if not _is_a(kind, table, strict)))
     return tuple(key)
 

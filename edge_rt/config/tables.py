@@ -237,6 +237,11 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     format: Literal["text", "json"] = "text"
 
 
+class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    file: Annotated[str, Meta(min_length=1)]  # a LoRA in GGUF
+    base_sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""  # of the model's file that it was trained on
+
+
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     variant: str = ""  # "": the first form that runs fast on this CPU
     backend: Backend | Literal[""] = ""
@@ -244,6 +249,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     n_parallel: Annotated[int, Meta(ge=0, le=256)] = 0
     keep_alive_s: float | None = None
     preload: bool = False
+    adapters: dict[str, AdapterSettings] = {}  # LoRA adapters that requests may name
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

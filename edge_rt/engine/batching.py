@@ -50,7 +50,7 @@ def share_rows(
     """Choose how many rows each running sequence gets in the next step, by whose turn it is and by what rows take.
 
     parts  of each sequence: tokens that are computed, and tokens that are not yet, at least 1
-    order  the sequences in turn
+    order  the sequences in turn; those that are not in it get none
     costs  says how many rows of the first prompt in turn take max_stall_s, which streams are held up by, or without
            streams max_step_s, which bounds how long a cancelled prompt is still computed
     """
@@ -60,7 +60,7 @@ def share_rows(
         start = next(parts[i][0] for i in order if parts[i][1] > 1)
         n_within = costs.rows_within(max_stall_s if n_decoding else max_step_s, start)
         n_prefill = prefill_rows(n_within, n_batch=n_batch)
-    rows = [0] * len(order)
+    rows = [0] * len(parts)
     for i, n in zip(order, pick(missing, n_batch=n_batch, n_prefill=n_prefill), strict=True):
         rows[i] = n
     return rows

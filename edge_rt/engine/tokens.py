@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import NoCellsError, SeqRows, TokenSession, device_stats
-from edge_rt.engine import line
+from edge_rt.engine import adapters, line
 from edge_rt.engine.batching import share_rows
 from edge_rt.engine.beam_sequence import BeamSequence, make_sequence
 from edge_rt.engine.form import Forms
@@ -89,6 +89,7 @@ class TokenEngine:
         max_bytes = settings.max_prefix_bytes
         self._slots = Slots(session, max_bytes if callable(max_bytes) else lambda _: max_bytes)
         self._speculation = Speculation(session.caps, settings.max_draft)
+        self._adapters = adapters.AdapterTurns(session)
         self._costs = RowCosts()
         self._free_s: float | None = None  # since when nothing is computed, where the loop goes on without a sleep
         self._n_threads = 0
@@ -107,6 +108,7 @@ class TokenEngine:
         try:
             if not self._accepting:  # the session may be closed
                 raise ShuttingDownError
+            adapters.check(request, self._session.caps, self._session.info.backend)
             form, text = self._forms.of(request)
             token_ids = self._prompts.read(request)
             lookup, now_s = self._speculation.lookup(request, token_ids), self._clock()
@@ -189,8 +191,9 @@ class TokenEngine:
             self._admit(now_s)
         if self._running:
             n_free = self._session.caps.n_ctx - self._slots.n_cells
-            drafts = self._speculation.drafts(self._running, n_free=n_free, row_s=self._costs.row_s)
-            self._compute(self._pick(), drafts)
+            rows_of, row_s = self._pick(), self._costs.row_s  # nothing is guessed while some wait
+            drafts = self._speculation.drafts(self._running, n_free=n_free, row_s=row_s) if all(rows_of) else {}
+            self._compute(rows_of, drafts)
         return True
 
     def _take_inbox(self, *, wait: bool) -> None:
@@ -271,26 +274,27 @@ class TokenEngine:
             self._running.append(sequence)
 
     def _pick(self) -> list[int]:
-        """Choose how many rows each running sequence gets: prompts in turn."""
-        order = self._waiting.order(self._running)
+        """Choose how many rows each running sequence gets: prompts in turn, of one set of adapters."""
+        chosen = set(self._adapters.choose(self._running))
+        order = [i for i in self._waiting.order(self._running) if i in chosen]
         parts = [(s.n_computed, s.n_missing) for s in self._running]
-        settings = self._settings
+        stall_s, step_s = self._settings.max_stall_s, self._settings.max_step_s
+        if any(n == 1 for i, (_, n) in enumerate(parts) if i not in chosen):
+            step_s = stall_s  # streams of other adapters wait for this step
         n_batch = self._session.caps.n_batch - sum(s.n_places - 1 for s in self._running)  # rows of further beams
-        return share_rows(
-            parts, order, self._costs, max_stall_s=settings.max_stall_s, max_step_s=settings.max_step_s, n_batch=n_batch
-        )
+        return share_rows(parts, order, self._costs, max_stall_s=stall_s, max_step_s=step_s, n_batch=n_batch)
 
     def _compute(self, rows_of: ListOf[int], drafts: Mapping[int, list[int]]) -> None:
         """Run one step; rows_of says how many rows each running sequence gets, drafts what is guessed for it."""
-        parts = [
-            (s, s.rows(n, drafts.get(i, ()))) for i, (s, n) in enumerate(zip(self._running, rows_of, strict=True)) if n
-        ]
+        asked = enumerate(zip(self._running, rows_of, strict=True))
+        parts = [(s, s.rows(n, drafts.get(i, ()))) for i, (s, n) in asked if n]
         batch = [rows for _, own in parts for rows in own]
         n_rows = sum(len(rows.token_ids) for rows in batch)
         threads = self._threads.choice(is_prefill=max(rows_of) > 1)
         begun_s = self._clock()
         try:
             self._set_threads(threads.choose(n_rows, begun_s, self._idle_cores()))
+            self._adapters.apply(parts[0][0])
             logits = iter(self._session.decode(batch))
         except NoCellsError:
             if not drafts:  # a guess shall cost nobody his place

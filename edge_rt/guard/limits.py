@@ -21,6 +21,7 @@ _MAX_DIMENSIONS = 8
 _MAX_ELEMENTS = 2**40
 _MAX_REGIONS = 1000
 _MAX_BEAMS = 256
+_MAX_ADAPTERS = 8
 _MAX_TEXT_IDS = 65_536  # what a pipeline of texts may take at most
 _LENGTH_BYTES = 4  # before each element of BYTES
 
@@ -39,6 +40,10 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
         _integer("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
     if request.prompt_logprobs is not None:
         _integer("prompt_logprobs", request.prompt_logprobs, 0, limits.max_top_logprobs)
+    if len(request.adapters) > _MAX_ADAPTERS or len({a.name for a in request.adapters}) < len(request.adapters):
+        raise InvalidRequestError(param="lora", problem=f"must name at most {_MAX_ADAPTERS} adapters, each once")
+    for i, adapter in enumerate(request.adapters):
+        _number(f"lora[{i}].scale", adapter.scale, -100.0, 100.0)
     if request.beams is not None:
         _check_beams(request, request.beams)
     if request.max_draft is not None:

@@ -12,6 +12,7 @@ from edge_rt.catalog.store import pick_variant
 from edge_rt.config import Config, ModelSettings, Npu
 from edge_rt.errors import ModelNotPulledError
 from edge_rt.tensor_types import ChipNeeds
+from edge_rt.types import AdapterFile
 from edge_rt.worker.channel import Load, NpuLoad, TensorLoad
 
 _NULL_N_CTX = 4096
@@ -38,6 +39,7 @@ class Placement:
     chat_template: str | None
     tensor: TensorLoad | None = None
     variant_reason: str = ""
+    adapters: tuple[AdapterFile, ...] = ()
 
 
 def files_key(manifest: Manifest | None, settings: ModelSettings) -> str:
@@ -96,6 +98,10 @@ def place(
         n_seq_max=settings.n_parallel or config.engine.n_parallel,
         chat_template=manifest.chat_template if manifest is not None else None,
         variant_reason=reason,
+        adapters=tuple(
+            AdapterFile(name=name, path=adapter.file, base_sha256=adapter.base_sha256)
+            for name, adapter in settings.adapters.items()
+        ),
     )
 
 
@@ -191,4 +197,5 @@ def load_message(placement: Placement, config: Config, *, force: bool) -> Load:
         force=force or config.worker.force,
         max_draft=engine.max_draft,
         tensor=placement.tensor,
+        adapters=placement.adapters,
     )

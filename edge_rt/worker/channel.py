@@ -28,7 +28,7 @@ from edge_rt.tensor_types import (
     TensorRequest,
     TensorTimings,
 )
-from edge_rt.types import Chunk, Energy, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.types import AdapterFile, Chunk, Energy, EngineStats, GenerateRequest, ModelInfo
 
 # The largest honest frame holds a tensor request's inputs; anything near the cap is a bug or a broken peer.
 MAX_FRAME_BYTES = 256 * 2**20
@@ -81,6 +81,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     backend        its name, or "auto" for the first that supports the model
     chat_template  overrides the file's own; None leaves it
     force          load although the memory looks too small
+    adapters       that a language model's requests may name
     tensor         set for a tensor model, None for a language model
     """
 
@@ -105,6 +106,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     force: bool = False
     max_draft: int = 15
     tensor: TensorLoad | None = None
+    adapters: tuple[AdapterFile, ...] = ()
 
 
 class Generate(msgspec.Struct, frozen=True, array_like=True, tag="gen"):

@@ -20,5 +20,6 @@ def unpack(load: Load) -> tuple[ModelFile, LoadOptions]:
         packed_copy=load.packed_copy,
         max_draft=load.max_draft,
         device=load.device,
+        adapters=load.adapters,
     )
     return file, options

@@ -31,6 +31,12 @@ backend = "null"
 [models.null-slow]
 backend = "null"
 variant = "step_s=0.02"
+
+[models.null-lora]
+backend = "null"
+
+[models.null-lora.adapters.poems]
+file = "unread"
 """
 
 # A token is a step, so that an answer can be made to take as long as a test needs.

@@ -170,6 +170,22 @@ def test_openai_beam_search(sdk: openai.OpenAI) -> None:
     assert many.value.param == "num_beams"
 
 
+def test_openai_adapters(sdk: openai.OpenAI) -> None:
+    asked: Any = {"prompt": "once", "max_tokens": 8, "temperature": 0}
+    plain = sdk.completions.create(**asked, model="null-lora").choices[0].text
+    named = sdk.completions.create(**asked, model="null-lora:poems").choices[0].text
+    assert named != plain == sdk.completions.create(**asked, model="null").choices[0].text
+    for entry in ({"id": "poems"}, {"id": 0, "scale": 1.0}):
+        answer = sdk.completions.create(**asked, model="null-lora", extra_body={"lora": [entry]})
+        assert (answer.choices[0].text, answer.model) == (named, "null-lora")
+    other = sdk.completions.create(**asked, model="null-lora", extra_body={"lora": [{"id": 0, "scale": 0.5}]})
+    assert other.choices[0].text not in (plain, named)
+    for model, entry in (("null-lora", {"id": "prose"}), ("null-lora", {"id": 1}), ("null", {"id": "poems"})):
+        with pytest.raises(openai.BadRequestError) as refused:
+            sdk.completions.create(**asked, model=model, extra_body={"lora": [entry]})
+        assert str(refused.value.param).startswith("lora")
+
+
 def test_openai_models(sdk: openai.OpenAI) -> None:
     assert {"null", "null-slow"} <= {model.id for model in sdk.models.list()}
     assert sdk.models.retrieve("null").object == "model"

@@ -252,6 +252,14 @@ def test_the_examples_tables_of_tables_list_every_key(file: Path, name: str, exp
     assert keys == list(expected.__struct_fields__)
 
 
+def test_a_fault_in_a_table_inside_a_models_table_is_named(file: Path) -> None:
+    for fault, key in (("", "models.m.adapters.b"), ("file = 1\n", "models.m.adapters.b.file")):
+        error = failure(file, f'[models.m.adapters.a]\nfile = "x"\n[models.m.adapters.b]\n{fault}')
+        assert error.key == key
+    adapters = load(file, '[models.m.adapters.a]\nfile = "x"\n').config.model("m").adapters
+    assert adapters["a"].file == "x"
+
+
 def test_a_fault_in_a_cloud_table_is_named(file: Path) -> None:
     error = failure(file, "[cloud.big]\nprice_in = -1.0\n")
     assert (error.key, "Expected `float` >= 0.0" in error.problem) == ("cloud.big.price_in", True)

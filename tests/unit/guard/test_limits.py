@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edge_rt.config import Limits
 from edge_rt.errors import InvalidRequestError
 from edge_rt.guard.limits import check_request, check_text, check_token_ids
-from edge_rt.types import Beams, GenerateRequest, Message, Sampling
+from edge_rt.types import Adapter, Beams, GenerateRequest, Message, Sampling
 
 LIMITS = Limits(
     max_messages=3, max_prompt_bytes=100, max_stop=2, max_stop_bytes=8, max_logit_bias=2, max_top_logprobs=5
@@ -75,6 +75,9 @@ def test_what_is_in_range_passes(fields: dict[str, Any]) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"prompt_logprobs": 6}, "prompt_logprobs"),
         ({"beams": Beams(n_beams=0)}, "num_beams"),
+        ({"adapters": (Adapter(name="a"), Adapter(name="a"))}, "lora"),
+        ({"adapters": tuple(Adapter(name=f"{i}") for i in range(9))}, "lora"),
+        ({"adapters": (Adapter(name="a", scale=math.inf),)}, "lora[0].scale"),
         ({"beams": Beams(n_beams=257)}, "num_beams"),
         ({"beams": Beams(n_beams=2, n_best=3)}, "n"),
         ({"beams": Beams(n_beams=2, length_penalty=math.nan)}, "length_penalty"),
