@@ -48,6 +48,7 @@ class Device:
     evidence   what answers show that come from here: a real device, or a stand-in
     reference  right but slow: not chosen unless the back end is named
     free_bytes that a model may still take, temp_c: None where the device does not say; fault: why it cannot be used
+    skew       which parts of its stack are of versions that do not belong together, and the mend; detail says so too
     """
 
     id: str
@@ -58,6 +59,7 @@ class Device:
     free_bytes: int | None = None
     temp_c: float | None = None
     fault: str = ""
+    skew: str = ""
 
     @property
     def simulated(self) -> bool:

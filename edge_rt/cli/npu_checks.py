@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def backends() -> Sequence[NpuBackend]:
 def npu(patient: Patient, *, every: Sequence[NpuBackend] | None = None) -> Check | None:
     """Say which NPUs are here, and what ails them; nothing where no stack is installed and none is wanted."""
     wanted = {own.backend for own in patient.config.models.values()} | {patient.config.engine.backend}
-    here, broken, missing = [], [], []
+    here, broken, missing, skewed = [], [], [], []
     for backend in backends() if every is None else every:
         found = backend.probe()
         if isinstance(found, Absent):
@@ -35,9 +35,14 @@ def npu(patient: Patient, *, every: Sequence[NpuBackend] | None = None) -> Check
             continue
         here += [f"{backend.name}: {device.detail}" for device in found if not device.fault]
         broken += [f"{backend.name}: {device.fault}" for device in found if device.fault]
+        skewed += [f"{backend.name}: {device.skew}" for device in found if device.skew]
     if broken or missing:
         remedy = "docs/npu.md says what each needs; without it the CPU answers, unless npu.require is npu"
         return fail("npu", "; ".join([*missing, *broken, *here]), remedy)
+    if skewed:
+        return warn(
+            "npu", "; ".join([*skewed, *here]), "a stack whose parts differ may refuse models, or compute wrongly"
+        )
     return ok("npu", "; ".join(here)) if here else None
 
 
@@ -46,12 +51,9 @@ def compiled_models(patient: Patient, *, every: Sequence[NpuBackend] | None = No
     kept = [found for folder in _folders(patient.store().root) for found in artifacts(folder)]
     if not kept:
         return None
-    here = {backend.name: backend.vendor.versions() for backend in (backends() if every is None else every)}
-    skewed = [
-        f"{_name(found)} was compiled with {words}"
-        for found in kept
-        if (words := skew(found.description.target.versions, here.get(found.description.target.vendor, Versions())))
-    ]
+    wanted = {found.description.target.vendor for found in kept}
+    here = {b.name: _versions(b) for b in (backends() if every is None else every) if b.name in wanted}
+    skewed = [f"{_name(found)} {words}" for found in kept if (words := _problem(found, here))]
     n_bytes = sum(found.size_bytes for found in kept)
     if not skewed:
         return ok("compiled models", f"{len(kept)} for NPUs, {n_bytes / 1e6:.1f} MB, all by the versions that are here")
@@ -62,6 +64,24 @@ def compiled_models(patient: Patient, *, every: Sequence[NpuBackend] | None = No
         "the next load compiles them anew, which takes a while; one that cannot be compiled here must come from where "
         "its compiler is, made with the versions that are here",
     )
+
+
+def _versions(backend: NpuBackend) -> Versions | Absent:
+    """Ask a stack for its versions; only a look at the device tells its driver's."""
+    found = backend.probe()
+    return found if isinstance(found, Absent) else backend.vendor.versions()
+
+
+def _problem(found: Found, here: Mapping[str, Versions | Absent]) -> str:
+    target = found.description.target
+    now = here.get(target.vendor)
+    if now is None:
+        return "was compiled for a back end that this edge_rt does not have"
+    if isinstance(now, Absent):
+        extra = f": pip install 'edge_rt[{now.extra}]'" if now.extra else ""
+        return f"waits for a stack that is not here: {now.reason}{extra}"
+    words = skew(target.versions, now)
+    return f"was compiled with {words}" if words else ""
 
 
 def skew(then: Versions, now: Versions) -> str:

@@ -123,7 +123,7 @@ class Process:
         self._lending = Lending(self._channel)
         self._watchdog: asyncio.TimerHandle | None = None
         self._progress_at_s = 0.0
-        self._steps_total = -1
+        self._done = (-1, 0)
         self._kill_reason = ""
         self._stop_error: Callable[[], EdgeRtError] | None = None
         self._burial: asyncio.Task[None] | None = None
@@ -303,8 +303,8 @@ class Process:
         elif type(message) is channel.Inferred:
             self._replied(message.id, message)
         elif type(message) is channel.Stats:
-            if message.stats.steps_total != self._steps_total:
-                self._steps_total = message.stats.steps_total
+            if (done := _done(message.stats)) != self._done:
+                self._done = done
                 self._progress_at_s = asyncio.get_running_loop().time()
             self._on_stats(message.stats)
         elif type(message) is channel.Failed:
@@ -390,7 +390,7 @@ class Process:
         while self._replies:
             self._replied(next(iter(self._replies)), error())
 
-    # A child that computes without a token, a step or a reply for too long hangs inside the back end.
+    # A child that computes without a token, a step, a product or a reply for too long hangs inside the back end.
 
     def _watch(self) -> None:
         """Watch over a request that has just been sent."""
@@ -413,6 +413,11 @@ class Process:
         _log.error("worker %d of %s hangs; killing it", self.pid, self._load.model)
         self._handle.kill()
         self._channel.close()  # one that cannot be killed, deep inside a driver, is lost all the same
+
+
+def _done(stats: EngineStats) -> tuple[int, int]:
+    """Count what shows that a child gets on: its steps, and in the middle of a long one its accelerator's products."""
+    return stats.steps_total, stats.device_products_total + stats.device_fallbacks_total
 
 
 def _settle(future: asyncio.Future[_Reply], value: _Reply | EdgeRtError) -> None:

@@ -31,7 +31,8 @@ def backoff_s(n_deaths: int) -> float:
 
 
 def _on(info: ModelInfo | TensorModelInfo) -> str:
-    return info.backend + (f", because {info.backend_reason}" if info.backend_reason else "")
+    evidence = f" ({info.evidence})" if info.evidence != "device" else ""
+    return f"{info.backend}{evidence}" + (f", because {info.backend_reason}" if info.backend_reason else "")
 
 
 class WorkerEvents(Protocol):

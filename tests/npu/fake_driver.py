@@ -3,7 +3,8 @@
 The environment's FAKE_NPU names a folder. A file there with the name of a call, or import, makes that call fail as the
 file's text says: die (by SIGSEGV), exit, hang, memory, fail, absent; or wait until it is gone. Each call appends its
 name to `calls`. A file `answers` makes runs give other arrays: shape, rows, type or more. A file `server` makes the
-import start a process, a file `refuses` runs fail whose first number is the one in it.
+import start a process, a file `refuses` runs fail whose first number is the one in it. `version`, `driver` and `skew`
+are what a probe tells.
 """
 
 from __future__ import annotations
@@ -58,8 +59,10 @@ class Driver:
     def probe(self) -> dict[str, Any]:
         _meet("probe")
         version = (_FOLDER / "version").read_text() if (_FOLDER / "version").exists() else "1.0"
-        device = {"id": "fake0", "detail": "an NPU of the test", "soc": "fk1", "evidence": "stub"}
-        return {"devices": [device], "versions": {"compiler": version, "runtime": version, "driver": ""}}
+        told = {name: _FOLDER / name for name in ("driver", "skew")}
+        driver, skew = (path.read_text() if path.exists() else "" for path in told.values())
+        device = {"id": "fake0", "detail": "an NPU of the test", "soc": "fk1", "evidence": "stub", "skew": skew}
+        return {"devices": [device], "versions": {"compiler": version, "runtime": version, "driver": driver}}
 
     def capabilities(self, device: str, soc: str) -> dict[str, Any]:
         _meet("capabilities")

@@ -99,6 +99,7 @@ class _Device(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int | None = None
     temp_c: float | None = None
     fault: str = ""
+    skew: str = ""
 
 
 class _Probed(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +171,7 @@ class HostedVendor:
                 free_bytes=device.free_bytes,
                 temp_c=device.temp_c,
                 fault=device.fault,
+                skew=device.skew[:MAX_REASON],
             )
             for device in found.devices
         )

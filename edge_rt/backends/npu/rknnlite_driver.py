@@ -78,8 +78,10 @@ class Driver:
             except Exception as exc:  # noqa: BLE001 - a vendor's package may raise anything
                 fault = f"rknnlite cannot be imported: {exc}"
         told = [f"{soc} by rknn-toolkit-lite2 {lite}, librknnrt {runtime or 'of an unknown version'}"]
-        if runtime and runtime.split(".")[:2] != lite.split(".")[:2]:
-            told.append(f"the two differ: put librknnrt.so {lite} into /usr/lib")
+        skew = ""
+        if runtime and _minor(runtime) != _minor(lite):
+            skew = f"the two differ: put librknnrt.so {lite} into /usr/lib"
+            told.append(skew)
         told += [text for text in (self._devfreq(), f"kernel driver {driver}" if driver else "") if text]
         device = {
             "id": "npu",
@@ -88,6 +90,7 @@ class Driver:
             "evidence": self._evidence,
             "temp_c": hottest_c(self._root, ("npu",)),
             "fault": fault,
+            "skew": f"rknn-toolkit-lite2 {lite} and librknnrt {runtime}: {skew}" if skew else "",
         }
         return {"devices": [device], "versions": {"compiler": lite, "runtime": runtime, "driver": driver}}
 
@@ -127,6 +130,12 @@ class Driver:
             )
         if told["sha256"] != sha256:
             raise RknnError(f"{ready.name} is not what was compiled: copy it and its .json again")
+        made_by, runtime = str(told.get("compiler", "")), self._library()[1]
+        if made_by and runtime and _minor(made_by) > _minor(runtime):  # newer runtimes take older files
+            raise RknnError(
+                f"{ready.name} was compiled by rknn-toolkit2 {made_by[:40]}, and librknnrt here is {runtime}: put "
+                f"librknnrt.so {made_by[:40]} into /usr/lib, or convert the model with rknn-toolkit2 {runtime}"
+            )
         return {"files": [COMPILED], "placement": told["facts"]["placement"], "facts": told["facts"]}
 
     def load(
@@ -254,6 +263,11 @@ class Said(Printed):
         lines = [line.strip() for line in text.splitlines()]
         telling = [line for line in lines if re.match(r"E (?!Traceback|Catch)|\w*(Error|Exception)\b", line)] or lines
         return " | ".join(dict.fromkeys(line for line in telling if line))[-600:] or "it said nothing"
+
+
+def _minor(version: str) -> list[int]:
+    """Give the numbers of a version by which files and runtimes fit: its first two."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def _told(path: Path) -> dict[str, Any]:

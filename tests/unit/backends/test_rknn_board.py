@@ -116,6 +116,23 @@ def test_a_board_tells_its_chip_clock_and_versions(board: Board) -> None:
 def test_versions_that_differ_are_told_with_the_mend(board: Board) -> None:
     board.put("usr/lib/librknnrt.so", "librknnrt version: 2.3.0 (x)")
     assert "librknnrt 2.3.0; the two differ: put librknnrt.so 2.5.0 into /usr/lib" in board.device().detail
+    assert board.device().skew.startswith("rknn-toolkit-lite2 2.5.0 and librknnrt 2.3.0: the two differ: put")
+
+
+@pytest.mark.parametrize(("runtime", "fits"), [("2.5.2", True), ("2.10.0", True), ("3.0.0", True), ("2.3.0", False)])
+def test_a_file_of_a_newer_compiler_than_the_runtime_is_refused_with_both(
+    board: Board, file: ModelFile, runtime: str, fits: bool
+) -> None:
+    board.put("usr/lib/librknnrt.so", f"librknnrt version: {runtime} (x)")
+    made = file.path.with_name("twice.rk3588.rknn.json")
+    made.write_text(json.dumps(json.loads(made.read_text()) | {"compiler": "2.5.0"}))
+    if fits:
+        next(loaded(board, file)).close()
+        return
+    with pytest.raises(
+        BackendLoadError, match=r"by rknn-toolkit2 2\.5\.0, and librknnrt here is 2\.3\.0: put librknnrt\.so"
+    ):
+        next(loaded(board, file))
 
 
 def test_a_runtime_that_is_missing_is_a_fault(board: Board) -> None:

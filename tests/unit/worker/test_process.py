@@ -421,6 +421,22 @@ def test_figures_without_new_steps_are_no_progress_and_new_steps_are() -> None:
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("what", ["device_products_total", "device_fallbacks_total"])
+def test_products_of_an_accelerator_in_the_middle_of_a_long_step_are_progress(what: str) -> None:
+    async def main() -> None:
+        launch = FakeLaunch(loads)
+        process = await start(launch)
+        waiting = asyncio.create_task(answer(process))
+        for number in (1, 2, 3, 4, 5, 5):
+            await asyncio.sleep(STEP_TIMEOUT_S * 0.75)
+            assert not waiting.done()
+            launch.children[0].send(channel.Stats(EngineStats(running=1, **{what: number})))
+        with pytest.raises(WorkerLostError, match="no progress"):
+            await waiting
+
+    virtual_time.run(main())
+
+
 def test_an_idle_child_is_left_alone_and_costs_no_timer() -> None:
     async def main() -> None:
         launch = FakeLaunch(answers)
