@@ -28,6 +28,7 @@ from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.convert.unquantized import is_quantized, unquantize
 from edge_rt.errors import BackendUnavailableError
+from edge_rt.scheduler.forms import chip_needs
 from edge_rt.tensor_types import NodePlacement
 from tools.npu_inputs import MODELS, Feed
 from tools.npu_judges import Figure, Outputs, judge_for
@@ -87,6 +88,7 @@ def main(
         require="prefer" if cores else "npu",
         artifacts=artifacts,
         soc={backend: soc} if soc else {},
+        needs=chip_needs(variant.requires) if variant.requires is not None else None,
         options={backend: _parsed(options)} if options else {},
     )
     begun_s = time.monotonic()

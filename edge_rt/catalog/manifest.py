@@ -76,7 +76,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One form of a model: fetched (source, size_bytes, sha256) or derived_from another variant or a material here.
 
     derive      names the recipe that derives it; "" quantises a GGUF file
-    derive_with the id of a material that the recipe takes beside what it derives from
+    derive_with the id of a material that the recipe takes beside what it derives from, or several of them
     backends    that can run it, in order of preference; () leaves it to its format
     requires    of a form for accelerators: backends names which, and no CPU takes it unless it stands in for one
     perplexity, accuracy  measured as docs/models.md says; None is not measured
@@ -90,11 +90,17 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sha256: Sha256 | Literal[""] = ""
     derived_from: str = ""
     derive: Id | Literal[""] = ""
-    derive_with: str = ""
+    derive_with: str | Annotated[tuple[Id, ...], Meta(min_length=1, max_length=16)] = ""
     backends: tuple[Id, ...] = ()
     requires: Requires | None = None
     perplexity: Annotated[float, Meta(gt=0)] | None = None
     accuracy: Accuracy | None = None
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Give the ids of the materials in derive_with."""
+        told = self.derive_with
+        return told if isinstance(told, tuple) else (told,) if told else ()
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -145,11 +151,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         parent = self.file(variant.derived_from)
         if parent is None:
             return variant.sha256
-        beside = self.file(variant.derive_with)
         made_of = self.lineage(parent)
         if not variant.derive:
             return made_of
-        told = "\n".join((variant.derive, made_of, beside.sha256 if beside else ""))
+        beside = [found.sha256 if (found := self.file(name)) else "" for name in variant.beside]
+        told = "\n".join((variant.derive, made_of, *(beside or [""])))
         return sha256(told.encode()).hexdigest()
 
 
@@ -298,8 +304,8 @@ def _derivation(manifest: Manifest, variant: Variant) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     if variant.source or variant.sha256 or variant.size_bytes:
         found.append(("", "has derived_from and a source, size_bytes or sha256; it can have only one"))
-    if variant.derive_with and variant.derive_with not in {material.id for material in manifest.materials}:
-        found.append((".derive_with", f"{variant.derive_with!r} is not a material here"))
+    materials = {material.id for material in manifest.materials}
+    found += [(".derive_with", f"{name!r} is not a material here") for name in variant.beside if name not in materials]
     seen = {variant.id}
     parent = manifest.file(variant.derived_from)
     while parent is not None and parent.derived_from and parent.id not in seen:

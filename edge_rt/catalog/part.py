@@ -49,12 +49,12 @@ class Derivation:
 
     quant   what it becomes
     recipe  "" is the GGUF quantiser
-    beside  a material that the recipe takes too
+    beside  materials that the recipe takes too
     """
 
     quant: str
     recipe: str = ""
-    beside: Path | None = None
+    beside: tuple[Path, ...] = ()
 
 
 Derive = Callable[[Path, Path, Derivation], None]

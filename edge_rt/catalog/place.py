@@ -6,6 +6,7 @@ models/ID/.FILE.part        what has come so far, with .FILE.part.json saying of
 models/ID/.FILE.packed      its weights as the native engine packs them (packed.py), with .FILE.packing while it is made
 models/ID/.FILE.graph       its graph as the runtime optimises it (graph_copy.py), with .FILE.graph.new while it is made
 models/ID/.FILE.npu/        its compiled forms for NPUs (backends/npu/artifacts.py)
+models/ID/STEM.SOC.rknn     what `edge_rt npu compile` made of it for a board, with STEM.SOC.rknn.json
 models/ID/.FILE.lock        held while somebody pulls, derives or removes FILE; never deleted
 manifests/ID.toml           the manifest of an imported model, with .ID.toml.lock while it is imported
 """
@@ -111,7 +112,8 @@ class Place:
         # What becomes another file goes before it.
         suffixes = ("json", "part", "part.json", "new", "packing", "packed", "graph.new", "graph")
         beside = (self.beside(suffix) for suffix in suffixes)
-        for path in (self.file, *beside):
+        exported = self.file.parent.glob(f"{self.file.stem}.*.rknn*")  # a stem has no character that glob knows
+        for path in (self.file, *beside, *exported):
             try:
                 size = path.stat().st_size
                 path.unlink()

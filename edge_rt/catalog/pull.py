@@ -73,8 +73,8 @@ class Pull:
                     if parent is None:
                         self._fetch(variant, place)
                     else:
-                        beside = self.manifest.file(variant.derive_with)
-                        self._derive(variant, place, self.run(parent), self.run(beside) if beside else None)
+                        beside = [file for name in variant.beside if (file := self.manifest.file(name))]
+                        self._derive(variant, place, self.run(parent), tuple(map(self.run, beside)))
         size = place.file.stat().st_size
         self._report(variant, "done", size, size)
         return place.file
@@ -145,7 +145,7 @@ class Pull:
                 uri=variant.source,
             )
 
-    def _derive(self, variant: Variant, place: Place, parent: Path, beside: Path | None) -> None:
+    def _derive(self, variant: Variant, place: Place, parent: Path, beside: tuple[Path, ...]) -> None:
         directory = place.file.parent
         self._check_space(directory, parent.stat().st_size)
         new = place.beside("new")

@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from edge_rt.backends.npu import environments, installing
 from edge_rt.backends.npu.stacks import STACKS, Stack, stack
-from edge_rt.cli import npu_sscma, npu_vela
+from edge_rt.cli import npu_compile, npu_sscma, npu_vela
 
 _ASK_ABOVE_BYTES: Final = 10**9
 
@@ -29,6 +29,7 @@ def command() -> None:
     """
 
 
+command.add_command(npu_compile.command)
 command.add_command(npu_sscma.command)
 command.add_command(npu_vela.command)
 

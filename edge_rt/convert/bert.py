@@ -47,12 +47,13 @@ def convert_minilm_w4a16(src: Path, dst: Path, beside: Path | None) -> None:
     if beside is None or not (told := read_ranges(beside)).texts:
         raise ModelFormatError(path=dst.name, field="derive_with", problem="the recipe needs ranges with texts")
     model = onnx.load(src, load_external_data=False)
-    rounded, scales = round_matrices(model, _feeds(told.texts), keep=frozenset(told.int8_nodes))
+    rounded, scales = round_matrices(model, text_feeds(told.texts), keep=frozenset(told.int8_nodes))
     made = quantize(rounded, told.ranges, W4A16, int8_nodes=told.int8_nodes, scales=scales, name=src.name)
     dst.write_bytes(made.SerializeToString(deterministic=True))
 
 
-def _feeds(texts: Iterable[Sequence[int]]) -> Iterator[tuple[dict[str, NDArray[np.int64]], int]]:
+def text_feeds(texts: Iterable[Sequence[int]]) -> Iterator[tuple[dict[str, NDArray[np.int64]], int]]:
+    """Give each text's tokens as the static form takes them, with how many there are."""
     for text in texts:
         ids = text[:STATIC_N_TOKENS]
         feed = {name: np.zeros((1, STATIC_N_TOKENS), np.int64) for name in _INPUTS}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edge_rt.convert.bert import convert_minilm, convert_minilm_static, convert_minilm_w4a16
 from edge_rt.convert.efficientnet import convert_lite0
 from edge_rt.convert.npu import convert_w4a16, convert_w8a8, convert_w8a16
 from edge_rt.convert.qdq import convert_int8
+from edge_rt.convert.rknn import FORMS
 from edge_rt.errors import ModelFormatError
 
 Recipe = Callable[[Path, Path, Path | None], None]  # src, dst, beside
+LongRecipe = Callable[[Path, Path, tuple[Path, ...]], None]  # the same, of any number of materials
 
 _RECIPES: dict[str, Recipe] = {
     "efficientnet-lite0": convert_lite0,
@@ -24,10 +26,18 @@ _RECIPES: dict[str, Recipe] = {
     "qdq-int8": convert_int8,
 }
 
+_LONG_RECIPES: Mapping[str, LongRecipe] = FORMS
 
-def run_recipe(recipe: str, src: Path, dst: Path, beside: Path | None) -> None:
-    """Write dst. Raises ModelFormatError for a src that the recipe cannot take and for a recipe that is not known."""
-    if (run := _RECIPES.get(recipe)) is None:
-        known = ", ".join(sorted(_RECIPES)) or "none"
+
+def run_recipe(recipe: str, src: Path, dst: Path, *beside: Path) -> None:
+    """Write dst. Raises ModelFormatError for files that the recipe cannot take and for a recipe that is not known."""
+    if (long := _LONG_RECIPES.get(recipe)) is not None:
+        long(src, dst, beside)
+    elif (run := _RECIPES.get(recipe)) is None:
+        known = ", ".join(sorted({**_RECIPES, **_LONG_RECIPES}))
         raise ModelFormatError(path=dst.name, field="derive", problem=f"no recipe {recipe!r}, there are: {known}")
-    run(src, dst, beside)
+    elif len(beside) > 1:
+        problem = f"names {len(beside)} materials, {recipe} takes one"
+        raise ModelFormatError(path=dst.name, field="derive_with", problem=problem)
+    else:
+        run(src, dst, beside[0] if beside else None)

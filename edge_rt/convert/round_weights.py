@@ -190,8 +190,8 @@ def _observe(
     mean = np.zeros(len(layer.rows))
     rng = np.random.default_rng(0)
     for feed in feeds:
-        given, output = now.run(names, dict(feed))
-        (before,) = was.run(names[:1], dict(feed))
+        given, output = _values(now, names, feed)
+        (before,) = _values(was, names[:1], feed)
         rows, before = input_rows(layer, given), input_rows(layer, before)
         if len(rows) > _MAX_ROWS:
             some = rng.choice(len(rows), _MAX_ROWS, replace=False)
@@ -237,6 +237,13 @@ def _session(model: ModelProto, names: Sequence[str]) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(seen.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _values(session: Any, names: Sequence[str], feed: Feed) -> list[NDArray[Any]]:
+    """Compute what is named; an input of the model is what was fed."""
+    computed = [name for name in names if name not in feed]
+    found = dict(zip(computed, session.run(computed, dict(feed)), strict=True)) if computed else {}
+    return [found[name] if name in found else feed[name] for name in names]
 
 
 def _attributes(node: NodeProto) -> Mapping[str, Any]:

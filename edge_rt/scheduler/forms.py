@@ -149,14 +149,17 @@ def npu_load(npu: Npu, requires: Requires | None = None) -> NpuLoad:
         retry_s=npu.retry_s,
         soc=dict(npu.soc.items()),
         options=options,
-        needs=ChipNeeds(
-            weight_bits=requires.weight_bits,
-            activation_bits=requires.activation_bits,
-            granularity=requires.granularity,
-            socs=requires.socs,
-        )
-        if requires is not None
-        else None,
+        needs=chip_needs(requires) if requires is not None else None,
+    )
+
+
+def chip_needs(requires: Requires) -> ChipNeeds:
+    """Give what a manifest says of a form's chip, as back ends take it."""
+    return ChipNeeds(
+        weight_bits=requires.weight_bits,
+        activation_bits=requires.activation_bits,
+        granularity=requires.granularity,
+        socs=requires.socs,
     )
 
 

@@ -27,7 +27,7 @@ _EMBEDDING = "token_embd.weight"
 def derive(src: Path, dst: Path, how: Derivation) -> None:
     """Make dst of src as told. Raises what quantise and worker/recipe.py's apply raise; dst may then be a part."""
     if how.recipe:
-        apply(how.recipe, src, dst, how.beside)
+        apply(how.recipe, src, dst, *how.beside)
     else:
         quantise(src, dst, how.quant)
 

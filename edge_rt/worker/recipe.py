@@ -1,6 +1,6 @@
 """Derive a variant by a recipe of convert/, in a process of its own.
 
-`python -m edge_rt.worker.recipe RECIPE SRC DST [BESIDE]` is that process: onnx, numpy and a reader of pickles see what
+`python -m edge_rt.worker.recipe RECIPE SRC DST [BESIDE…]` is that process: onnx, numpy and a reader of pickles see what
 others made, and take memory that the caller shall not keep. Its stdout holds an error of ours as one JSON line.
 """
 
@@ -18,30 +18,31 @@ from edge_rt.errors import BackendUnavailableError, EdgeRtError
 from edge_rt.worker.child import run_child
 
 
-def apply(recipe: str, src: Path, dst: Path, beside: Path | None) -> None:
-    """Write what the recipe makes of src, and of beside if it takes two, to dst.
+def apply(recipe: str, src: Path, dst: Path, *beside: Path) -> None:
+    """Write what the recipe makes of src, and of what it takes beside, to dst.
 
     Raises ModelFormatError naming what it cannot take, BackendUnavailableError without the extra `onnx`, and
     BackendLoadError with the child's last words. dst may then hold a part of the file.
     """
-    files = [str(path) for path in (src, dst, beside) if path is not None]
-    run_child("edge_rt.worker.recipe", recipe, *files, model=src.name, what=f"the recipe {recipe}")
+    run_child(
+        "edge_rt.worker.recipe", recipe, *map(str, (src, dst, *beside)), model=src.name, what=f"the recipe {recipe}"
+    )
 
 
-def _apply(recipe: str, src: Path, dst: Path, beside: Path | None) -> None:
+def _apply(recipe: str, src: Path, dst: Path, *beside: Path) -> None:
     try:
         from edge_rt.convert.recipes import run_recipe
     except ImportError as exc:
         raise BackendUnavailableError(backend="onnx", reason=str(exc), extra="onnx") from exc
     with disk_full(dst.parent, 0, lambda: free_bytes(dst.parent)):
-        run_recipe(recipe, src, dst, beside)
+        run_recipe(recipe, src, dst, *beside)
 
 
 def main(argv: Sequence[str] = sys.argv[1:]) -> int:
     """Run as the child."""
     recipe, src, dst, *beside = argv
     try:
-        _apply(recipe, Path(src), Path(dst), Path(beside[0]) if beside else None)
+        _apply(recipe, Path(src), Path(dst), *map(Path, beside))
     except EdgeRtError as exc:
         sys.stdout.buffer.write(msgspec.json.encode(exc.to_wire()))
         return 1

@@ -82,7 +82,10 @@ class RknnVendor(HostedVendor):
         beside = file.path.with_name(f"{file.path.stem}.calibration.npz")
         if own.get("dtype", FLOAT) != FLOAT and not own.get("dataset") and beside.exists():
             own["dataset"] = str(beside)
-        soc = options.npu.soc.get(self.name, target.soc)
+        # A simulator has every chip: the form's first, where none is named.
+        needs = options.npu.needs
+        simulated = needs.socs[0] if needs is not None and needs.socs and device.reference else target.soc
+        soc = options.npu.soc.get(self.name, simulated)
         calibration = _digest(file, own["dataset"]) if own.get("dataset") else ""
         return replace(target, soc=soc, options=own, calibration=calibration)
 
@@ -100,7 +103,10 @@ class RknnVendor(HostedVendor):
     def refusal(self, file: ModelFile, device: Device, options: TensorOptions) -> str | None:  # noqa: ARG002 - the protocol's
         model = file.onnx
         if any(kind in {"QuantizeLinear", "MatMulNBits"} for kind, _ in model.kinds):
-            return "it is quantised already, and RKNN quantises float models itself: take its FP32 form"
+            return (
+                "it is quantised already, and RKNN quantises float models itself: take its FP32 form, or one that is "
+                "named npu-rknn-…"
+            )
         for spec in (*model.inputs, *model.outputs):
             if spec.datatype not in DATATYPES:
                 return f"{spec.name} is {spec.datatype}, which RKNN does not have"

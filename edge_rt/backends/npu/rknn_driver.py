@@ -7,6 +7,7 @@ Standard library, numpy and the environment's packages only.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -34,6 +35,8 @@ DTYPES = ("fp16", "w8a8", "w8a16", "w16a16i_dfp", "w4a16")
 ALGORITHMS = ("normal", "mmse", "kl_divergence")  # gdq wants PyTorch
 OPTIONS = frozenset(["dtype", "algorithm", "method", "dataset", "float", "cores", "contexts"])
 MAX_SAMPLES = 512
+# What convert/rknn.py writes into a form's metadata: options as JSON, and samples as base64 of an .npz file.
+FORM_KEY, SAMPLES_KEY = "edge_rt.rknn", "edge_rt.samples"
 _DATATYPES = {1: "FP32", 2: "UINT8", 3: "INT8", 6: "INT32", 7: "INT64", 10: "FP16"}
 
 
@@ -100,10 +103,11 @@ class Driver:
     ) -> dict[str, Any]:
         import onnx
 
-        check_options(options)
         if soc not in SOCS:
             raise RknnError(f"there is no chip {soc}; there are {', '.join(SOCS)}")
         proto = onnx.load(model)
+        options = take_form(proto, options, folder)
+        check_options(options)
         inputs, outputs = specs(proto, rows)
         plan = cut_input(proto, rows)
         dtype = options.get("dtype", "fp16")
@@ -119,7 +123,7 @@ class Driver:
         with _inside(folder), stopping_adb(), Said() as said:
             onnx.save(proto, SOURCE)
             if dtype != "fp16":
-                _find_ranges(facts, options, proto)
+                _find_ranges(facts, options)
             rknn, text = build(facts)
             must(rknn.export_rknn(COMPILED), said, "export_rknn")
             rknn.release()
@@ -166,6 +170,26 @@ class Driver:
         return {}  # a simulator takes what the host takes
 
 
+def take_form(proto: Any, options: dict[str, str], folder: str) -> dict[str, str]:
+    """Take out of a model what its form says: options, before which the given ones go, and samples."""
+    told = {entry.key: entry.value for entry in proto.metadata_props}
+    del proto.metadata_props[:]
+    try:
+        own = json.loads(told.get(FORM_KEY, "{}"))
+        if not isinstance(own, dict) or not all(isinstance(value, str) for value in own.values()):
+            raise ValueError("no table of texts")
+    except (ValueError, RecursionError) as exc:
+        raise RknnError(f"its metadata {FORM_KEY} is no form: {exc}") from exc
+    merged = {**own, **options}
+    if SAMPLES_KEY in told and merged.get("dtype", "fp16") != "fp16" and not merged.get("dataset"):
+        merged["dataset"] = str(Path(folder, "samples.npz"))
+        try:
+            Path(merged["dataset"]).write_bytes(base64.b64decode(told[SAMPLES_KEY], validate=True))
+        except ValueError as exc:
+            raise RknnError(f"its metadata {SAMPLES_KEY} is not base64: {exc}") from exc
+    return merged
+
+
 def check_options(options: dict[str, str]) -> None:
     """Raise RknnError for options that are not known, or want what is not here."""
     if unknown := sorted(set(options) - OPTIONS):
@@ -209,21 +233,20 @@ def build(facts: dict[str, Any]) -> tuple[Any, str]:
     return rknn, said.text
 
 
-def _find_ranges(facts: dict[str, Any], options: dict[str, str], proto: Any) -> None:
+def _find_ranges(facts: dict[str, Any], options: dict[str, str]) -> None:
     """Quantise, and write down what step 2 makes the model of; layers named as float are left out."""
     write_dataset(options["dataset"], facts["plan"])
     rknn, _ = build(facts)
     rknn.release()
-    wanted = [name for name in options.get("float", "").split(",") if name]
-    known = {name for node in proto.graph.node for name in node.output}
+    config = Path(BUILT[2])
+    text = config.read_text()
+    wanted = list(dict.fromkeys(name for name in options.get("float", "").split(",") if name))
+    known = set(re.findall(r"^    (\S.*):$", text, re.MULTILINE))
     if missing := [name for name in wanted if name not in known]:
-        raise RknnError(f"option float: the model has no tensor {missing[0]}")
+        raise RknnError(f"option float: the compiler has no tensor {missing[0]}: it may have fused it into the next")
     if wanted:
-        config = Path(BUILT[2])
         lines = "".join(f"    {json.dumps(name)}: float16\n" for name in wanted)
-        text, n_found = re.subn(
-            r"custom_quantize_layers: *\{\}\n", f"custom_quantize_layers:\n{lines}", config.read_text()
-        )
+        text, n_found = re.subn(r"custom_quantize_layers: *\{\}\n", f"custom_quantize_layers:\n{lines}", text)
         if n_found != 1:
             raise RknnError(f"{config.name} has no place for layers that stay float")
         config.write_text(text)

@@ -11,50 +11,18 @@ exported file: it is the same compiler's work of the same sources that is tried,
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import click
-import msgspec
 import numpy as np
 
-from edge_rt.backends.base import Absent, ModelFile, NpuOptions, TensorOptions
+from edge_rt.backends.base import ModelFile, NpuOptions, TensorOptions
 from edge_rt.backends.npu.rknn import NAME, RknnBackend
-from edge_rt.backends.npu.rknn_driver import ALGORITHMS, COMPILED, DTYPES, SOCS
+from edge_rt.backends.npu.rknn_driver import ALGORITHMS, DTYPES, SOCS
+from edge_rt.backends.npu.rknn_export import export
 from edge_rt.backends.npu.rows import random_feeds
-from edge_rt.backends.npu.vendor import CompileRequest
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
 from edge_rt.errors import EdgeRtError
-
-
-def convert(model: Path, soc: str, own: dict[str, str]) -> tuple[Path, dict[str, Any]]:
-    """Compile a model; give the file that was written, and what its .json tells. Raises EdgeRtError."""
-    backend, file, options = RknnBackend(), _file(model), _options(soc, own)
-    found = backend.probe()
-    if isinstance(found, Absent):
-        raise click.ClickException(found.reason)
-    if (reason := backend.supports_tensor(file, options)) is not None:
-        raise click.ClickException(reason)
-    target = backend.vendor.target(file, found[0], options)
-    with tempfile.TemporaryDirectory() as folder:
-        request = CompileRequest(file=file, device=found[0], target=target, folder=Path(folder), rows=1)
-        compiled = backend.vendor.compile(request)
-        written = model.with_name(f"{model.stem}.{soc}.rknn")
-        shutil.copyfile(Path(folder, COMPILED), written)
-    told = {
-        "soc": soc,
-        "compiler": target.versions.compiler,
-        "model_sha256": hashlib.sha256(model.read_bytes()).hexdigest(),
-        "sha256": hashlib.sha256(written.read_bytes()).hexdigest(),
-        "calibration_sha256": target.calibration,
-        "facts": msgspec.to_builtins(compiled.facts),
-    }
-    written.with_name(f"{written.name}.json").write_text(json.dumps(told, indent=1))
-    return written, told
 
 
 def try_out(model: Path, soc: str, own: dict[str, str], n_tries: int) -> dict[str, float]:
@@ -94,7 +62,7 @@ def _options(soc: str, own: dict[str, str]) -> TensorOptions:
 @click.command()
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--soc", type=click.Choice(SOCS), required=True)
-@click.option("--dtype", type=click.Choice(DTYPES), default="fp16", show_default=True)
+@click.option("--dtype", type=click.Choice(DTYPES), help="[what the file's form says, else fp16]")
 @click.option("--dataset", type=click.Path(exists=True, dir_okay=False, resolve_path=True), help="Calibration, .npz.")
 @click.option("--algorithm", type=click.Choice(ALGORITHMS), help="How ranges are found.")
 @click.option("--method", help="What shares a scale: channel, layer, group32 …")
@@ -104,18 +72,16 @@ def main(model: Path, soc: str, tries: int, kept: str | None, **given: str | Non
     """Compile MODEL."""
     own = {name: value for name, value in {**given, "float": kept}.items() if value}
     try:
-        written, told = convert(model, soc, own)
-        for part in told["facts"]["placement"]:
-            kinds = ", ".join(f"{kind} {n}" for kind, n in part["kinds"])
-            click.echo(
-                f"{part['n_nodes']} on {part['provider']}: {kinds}" + (f" ({part['reason']})" * bool(part["reason"]))
-            )
-        click.echo(f"{told['facts']['cycles']} cycles by the compiler's own estimate; nothing has measured them")
+        made = export(_file(model), soc, own)
+        for part in made.placement:
+            kinds = ", ".join(f"{kind} {n}" for kind, n in part.kinds)
+            click.echo(f"{part.n_nodes} on {part.provider}: {kinds}" + (f" ({part.reason})" if part.reason else ""))
+        click.echo(f"{made.cycles} cycles by the compiler's own estimate; nothing has measured them")
         for name, cosine in (try_out(model, soc, own, tries) if tries else {}).items():
             click.echo(f"simulator: {name}: cosine with onnxruntime's float {cosine:.5f} at least, of {tries} runs")
     except EdgeRtError as exc:
         raise click.ClickException(str(exc)) from exc
-    click.echo(f"{written}: {written.stat().st_size / 1e6:.2f} MB; the file itself has run nowhere yet")
+    click.echo(f"{made.file}: {made.file.stat().st_size / 1e6:.2f} MB; the file itself has run nowhere yet")
 
 
 if __name__ == "__main__":

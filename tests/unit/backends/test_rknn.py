@@ -19,7 +19,9 @@ from edge_rt.backends.npu.artifacts import artifacts
 from edge_rt.backends.npu.environments import Environment
 from edge_rt.backends.npu.rknn import NAME, RknnBackend
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
+from edge_rt.convert.recipes import run_recipe
 from edge_rt.errors import BackendLoadError, InvalidRequestError
+from edge_rt.tensor_types import ChipNeeds
 from tests import tensor_models
 from tests.npu.indexed import TABLE, indexed, indices
 from tests.npu.picture_model import picture_model
@@ -119,6 +121,26 @@ def test_a_model_of_pictures_computes_what_the_cpu_does(
     (made,) = artifacts(kept)
     assert (made.folder / "model.rknn").read_bytes()[:4] == b"RKNN"
     assert made.description.target.soc == soc
+
+
+def test_a_form_says_itself_how_and_for_which_chip_it_is_compiled(
+    backend: RknnBackend, file: ModelFile, dataset: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "form.onnx"
+    run_recipe("rknn-w4a16", file.path, path, Path(dataset))
+    form = ModelFile(model="picture", variant="npu-rknn-w4a16", path=path, quant="W4A16")
+    kept, x = tmp_path / "kept", pixels(3)
+    needs = ChipNeeds(weight_bits=4, activation_bits=16, socs=("rk3576",))
+    npu = NpuOptions(require="prefer", artifacts=kept, needs=needs)
+    with closing(backend.load_tensor(form, TensorOptions(n_threads=1, max_batch=8, npu=npu))) as session:
+        assert cosine(session.run({"image": x})["logits"], exact(form, x)) > 0.999  # on the compiler's grid already
+        assert session.computed_on == f"{NAME}:sim"
+    (made,) = artifacts(kept)
+    assert made.description.target.soc == "rk3576"
+    assert made.description.compiled.facts["dtype"] == "w4a16"
+    wrong = NpuOptions(needs=needs, soc={NAME: "rk3588"})
+    with pytest.raises(BackendLoadError, match="it is for rk3576, and the chip is rk3588"):
+        backend.load_tensor(form, TensorOptions(npu=wrong))
 
 
 def test_a_layer_can_stay_float(backend: RknnBackend, file: ModelFile, dataset: str) -> None:

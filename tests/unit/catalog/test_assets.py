@@ -75,8 +75,8 @@ class Eye:
         self.store = Store(self.folder / "store", (self.manifest,), tool=lambda recipe: f"{recipe} {self.version}")
 
     def derive(self, src: Path, dst: Path, how: Derivation) -> None:
-        self.derived.append((how.recipe, src.name, how.beside.name if how.beside else None))
-        dst.write_bytes(src.read_bytes() + (how.beside.read_bytes() if how.beside else b"") + how.recipe.encode())
+        self.derived.append((how.recipe, src.name, " ".join(path.name for path in how.beside) or None))
+        dst.write_bytes(src.read_bytes() + b"".join(path.read_bytes() for path in how.beside) + how.recipe.encode())
 
     def pull(self, variant: str, *, offline: bool = False) -> Path:
         return self.store.pull("eye", variant, progress=self.steps.append, offline=offline, derive=self.derive)
@@ -222,6 +222,20 @@ def test_contradictions(change: tuple[str, str], told: str, eye: Eye) -> None:
     assert change[0] in text
     path.write_text(text.replace(*change))
     with pytest.raises(ModelFormatError, match=told):
+        load_manifest(path)
+
+
+def test_a_recipe_can_take_several_materials(eye: Eye) -> None:
+    before = eye.manifest.lineage(eye.file("int8"))
+    path = eye.folder / "eye.toml"
+    path.write_text(path.read_text().replace('derive_with = "ranges"', 'derive_with = ["ranges", "weights"]'))
+    eye.manifest = load_manifest(path)
+    eye.store = Store(eye.folder / "store", (eye.manifest,), tool=lambda recipe: recipe)
+    assert eye.pull("int8").read_bytes() == b"weightsbuildrangesweightsqdq-int8"
+    assert eye.derived[-1] == ("qdq-int8", "eye.onnx", "eye.ranges eye.weights")
+    assert eye.manifest.lineage(eye.file("int8")) != before
+    path.write_text(path.read_text().replace('"weights"]', '"lables"]'))
+    with pytest.raises(ModelFormatError, match="'lables' is not a material"):
         load_manifest(path)
 
 

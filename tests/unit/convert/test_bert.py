@@ -139,7 +139,7 @@ def test_the_recipe_names_what_does_not_fit(tmp_path: Path) -> None:
     state = small_state()
     (tmp_path / "m").write_bytes(safetensors(state))
     with pytest.raises(ModelFormatError, match="8 values do not divide among 12 heads"):
-        apply("minilm-l6", tmp_path / "m", tmp_path / "out", None)
+        apply("minilm-l6", tmp_path / "m", tmp_path / "out")
     del state["encoder.layer.1.output.dense.bias"]
     with pytest.raises(KeyError, match=r"layer\.1\.output\.dense\.bias"):
         build(state, N_HEADS)

@@ -132,6 +132,6 @@ def test_the_recipe_names_what_is_missing(tmp_path: Path) -> None:
     src = tmp_path / "m.pth"
     src.write_bytes(torch_file({"other": np.zeros(3, "<f4")}))
     with pytest.raises(ModelFormatError, match=r"_conv_stem\.weight.*no such tensor"):
-        apply("efficientnet-lite0", src, tmp_path / "m.onnx", None)
+        apply("efficientnet-lite0", src, tmp_path / "m.onnx")
     with pytest.raises(ModelFormatError, match=r"no recipe 'lite9', there are: .*efficientnet-lite0"):
-        apply("lite9", src, tmp_path / "m.onnx", None)
+        apply("lite9", src, tmp_path / "m.onnx")

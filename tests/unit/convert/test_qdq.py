@@ -165,7 +165,7 @@ def test_the_recipe_is_deterministic_and_wants_ranges(tmp_path: Path) -> None:
         apply("qdq-int8", src, tmp_path / name, beside)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     with pytest.raises(ModelFormatError, match="derive_with"):
-        apply("qdq-int8", src, tmp_path / "c", None)
+        apply("qdq-int8", src, tmp_path / "c")
 
 
 @pytest.mark.parametrize(
