@@ -38,6 +38,7 @@ from llama_rival import rival
 from sse_load import Stream, ask
 
 from edge_rt import config
+from edge_rt.api.client import Client
 from edge_rt.bench.samples import quantile
 from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.devices import cpu
@@ -295,6 +296,16 @@ class Bench:
         name = f"stall: longest wait during a prompt of {N_LONG}"
         self.figures.append(harness.Figure(name=name, unit="x llama-server", samples=ratios, at_most=0.3))
 
+    def restart(self, model: str, texts: Texts) -> None:
+        cold_s, warm_s = restart_ttft_s(model, self.own.backend, texts, 4 if self.arguments.quick else N_TENANTS)
+        print(
+            f"restart: ttft cold {min(cold_s):.3f}–{max(cold_s):.3f} s, pinned {min(warm_s):.3f}–{max(warm_s):.3f} s",
+            file=sys.stderr,
+        )
+        ratios = tuple(warm / cold for warm, cold in zip(warm_s, cold_s, strict=True))
+        name = "restart: ttft of each tenant's first request"
+        self.figures.append(harness.Figure(name=name, unit="x cold", samples=ratios, at_most=0.15))
+
     def json(self, ours: Server, texts: Texts) -> None:
         schema = {"type": "json_schema", "json_schema": {"name": "report", "schema": _SCHEMA, "strict": True}}
         pair = harness.paired(
@@ -307,8 +318,35 @@ class Bench:
         self.claims.append(harness.Claim(name="json: 8 streams, tokens/s", pair=pair, at_least=0.9))
 
 
+def restart_ttft_s(model: str, backend: str, texts: Texts, n_tenants: int) -> tuple[list[float], list[float]]:
+    """Give the times to the first token of tenants' first requests: cold, and after a restart with pinned prompts."""
+    systems = [texts.text(int(N_SYSTEM / 1.35)) for _ in range(n_tenants)]
+
+    def first(server: Server) -> list[float]:
+        async def ask_each() -> list[float]:
+            found = []
+            for text in systems:
+                talk = [{"role": "system", "content": text}, {"role": "user", "content": texts.text(14)}]
+                found.append((await server.chat(talk, 4)).ttft_s)
+            return found
+
+        return asyncio.run(ask_each())
+
+    with edge_rt(model, backend, drafts=False) as server, Client(server.socket) as client:
+        cold_s = first(server)
+        for number, text in enumerate(systems):
+            client.pin(model, f"bench-{number}", text)
+        while not all(pin["is_on_disk"] for pin in client.pins(model)):
+            time.sleep(0.2)
+    with edge_rt(model, backend, drafts=False) as server, Client(server.socket) as client:
+        warm_s = first(server)
+        for number in range(n_tenants):
+            client.unpin(model, f"bench-{number}")
+    return cold_s, warm_s
+
+
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--load", default="all", choices=("streams", "tenants", "stall", "json", "all"))
+    parser.add_argument("--load", default="all", choices=("streams", "tenants", "stall", "json", "restart", "all"))
     parser.add_argument("--backend", default="native", choices=("native", "llama_cpu"))
     parser.add_argument("--drafts", action="store_true", help="let edge_rt guess tokens, as it does by default")
     parser.add_argument("--rival-flags", default="", metavar="FLAGS", help="more of llama-server's")
@@ -320,6 +358,11 @@ def main() -> None:
     settings = config.load().config
     model = settings.catalog.default_model
     file = model_file(Store.open(settings.catalog), model)
+    if bench.wants("restart"):
+        bench.restart(model, Texts())
+    if own.load == "restart":
+        harness.finish(arguments, bench.claims, bench.extra, bench.figures)
+        return
     with ExitStack() as stack:
         ours = stack.enter_context(edge_rt(model, own.backend, drafts=own.drafts))
         its = stack.enter_context(llama_server(file, *own.rival_flags.split()))

@@ -53,6 +53,7 @@ _RULES: Final[Mapping[Key, When]] = {
     ("power", "ttft_slo_s"): "now",
     ("log",): "now",
     ("models",): "next load",
+    ("pin",): "next load",
     ("models", "*", "n_parallel"): "restart",
     ("models", "*", "preload"): "restart",
     ("models", "*", "keep_alive_s"): "now",

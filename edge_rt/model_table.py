@@ -14,7 +14,7 @@ from edge_rt.chains import task_of
 from edge_rt.errors import ConfigError, ModelNotFoundError, ModelNotPulledError, UnsupportedFeatureError
 from edge_rt.ports import ModelStore
 from edge_rt.scheduler.dispatcher import Dispatcher
-from edge_rt.scheduler.forms import Placement, load_message, place
+from edge_rt.scheduler.forms import Placement, load_message, pinned_texts, place
 from edge_rt.scheduler.probes import Probes
 from edge_rt.scheduler.profile import Profile
 from edge_rt.scheduler.queue import Admission, Queue
@@ -247,6 +247,10 @@ class ModelTable:
 
     def _check_names(self, loaded: config.Loaded, known: Iterable[str]) -> None:
         names = tuple(known)
+        for model in {pin.model for pin in loaded.config.pin}:
+            if model not in names and model not in loaded.config.models and model not in self._store.left_out():
+                raise _bad_key(loaded, ("pin",), f"no such model as {model}; there are {', '.join(names)}")
+            pinned_texts(loaded.config, model)
         for model in loaded.config.unknown_models(names):
             if loaded.config.models[model].backend != "null" and model not in self._store.left_out():
                 raise _bad_key(loaded, ("models", model), f"no such model; there are {', '.join(names)}")

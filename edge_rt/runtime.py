@@ -55,7 +55,7 @@ from edge_rt.scheduler.residency import Residency
 from edge_rt.scheduler.slots import ModelWorker
 from edge_rt.scheduler.status import ModelStatus, activity
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
-from edge_rt.types import Chunk, Energy, GenerateRequest
+from edge_rt.types import Chunk, Energy, GenerateRequest, PinAction, PinnedPrefix
 
 _log = logging.getLogger(__name__)
 
@@ -291,6 +291,21 @@ class Runtime:
         check_token_ids("tokens", token_ids, self._config.limits)
         async with self._residency.lease(model) as worker:
             return await worker.detokenize(list(token_ids))
+
+    async def pins(
+        self,
+        model: str,
+        tenant: str,
+        *,
+        action: PinAction = "list",
+        name: str = "",
+        text: str = "",
+    ) -> list[PinnedPrefix]:
+        """List the beginnings of prompts that stay, after one was pinned or unpinned. Raises InvalidRequestError."""
+        self._models.check_kind(model, "text")
+        check_text("system", text, self._config.limits.max_prompt_bytes)
+        async with self._residency.lease(model) as worker:
+            return await worker.pins(tenant, action, name, text)
 
     def form(self, model: str) -> tuple[Placement, Manifest | None]:
         """Give in which form a model runs, and its manifest; None for one of the null back end."""

@@ -58,6 +58,7 @@ METRICS: Final = (
     Metric("edge_rt_accepted_tokens", "counter", "Guessed tokens that were right.", ("model",)),
     Metric("edge_rt_steps", "counter", "Decode steps.", ("model",)),
     Metric("edge_rt_prefix_hits", "counter", "Requests that began with rows that were there.", ("model",)),
+    Metric("edge_rt_restored_tokens", "counter", "Of these, tokens read from the disk.", ("model",)),
     Metric("edge_rt_prefixes_lost", "counter", "Kept prefixes that could not be used.", ("model",)),
     Metric(
         "edge_rt_preempted", "counter", "Requests put back for a more urgent one, or for want of cells.", ("model",)
@@ -87,6 +88,8 @@ METRICS: Final = (
     Metric("edge_rt_kv_cells", "gauge", "KV cells of the model's pool.", ("model",)),
     Metric("edge_rt_kv_cells_used", "gauge", "KV cells that running requests hold.", ("model",)),
     Metric("edge_rt_prefix_bytes", "gauge", "Finished prompts kept outside the KV for reuse.", ("model",)),
+    Metric("edge_rt_prefix_disk_bytes", "gauge", "Prompts kept on disk for the next start.", ("model",)),
+    Metric("edge_rt_pinned_prefixes", "gauge", "Beginnings of prompts that stay, and are computed.", ("model",)),
     Metric("edge_rt_worker_resident_memory_bytes", "gauge", "RSS of the model's worker process.", ("model",)),
     Metric("edge_rt_place_requests", "counter", "Requests that a place answered.", ("model", "place")),
     Metric(
@@ -157,6 +160,7 @@ _TOTALS: Final = {
     "edge_rt_accepted_tokens": "accepted_tokens_total",
     "edge_rt_steps": "steps_total",
     "edge_rt_prefix_hits": "prefix_hits_total",
+    "edge_rt_restored_tokens": "restored_tokens_total",
     "edge_rt_prefixes_lost": "prefixes_lost_total",
     "edge_rt_preempted": "preempted_total",
     "edge_rt_refused": "refused_total",
@@ -170,6 +174,8 @@ _GAUGES: Final = {
     "edge_rt_kv_cells": "cells_total",
     "edge_rt_kv_cells_used": "cells_used",
     "edge_rt_prefix_bytes": "prefix_bytes",
+    "edge_rt_prefix_disk_bytes": "prefix_disk_bytes",
+    "edge_rt_pinned_prefixes": "pinned_prefixes",
     "edge_rt_worker_resident_memory_bytes": "rss_bytes",
 }
 _PLACE_STATES: Final = {"closed": 0, "half_open": 1, "open": 2, "wrong": 3, "resting": 4}

@@ -16,6 +16,7 @@ Route = Literal["auto", "local", "cloud"]
 # What a device's answers show: a real one's, or those of a stand-in, which says nothing of speed, power or drivers.
 Evidence = Literal["device", "simulator", "emulated", "stub"]
 CacheState = Literal["hit-exact", "hit-semantic", "miss", "shadow", "bypass"]
+PinAction = Literal["list", "pin", "unpin"]
 # Who waits for an answer: a person who watches it come, a program, or nobody.
 Priority = Literal["interactive", "normal", "background"]
 
@@ -488,6 +489,7 @@ class ModelInfo:
     backend_reason  why a back end that comes before this one did not take the model; "" if none came before, or if
                     the configuration names this one
     evidence        what computes it: a real device or a stand-in
+    build           of the back end: another one's saved sequences are not used
     """
 
     model: str
@@ -504,6 +506,17 @@ class ModelInfo:
     has_chat_template: bool
     backend_reason: str = ""
     evidence: Evidence = "device"
+    build: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedPrefix:
+    """A prefix that stays. is_kept: it is computed, and in memory or on disk; is_on_disk: it outlasts the process."""
+
+    name: str
+    n_tokens: int
+    is_kept: bool = False
+    is_on_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -513,6 +526,7 @@ class EngineStats:
     cells_used   of running requests; idle prefixes are not counted, they leave when cells are wanted
     drafted_tokens_total, accepted_tokens_total  guessed by speculation, and those of them that were right
     prefix_hits_total  requests that began with kept or shared rows; prefixes_lost_total kept ones that were of no use
+    prefix_disk_bytes  prefixes kept on disk; restored_tokens_total taken from there; pinned_prefixes that stay
     refused_total  requests whose deadline was out of reach when they came
     device_products_total  what the accelerator that a model runs on has computed, device_fallbacks_total what the CPU
                            did in its place, device_faults_total its failures, device_fault the last in words
@@ -532,6 +546,9 @@ class EngineStats:
     cached_tokens_total: int = 0
     prefix_hits_total: int = 0
     prefixes_lost_total: int = 0
+    prefix_disk_bytes: int = 0
+    pinned_prefixes: int = 0
+    restored_tokens_total: int = 0
     preempted_total: int = 0
     refused_total: int = 0
     cancelled_total: int = 0

@@ -12,7 +12,19 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from edge_rt import telemetry
-from edge_rt.api import anthropic, cache, embeddings, kserve, media, ollama, openai, rerank, responses, schemas
+from edge_rt.api import (
+    anthropic,
+    cache,
+    embeddings,
+    kserve,
+    media,
+    ollama,
+    openai,
+    prefixes,
+    rerank,
+    responses,
+    schemas,
+)
 from edge_rt.api.boundary import Boundary
 from edge_rt.api.callers import ApiKeys
 from edge_rt.api.context import Api, ModelStatus, RuntimeProtocol
@@ -50,6 +62,7 @@ def build_app(
             *anthropic.routes(api),  # before the models, which it lists in its own way
             *_model_routes(api),
             *cache.routes(api),
+            *prefixes.routes(api),
             *_token_routes(api),
             *ollama.routes(api),
             *responses.routes(api),

@@ -127,6 +127,23 @@ class Client:
         """Tell where a chat request would be answered, as /v1/route/explain does."""
         return self._json("POST", "/v1/route/explain", body)
 
+    def pins(self, model: str) -> list[dict[str, Any]]:
+        """List the beginnings of prompts that stay, as /v1/prefixes does; the model is loaded for it."""
+        found: list[dict[str, Any]] = self._json("GET", f"/v1/prefixes?{urlencode({'model': model})}")["pinned"]
+        return found
+
+    def pin(self, model: str, name: str, system: str) -> list[dict[str, Any]]:
+        """Let the talks' beginning with this system prompt stay; list what does."""
+        body = {"model": model, "name": name, "system": system}
+        found: list[dict[str, Any]] = self._json("POST", "/v1/prefixes", body)["pinned"]
+        return found
+
+    def unpin(self, model: str, name: str) -> list[dict[str, Any]]:
+        """Let a pinned beginning go when its turn comes; list what stays."""
+        path = f"/v1/prefixes/{quote(name, safe='')}?{urlencode({'model': model})}"
+        found: list[dict[str, Any]] = self._json("DELETE", path)["pinned"]
+        return found
+
     def cache_stats(self) -> dict[str, Any]:
         """Tell how full the answer cache is and what it saved, as /v1/cache does."""
         return self._json("GET", "/v1/cache")

@@ -19,7 +19,7 @@ from edge_rt.scheduler.direct import OnEnd
 from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRegion, TensorRequest
-from edge_rt.types import Chunk, GenerateRequest, ModelInfo
+from edge_rt.types import Chunk, GenerateRequest, ModelInfo, PinAction, PinnedPrefix
 
 
 class ModelStatus(Protocol):
@@ -97,6 +97,10 @@ class RuntimeProtocol(Protocol):
         ...
 
     async def detokenize(self, model: str, token_ids: list[int]) -> str: ...
+
+    async def pins(
+        self, model: str, tenant: str, *, action: PinAction = "list", name: str = "", text: str = ""
+    ) -> list[PinnedPrefix]: ...
 
     async def placement(self, model: str) -> DispatchStatus: ...
 

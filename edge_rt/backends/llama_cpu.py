@@ -153,7 +153,8 @@ class LlamaCpuSession:
             adapters=tuple(self._adapters),
         )
         self.vocab = self._tokenizer.facts
-        self.info = model_info(file, options, self.caps, backend=LlamaCpuBackend.name, n_threads=n_threads)
+        info = model_info(file, options, self.caps, backend=LlamaCpuBackend.name, n_threads=n_threads)
+        self.info = replace(info, build=f"{version()} {system_info()}")
 
     def _open_adapter(self, adapter: AdapterFile, file: ModelFile) -> None:
         try:

@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,6 +43,7 @@ from edge_rt.backends.native_library import (
     TYPES,
     Rows,
     Tensor,
+    build,
     has_ranges,
     isa_names,
     load_native,
@@ -196,7 +198,8 @@ class NativeSession:
             weights.serve(self._context)
         self._pin(n_threads)
         self.vocab = self._tokenizers[0].facts
-        self.info = model_info(file, options, self.caps, backend=self._backend, n_threads=n_threads)
+        info = model_info(file, options, self.caps, backend=self._backend, n_threads=n_threads)
+        self.info = replace(info, build=f"{build()} {self._lib.en_model_isa(weights.pointer).decode()}")
 
     def _open_vocab(self, file: ModelFile, header: GgufHeader) -> LlamaVocab:
         llama, log = load_library()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import sysconfig
 from collections.abc import Mapping
 from functools import cache
@@ -161,7 +162,11 @@ _RANGES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 def load_native(path: Path | None = None) -> Any:
     """Load the library built with the package, or the one at path. Raises BackendUnavailableError."""
-    return _load(path or Path(__file__).parent / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
+    return _load(path or _path())
+
+
+def _path() -> Path:
+    return Path(__file__).parent / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 @cache
@@ -191,6 +196,13 @@ def load_external() -> Any:
         reason = "the native engine's library is older than this version; install edge_rt again"
         raise BackendUnavailableError(backend="native", reason=reason) from exc
     return lib
+
+
+@cache
+def build() -> str:
+    """Tell one build of the library from another."""
+    with _path().open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def has_ranges(lib: Any) -> bool:

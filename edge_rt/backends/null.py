@@ -137,6 +137,7 @@ class NullSession:
             caps=self.caps,
             n_threads=self.n_threads,
             has_chat_template=True,
+            build=str(_STATE_MAGIC),
         )
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:  # noqa: ARG002 - no BOS here

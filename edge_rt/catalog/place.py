@@ -5,6 +5,7 @@ models/ID/.FILE.json        its Record, written before the rename
 models/ID/.FILE.part        what has come so far, with .FILE.part.json saying of what
 models/ID/.FILE.packed      its weights as the native engine packs them (packed.py), with .FILE.packing while it is made
 models/ID/.FILE.graph       its graph as the runtime optimises it (graph_copy.py), with .FILE.graph.new while it is made
+models/ID/.FILE.prefixes/   prompts' beginnings that were computed with it (engine/prefix_disk.py)
 models/ID/.FILE.npu/        its compiled forms for NPUs (backends/npu/artifacts.py)
 models/ID/STEM.SOC.rknn     what `edge_rt npu compile` made of it for a board, with STEM.SOC.rknn.json
 models/ID/.FILE.lock        held while somebody pulls, derives or removes FILE; never deleted
@@ -80,6 +81,10 @@ class Place:
     def compiled(self) -> Path:
         return self.beside("npu")
 
+    @property
+    def prefixes(self) -> Path:
+        return self.beside("prefixes")
+
     def read_record(self) -> Record | None:
         """Read the file's record; None unless the file is there and as long as it says."""
         try:
@@ -125,6 +130,8 @@ class Place:
         shutil.rmtree(self.beside("part.wheel"), ignore_errors=True)
         freed += sum(path.stat().st_size for path in self.compiled.glob("*/*"))
         shutil.rmtree(self.compiled, ignore_errors=True)
+        freed += sum(path.stat().st_size for path in self.prefixes.glob("*"))
+        shutil.rmtree(self.prefixes, ignore_errors=True)
         return freed
 
     @contextmanager

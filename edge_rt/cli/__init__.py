@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "placement": "Explain on which device a model runs.",
     "route": "Explain who answers a request, device or cloud.",
     "cache": "Look at stored answers, correct and remove them.",
+    "prefix": "Let beginnings of prompts stay computed.",
     "devices": "Show what this machine can run models on.",
     "fpga": "Tell what ONNX models would take of an FPGA's engine.",
     "npu": "Install vendors' packages for NPUs apart from edge_rt's.",

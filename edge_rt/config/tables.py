@@ -85,6 +85,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_draft: Annotated[int, Meta(ge=0, le=64)] = 15  # tokens guessed and checked in one step; 0: none
     # finished prompts kept for requests that begin the same; 0 keeps none, -1 as memory allows, at most 2 GiB a model
     max_prefix_bytes: Annotated[int, Meta(ge=-1)] = -1
+    max_prefix_disk_bytes: Count = 2**30  # of these, kept beside each model for the next start; 0: none
     isolate_prefixes: bool = False  # no prompt begins with what another user's has computed; see docs/scheduling.md
     stream_interval_s: Seconds = 0.05  # tokens that come faster share one event; the first never waits
     kv_type: Literal["f16", "q8_0"] = "f16"
@@ -252,6 +253,15 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     adapters: dict[str, AdapterSettings] = {}  # LoRA adapters that requests may name
 
 
+class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A system prompt that is computed when its model is loaded, and stays. One of system and file is set."""
+
+    model: str
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,100}$")] = ""  # "": the file's, or pin-1, pin-2, …
+    system: str = ""
+    file: str = ""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     server: Server = Server()
     limits: Limits = Limits()
@@ -269,6 +279,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fpga: Fpga = Fpga()
     log: Log = Log()
     models: dict[str, ModelSettings] = {}
+    pin: tuple[Pin, ...] = ()
 
     def model(self, model_id: str) -> ModelSettings:
         """Give one model's own settings, all defaults where it has none."""

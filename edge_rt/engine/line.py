@@ -57,9 +57,12 @@ class Line:
 
 
 def owner_of(request: GenerateRequest, *, is_isolated: bool) -> str:
-    """Name whose prefixes a request may begin with: rows computed with other adapters are other rows."""
+    """Name whose prefixes a request may begin with: rows computed with other adapters are other rows.
+
+    What nobody in particular asks for, as for pinned prefixes of the configuration, is everybody's.
+    """
     adapters = "".join(f"\0{adapter.name}\0{adapter.scale!r}" for adapter in request.adapters)
-    return (f"\1{request.tenant}" if is_isolated else "") + adapters
+    return (f"\1{request.tenant}" if is_isolated and request.tenant else "") + adapters
 
 
 def waits_for_another(sequence: Sequence, running: ListOf[Sequence], slots: Slots, owner: str) -> bool:

@@ -16,6 +16,7 @@ class Slot:
     """One back-end sequence: the tokens its KV holds, who uses it, when it was last used, whether all of it is kept.
 
     owner  whose prompts may begin with what it holds; "" where tenants share
+    n_hot  how many of the tokens another request has begun with too
     """
 
     seq_id: int
@@ -24,6 +25,7 @@ class Slot:
     last_used_s: float = 0.0
     is_saved: bool = False
     owner: str = ""
+    n_hot: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,9 @@ class InMemory:
 class Node:
     """A block of tokens behind its parent's. kept is None between the ends where whole sequences are saved.
 
-    used  when it was looked up last, on the tree's own count; n_pins: how many pinned prefixes go through it
+    used  when it was looked up last, on the tree's own count; n_hits: how often
+    n_pins  how many pinned prefixes go through it
+    is_written  it is on the disk, or cannot be
     """
 
     key: bytes
@@ -63,7 +65,9 @@ class Node:
     children: dict[bytes, Node] = field(default_factory=dict)
     order: list[bytes] = field(default_factory=list)  # the children's keys, sorted
     used: int = 0
+    n_hits: int = 0
     n_pins: int = 0
+    is_written: bool = False
 
     @property
     def n_tokens(self) -> int:
@@ -137,6 +141,7 @@ class PrefixTree:
 
     def __init__(self, max_bytes: Callable[[int], int], *, n_block: int, keeps_ranges: bool) -> None:
         self._max_bytes = max_bytes
+        self.n_block = n_block
         self._block_bytes = n_block * TOKEN_BYTES
         self._keeps_ranges = keeps_ranges
         self._roots: dict[str, Node] = {}
@@ -146,8 +151,16 @@ class PrefixTree:
         self._growing: Node | None = None  # where put is: it leads to no state yet, and stays
         self.n_bytes = 0
 
+    def find_shared(self, owner: str, token_ids: Sequence[int]) -> Match:
+        """Find the longest kept beginning of a prompt that is the owner's, or everybody's."""
+        own = self.find(owner, token_ids)
+        public = public_part(owner)
+        if public == owner or not self._roots.get(public):
+            return own
+        return max(own, self.find(public, token_ids), key=lambda match: match.n_tokens)
+
     def find(self, owner: str, token_ids: Sequence[int]) -> Match:
-        """Find the longest kept beginning of a prompt; it is not marked as used."""
+        """Find the longest kept beginning of a prompt among an owner's; it is not marked as used."""
         root = self._roots.get(owner)
         if root is None:
             return Match(0)
@@ -176,8 +189,11 @@ class PrefixTree:
         """Mark what was found as used just now."""
         tick = next(self._ticks)
         for last in match.nodes[-1:]:
-            for node in _path(last):
+            n_before = 0
+            for node in path_to(last):
+                n_before += node.n_tokens
                 node.used = tick
+                node.n_hits += n_before <= match.n_tokens
             self._age(last)
 
     def put(
@@ -186,8 +202,12 @@ class PrefixTree:
         token_ids: Sequence[int],
         save: Callable[[int, int | None], Kept],
         go_on: Callable[[], bool] = lambda: True,
+        *,
+        n_hot: int = 0,
     ) -> bool:
         """Keep a sequence, as far as there is room for it; False where go_on ended it before.
+
+        n_hot  tokens of it that another request has begun with too
 
         save  gives the state of the positions from the first number up to the second; to the end with None
         """
@@ -207,6 +227,7 @@ class PrefixTree:
                 elif nearest is not None and _is_unfinished(nearest, n_shared):
                     self._drop_end(nearest)  # an unfinished block, now the beginning of a whole one
             child.used = tick
+            child.n_hits += start + len(child.key) <= n_hot * TOKEN_BYTES
             node = child
         else:
             if not self._keeps_ranges and node.kept is None and not node.children:
@@ -250,6 +271,16 @@ class PrefixTree:
     def shrink(self) -> None:
         """Drop what is more than may be kept by now."""
         self._make_room(0, beside=Node(b"", None))
+
+    def n_states(self, n_tokens: int) -> int:
+        """Count the states that so many tokens are kept in."""
+        return -(-n_tokens // self.n_block) if self._keeps_ranges else 1
+
+    def savable(self, nodes: tuple[Node, ...], n_hot: int) -> tuple[Node, ...]:
+        """Give those of an end's nodes that may outlast the process, of which the first n_hot have been of use."""
+        if self._keeps_ranges:
+            return nodes[:n_hot]
+        return nodes if n_hot and nodes[-1].kept is not None else ()
 
     def ends(self) -> Iterator[tuple[str, bytes, Node]]:
         """Give owner, packed tokens and last node of everything kept."""
@@ -323,6 +354,16 @@ class PrefixTree:
         if self._make_room(kept.n_bytes, beside=node):
             node.kept = kept
             self.n_bytes += kept.n_bytes
+
+
+def path_to(node: Node) -> tuple[Node, ...]:
+    """Give the nodes from the root, without it, to a node."""
+    return tuple(_path(node))[::-1]
+
+
+def public_part(owner: str) -> str:
+    """Name whose prefixes everybody may begin with: what was pinned for all, where users are isolated."""
+    return owner[owner.find("\0") :] if "\0" in owner else ""
 
 
 def _path(node: Node) -> Iterator[Node]:

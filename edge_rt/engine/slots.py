@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from edge_rt.backends.base import TokenSession
 from edge_rt.engine.prefix import Slot, choose
-from edge_rt.engine.prefix_tree import InMemory, Match, PrefixTree
+from edge_rt.engine.prefix_disk import OnDisk
+from edge_rt.engine.prefix_tree import InMemory, Match, Node, PrefixTree
 from edge_rt.errors import BackendStepError
 
 _log = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ class Slots:
         self.tree = PrefixTree(max_prefix_bytes, n_block=n_block, keeps_ranges=caps.can_save_ranges)
         self._max_prefix_bytes = max_prefix_bytes
         self._slots = [Slot(seq_id) for seq_id in range(caps.n_seq_max)]
-        self.n_hits = self.n_lost = 0
+        self.n_hits = self.n_lost = self.n_restored = 0
 
     @property
     def n_busy_cells(self) -> int:
@@ -40,6 +42,16 @@ class Slots:
     def n_cells(self) -> int:
         """Count the cells in use, idle ones too."""
         return sum(self._session.caps.n_cells(len(slot.token_ids)) for slot in self._slots)
+
+    def stats(self) -> dict[str, Any]:
+        """Give the fields of EngineStats that tell of slots and what is kept beside them."""
+        return {
+            "cells_used": self.n_busy_cells,
+            "prefix_bytes": self.prefix_bytes,
+            "prefix_hits_total": self.n_hits,
+            "prefixes_lost_total": self.n_lost,
+            "restored_tokens_total": self.n_restored,
+        }
 
     @property
     def prefix_bytes(self) -> int:
@@ -51,7 +63,7 @@ class Slots:
 
     def n_known(self, token_ids: list[int], owner: str) -> int:
         """Count the tokens of a prompt that would not be computed if it began now."""
-        n_kept = self.tree.find(owner, token_ids).n_tokens
+        n_kept = self.tree.find_shared(owner, token_ids).n_tokens
         placement = choose(self._slots, n_kept, token_ids, owner=owner, **self._how())
         return min(n_kept, len(token_ids) - 1) if placement is None else placement.n_reused
 
@@ -60,13 +72,12 @@ class Slots:
 
         Where attention reads every cell in use, no idle tokens stay beside it.
         """
-        match = self.tree.find(owner, token_ids)
+        match = self.tree.find_shared(owner, token_ids)
         placement = choose(self._slots, match.n_tokens, token_ids, owner=owner, **self._how())
         if placement is None:
             return None
         slot, source, n_reused = placement.slot, placement.source, placement.n_reused
-        if source is None:
-            self.tree.touch(match)  # what leaves the KV now may push it out all the same: its nodes stay readable
+        self.tree.touch(match)  # what leaves the KV now may push it out all the same: its nodes stay readable
         self._clear_for(slot, source if n_reused else None, len(token_ids))
         if source is None:
             self._restore(match, slot)
@@ -79,7 +90,9 @@ class Slots:
             self._session.seq_trim(slot.seq_id, n_reused)
             del slot.token_ids[n_reused:]
         self.n_hits += bool(slot.token_ids)
-        slot.busy, slot.is_saved, slot.owner = True, False, owner
+        slot.busy, slot.is_saved, slot.owner, slot.n_hot = True, False, owner, len(slot.token_ids)
+        if source is not None and source is not slot and n_reused:
+            source.n_hot, source.is_saved = max(source.n_hot, n_reused), False
         return slot
 
     def take_empty(self, n: int, owner: str) -> list[Slot]:
@@ -146,26 +159,35 @@ class Slots:
             pass
 
     def _restore(self, match: Match, slot: Slot) -> None:
-        """Load what is kept of a prompt into an empty slot: as much as can be had."""
-        token_ids: list[int] = []
-        node = None
-        try:
-            for node in match.nodes:
-                state = node.kept.read() if node.kept is not None else None
-                if state is None:
-                    raise BackendStepError(reason="it is not there any more")
-                self._session.seq_load(slot.seq_id, state)
-                token_ids += node.whole_ids() if not self._session.caps.can_save_ranges else node.ids()
-                if (n_held := self._session.seq_length(slot.seq_id)) != len(token_ids):
-                    raise BackendStepError(reason=f"it has {n_held} tokens, not {len(token_ids)}")
-        except BackendStepError as exc:
-            _log.warning("a kept prefix is computed again: %s", exc)
-            self.n_lost += 1
-            if node is not None:
+        """Load what is kept of a prompt into an empty slot: as much as can be had and has room."""
+        caps = self._session.caps
+        slot.token_ids = []
+        n_used = self.n_cells
+        for node in match.nodes:
+            token_ids = slot.token_ids + node.ids() if caps.can_save_ranges else node.whole_ids()
+            if n_used + caps.n_cells(len(token_ids)) > caps.n_cells(caps.n_ctx):
+                return
+            try:
+                self._load(node, slot.seq_id, len(token_ids))
+            except BackendStepError as exc:
+                _log.warning("a kept prefix is computed again: %s", exc)
+                self.n_lost += 1
                 self.tree.drop(node)
-            self._session.seq_trim(slot.seq_id, 0)
-            token_ids = []
-        slot.token_ids = token_ids
+                if self._session.seq_length(slot.seq_id) != len(slot.token_ids):
+                    self.empty(slot)
+                return
+            if isinstance(node.kept, OnDisk):
+                self.n_restored += len(token_ids) - len(slot.token_ids)
+            slot.token_ids = token_ids
+
+    def _load(self, node: Node, seq_id: int, n_tokens: int) -> None:
+        """Load a node's state, after which the sequence must have n_tokens."""
+        state = node.kept.read() if node.kept is not None else None
+        if state is None:
+            raise BackendStepError(reason="it is not there any more")
+        self._session.seq_load(seq_id, state)
+        if (n_held := self._session.seq_length(seq_id)) != n_tokens:
+            raise BackendStepError(reason=f"it has {n_held} tokens, not {n_tokens}")
 
     def _shelve(self, slot: Slot) -> None:
         """Empty an idle slot, keeping what is worth it outside the KV."""
@@ -185,4 +207,4 @@ class Slots:
         def save(start: int, end: int | None) -> InMemory:
             return InMemory(self._session.seq_save(slot.seq_id, start, end))
 
-        slot.is_saved = self.tree.put(slot.owner, slot.token_ids, save, go_on)
+        slot.is_saved = self.tree.put(slot.owner, slot.token_ids, save, go_on, n_hot=slot.n_hot)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from edge_rt.backends.base import TokenSession
 from edge_rt.devices import cpu
+from edge_rt.engine.prefix_disk import PrefixDisk
 from edge_rt.engine.threads import ThreadChoice, candidates
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
 
@@ -16,6 +17,7 @@ def start_engine(
     *,
     n_threads: int = 0,
     idle_cores: Callable[[], float | None] = lambda: None,
+    disk: PrefixDisk | None = None,
 ) -> TokenEngine:
     """Make an engine; the caller gives it a thread, which shall be the first to call warm_up and then run.
 
@@ -29,4 +31,4 @@ def start_engine(
     counts = (n_threads,) if n_threads else candidates(len(cpu.usable_cores()))
     idle = idle_cores()
     start = None if idle is None else 1 + round(idle)
-    return TokenEngine(session, settings, ThreadChoice(counts, start=start), idle_cores=idle_cores)
+    return TokenEngine(session, settings, ThreadChoice(counts, start=start), idle_cores=idle_cores, disk=disk)

@@ -12,8 +12,9 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as ListOf
+from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Literal
 
@@ -26,6 +27,7 @@ from edge_rt.engine.batching import share_rows
 from edge_rt.engine.beam_sequence import BeamSequence, make_sequence
 from edge_rt.engine.form import Forms
 from edge_rt.engine.prefix import Slot
+from edge_rt.engine.prefix_disk import PrefixDisk
 from edge_rt.engine.prompt import PromptReader
 from edge_rt.engine.row_costs import RowCosts
 from edge_rt.engine.sequence import Sequence, Sink
@@ -34,6 +36,7 @@ from edge_rt.engine.slots import Slots
 from edge_rt.engine.speculation import Speculation
 from edge_rt.engine.threads import AdvisedThreads, ThreadChoice
 from edge_rt.engine.totals import Totals
+from edge_rt.engine.warm import NOBODY, WarmStart
 from edge_rt.errors import (
     BackendStepError,
     CellsExhaustedError,
@@ -49,6 +52,10 @@ _log = logging.getLogger(__name__)
 __all__ = ["EngineSettings", "TokenEngine"]
 
 _F32 = NDArray[np.float32]
+
+
+_REST_S = 2.0  # without a request, until prefixes are written to the disk
+_LAST_S = 0.25  # for that, when the loop ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +80,11 @@ class TokenEngine:
         idle_cores: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         entropy: Callable[[], int] = lambda: secrets.randbits(63),
+        disk: PrefixDisk | None = None,
     ) -> None:
         self._session = session
         self._settings = settings
+        self.is_isolated = settings.isolate_prefixes
         self._threads = AdvisedThreads(threads)
         self._idle_cores = idle_cores
         self._clock = clock
@@ -83,16 +92,18 @@ class TokenEngine:
         self._prompts = PromptReader(session)
         self.prompt_ids = self._prompts.token_ids  # any thread may call it
         self._forms = Forms(session, lambda: self._prompts.tool_style)
-        self._inbox: SimpleQueue[Sequence | _Cancel | _Stop] = SimpleQueue()
+        self._inbox: SimpleQueue[Sequence | _Cancel | _Stop | Callable[[], None]] = SimpleQueue()
         self._waiting = line.Line()
         self._running: list[Sequence] = []  # in order of admission
         max_bytes = settings.max_prefix_bytes
         self._slots = Slots(session, max_bytes if callable(max_bytes) else lambda _: max_bytes)
+        self.warm = WarmStart(self._slots.tree, disk)  # the engine's thread alone calls it
         self._speculation = Speculation(session.caps, settings.max_draft)
         self._adapters = adapters.AdapterTurns(session)
         self._costs = RowCosts()
         self._free_s: float | None = None  # since when nothing is computed, where the loop goes on without a sleep
         self._n_threads = 0
+        self._rest_at_s = 0.0
         self._totals = Totals()
         self._stop_at_s: float | None = None
         self._accepting = True
@@ -124,6 +135,10 @@ class TokenEngine:
         """Forget a request before the next step; its sink hears nothing more."""
         self._inbox.put(_Cancel(request_id))
 
+    def call(self, act: Callable[[], None]) -> None:
+        """Have the engine's thread call something between two steps; not if it has ended."""
+        self._inbox.put(act)
+
     def advise(self, n_prefill_threads: int | None, n_decode_threads: int | None) -> None:
         """Compute on no more than so many threads from the next step on; None ends that. No answer changes by it."""
         self._threads.advise(n_prefill_threads, n_decode_threads)
@@ -137,11 +152,9 @@ class TokenEngine:
             waiting=len(self._waiting),
             running=len(self._running),
             n_threads=self._n_threads,
-            cells_used=self._slots.n_busy_cells,
             cells_total=self._session.caps.n_ctx,
-            prefix_bytes=self._slots.prefix_bytes,
-            prefix_hits_total=self._slots.n_hits,
-            prefixes_lost_total=self._slots.n_lost,
+            **self._slots.stats(),
+            **self.warm.stats(),
             **self._totals.stats(),
             **device_stats(self._session),
         )
@@ -179,12 +192,18 @@ class TokenEngine:
         wait = wait and not (self._running or self._waiting) and self._stop_at_s is None
         if wait:
             self._slots.save_idle(self._inbox.empty)
+            if (request := self.warm.request()) is not None:
+                self.submit(request, NOBODY)
         if not self._running:
             self._free_s = None
         self._take_inbox(wait=wait)
         now_s = self._clock()
         if self._stop_at_s is not None and (now_s >= self._stop_at_s or not (self._running or self._waiting)):
             self._refuse_all()
+            end_s = now_s + _LAST_S
+            self._slots.save_idle(lambda: self._clock() < end_s)
+            self.warm.save(lambda: self._clock() < end_s)
+            self.warm.close()
             return False
         if self._waiting:
             self._drop_late(now_s)
@@ -198,7 +217,7 @@ class TokenEngine:
 
     def _take_inbox(self, *, wait: bool) -> None:
         while wait or not self._inbox.empty():
-            item = self._inbox.get()  # this thread alone takes, so what is there stays there
+            item = self._next()  # this thread alone takes, so what is there stays there
             wait = False
             if isinstance(item, _Stop):
                 with self._lock:
@@ -209,10 +228,20 @@ class TokenEngine:
                 self._waiting.clear()
             elif isinstance(item, _Cancel):
                 self._forget(item.request_id)
+            elif not isinstance(item, Sequence):
+                item()
             elif self._accepting:
                 self._enqueue(item)
             else:
                 item.sink.failed(ShuttingDownError())
+
+    def _next(self) -> Sequence | _Cancel | _Stop | Callable[[], None]:
+        """Wait for what comes next. A long wait is used to write prefixes to the disk."""
+        if self.warm.is_due and not (self._running or self._waiting):
+            with suppress(Empty):
+                return self._inbox.get(timeout=max(0.0, self._rest_at_s - self._clock()))
+            self.warm.save(self._inbox.empty)
+        return self._inbox.get()
 
     def _enqueue(self, sequence: Sequence) -> None:
         """Let a request wait, unless its deadline is out of reach already."""
@@ -226,7 +255,7 @@ class TokenEngine:
             self._waiting.add(sequence, self._running)
 
     def _owner(self, sequence: Sequence) -> str:
-        return line.owner_of(sequence.request, is_isolated=self._settings.isolate_prefixes)
+        return line.owner_of(sequence.request, is_isolated=self.is_isolated)
 
     def _forget(self, request_id: str) -> None:
         for group in (self._waiting, self._running):
@@ -313,6 +342,7 @@ class TokenEngine:
         self._costs.observe(batch, ended_s - begun_s)
         self._speculation.observe(batch, ended_s - begun_s)
         self._totals.count_step(n_rows)
+        self.warm.is_due, self._rest_at_s = True, ended_s + _REST_S
         for sequence, own in parts:
             sequence.took(own)
             n_own = sum(len(rows.token_ids) for rows in own)

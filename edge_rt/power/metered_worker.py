@@ -16,7 +16,7 @@ from edge_rt.config import Worker as Settings
 from edge_rt.errors import EdgeRtError
 from edge_rt.power.monitor import EnergyMonitor, Measured
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
-from edge_rt.types import Chunk, Energy, GenerateRequest, ModelInfo
+from edge_rt.types import Chunk, Energy, GenerateRequest, ModelInfo, PinAction, PinnedPrefix
 from edge_rt.worker.channel import Inferred, Load
 from edge_rt.worker.process import OnReply
 from edge_rt.worker.supervisor import WorkerEvents
@@ -41,6 +41,8 @@ class Worker(Protocol):
     async def prompt_ids(self, request: GenerateRequest) -> list[int]: ...
 
     async def detokenize(self, token_ids: list[int]) -> str: ...
+
+    async def pins(self, tenant: str, action: PinAction, name: str, text: str) -> list[PinnedPrefix]: ...
 
     async def infer(self, request: TensorRequest) -> TensorAnswer: ...
 
@@ -78,6 +80,7 @@ class MeteredWorker:
         self._n_threads = 1
         self.late_s, self.stop = worker.late_s, worker.stop
         self.tokenize, self.detokenize, self.prompt_ids = worker.tokenize, worker.detokenize, worker.prompt_ids
+        self.pins = worker.pins
 
     @property
     def pid(self) -> int | None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from edge_rt.catalog.manifest import Asset, Batching, Manifest, Requires, Variant
 from edge_rt.catalog.store import pick_variant
 from edge_rt.config import Config, ModelSettings, Npu
-from edge_rt.errors import ModelNotPulledError
+from edge_rt.errors import ConfigError, ModelNotPulledError
+from edge_rt.regular import read_regular
 from edge_rt.tensor_types import ChipNeeds
 from edge_rt.types import AdapterFile
 from edge_rt.worker.channel import Load, NpuLoad, TensorLoad
@@ -174,6 +175,24 @@ def _form(
     return best, None
 
 
+def pinned_texts(config: Config, model: str) -> dict[str, str]:
+    """Read the system prompts that the configuration pins for a model, by name. Raises ConfigError."""
+    texts: dict[str, str] = {}
+    for number, pin in enumerate(config.pin, 1):
+        if pin.model != model:
+            continue
+        name = pin.name or (Path(pin.file).name if pin.file else f"pin-{number}")
+        if name in texts or bool(pin.system) == bool(pin.file):
+            problem = f"{name!r} is there twice" if name in texts else "give one of system and file"
+            raise ConfigError(key=f"pin[{number - 1}]", problem=problem, origin="configuration")
+        try:
+            texts[name] = pin.system or read_regular(Path(pin.file), config.limits.max_prompt_bytes).decode("utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            problem = f"{pin.file} cannot be read: {exc}"
+            raise ConfigError(key=f"pin[{number - 1}].file", problem=problem, origin="configuration") from exc
+    return texts
+
+
 def load_message(placement: Placement, config: Config, *, force: bool) -> Load:
     """Write what a worker needs to know to load the model. Raises ModelNotPulledError."""
     if placement.path is None:
@@ -195,6 +214,8 @@ def load_message(placement: Placement, config: Config, *, force: bool) -> Load:
         max_stall_s=engine.max_stall_s,
         max_prefix_bytes=engine.max_prefix_bytes,
         isolate_prefixes=engine.isolate_prefixes,
+        max_prefix_disk_bytes=engine.max_prefix_disk_bytes,
+        pins=pinned_texts(config, placement.model),
         stream_interval_s=engine.stream_interval_s,
         memory_margin_bytes=config.worker.memory_margin_bytes,
         force=force or config.worker.force,

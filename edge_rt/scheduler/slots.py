@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from edge_rt.errors import EdgeRtError
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, PinAction, PinnedPrefix
 from edge_rt.worker.process import OnReply
 from edge_rt.worker.supervisor import WorkerEvents
 
@@ -38,6 +38,8 @@ class ModelWorker(Protocol):
     async def prompt_ids(self, request: GenerateRequest) -> list[int]: ...
 
     async def detokenize(self, token_ids: list[int]) -> str: ...
+
+    async def pins(self, tenant: str, action: PinAction, name: str, text: str) -> list[PinnedPrefix]: ...
 
     async def infer(self, request: TensorRequest) -> TensorAnswer: ...
 

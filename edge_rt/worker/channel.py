@@ -28,7 +28,16 @@ from edge_rt.tensor_types import (
     TensorRequest,
     TensorTimings,
 )
-from edge_rt.types import AdapterFile, Chunk, Energy, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.types import (
+    AdapterFile,
+    Chunk,
+    Energy,
+    EngineStats,
+    GenerateRequest,
+    ModelInfo,
+    PinAction,
+    PinnedPrefix,
+)
 
 # The largest honest frame holds a tensor request's inputs; anything near the cap is a bug or a broken peer.
 MAX_FRAME_BYTES = 256 * 2**20
@@ -82,6 +91,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     chat_template  overrides the file's own; None leaves it
     force          load although the memory looks too small
     adapters       that a language model's requests may name
+    pins           system prompts that stay, by name
     tensor         set for a tensor model, None for a language model
     """
 
@@ -101,6 +111,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     max_stall_s: float = 0.15
     max_prefix_bytes: int = -1
     isolate_prefixes: bool = False
+    max_prefix_disk_bytes: int = 0
+    pins: dict[str, str] = {}
     stream_interval_s: float = 0.05
     memory_margin_bytes: int = 0
     force: bool = False
@@ -142,6 +154,16 @@ class ReadPrompt(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
 class Detokenize(msgspec.Struct, frozen=True, array_like=True, tag="detok"):
     id: str
     token_ids: list[int]
+
+
+class Pins(msgspec.Struct, frozen=True, array_like=True, tag="pins"):
+    """List the pinned prefixes that a tenant may see, after text was pinned by a name or a name unpinned."""
+
+    id: str
+    tenant: str
+    action: PinAction = "list"
+    name: str = ""
+    text: str = ""
 
 
 class SentTensor(msgspec.Struct, frozen=True, array_like=True):
@@ -292,6 +314,11 @@ class TextOut(msgspec.Struct, frozen=True, array_like=True, tag="text"):
     text: str
 
 
+class PinsOut(msgspec.Struct, frozen=True, array_like=True, tag="pinsout"):
+    id: str
+    pins: list[PinnedPrefix]
+
+
 class Inferred(_WithTensors, kw_only=True, array_like=True, tag="inferred"):
     """A TensorAnswer but for its form, which the front process knows.
 
@@ -336,6 +363,7 @@ ToWorker = (
     | Tokenize
     | ReadPrompt
     | Detokenize
+    | Pins
     | Infer
     | Look
     | Lend
@@ -343,7 +371,9 @@ ToWorker = (
     | GiveBack
     | Shutdown
 )
-FromWorker = Ready | TensorReady | Described | ChunkOut | Failed | TokensOut | TextOut | Inferred | Found | Stats
+FromWorker = (
+    Ready | TensorReady | Described | ChunkOut | Failed | TokensOut | TextOut | PinsOut | Inferred | Found | Stats
+)
 
 M = TypeVar("M")
 

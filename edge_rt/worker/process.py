@@ -22,7 +22,7 @@ from edge_rt.tensor_types import (
     TensorModelInfo,
     TensorRequest,
 )
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, PinAction, PinnedPrefix
 from edge_rt.worker import channel
 from edge_rt.worker.lending import Lending
 from edge_rt.worker.parent_end import ParentChannel
@@ -51,7 +51,7 @@ class Handle(Protocol):
         ...
 
 
-_Reply = list[int] | str | channel.Inferred | MediaAnswer
+_Reply = list[int] | str | channel.Inferred | channel.PinsOut | MediaAnswer
 OnReply = Callable[[channel.Inferred | EdgeRtError], None]
 Launch = Callable[[], Awaitable[tuple[socket.socket, Handle]]]
 
@@ -225,6 +225,13 @@ class Process:
         assert isinstance(reply, str)
         return reply
 
+    async def pins(self, tenant: str, action: PinAction, name: str, text: str) -> list[PinnedPrefix]:
+        """Pin, unpin or list the beginnings of prompts that stay; see channel.Pins."""
+        wire_id = self._wire_id()
+        reply = await self._ask(wire_id, channel.Pins(wire_id, tenant, action, name, text))
+        assert isinstance(reply, channel.PinsOut)
+        return reply.pins
+
     async def infer(self, request: TensorRequest) -> TensorAnswer:
         """Run a tensor model. Cancelling the call drops the request unless it computes already."""
         wire_id = self._wire_id()
@@ -320,6 +327,8 @@ class Process:
             self._replied(message.id, message.token_ids)
         elif isinstance(message, channel.TextOut):
             self._replied(message.id, message.text)
+        elif isinstance(message, channel.PinsOut):
+            self._replied(message.id, message)
         elif isinstance(message, channel.Found):
             self._replied(message.id, message.answer)
 

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from edge_rt import config
 from edge_rt.errors import BackendLoadError, EdgeRtError, WorkerLostError
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, PinAction, PinnedPrefix
 from edge_rt.worker.channel import Load
 from edge_rt.worker.process import Launch, OnReply, Process
 
@@ -116,6 +116,9 @@ class Worker:
 
     async def detokenize(self, token_ids: list[int]) -> str:
         return await self._retried(lambda process: process.detokenize(token_ids))
+
+    async def pins(self, tenant: str, action: PinAction, name: str, text: str) -> list[PinnedPrefix]:
+        return await self._retried(lambda process: process.pins(tenant, action, name, text))
 
     async def infer(self, request: TensorRequest) -> TensorAnswer:
         """Run a tensor model; asked once more after a restart, unless a stream's state was lost with the worker."""

@@ -20,25 +20,27 @@ from edge_rt.backends.dispatch import dispatch
 from edge_rt.devices import cpu, memory
 from edge_rt.devices.base import Reading
 from edge_rt.devices.idle import IdleMeter
+from edge_rt.engine.pinning import Pinning, pin
 from edge_rt.engine.prefix_room import PrefixRoom
 from edge_rt.engine.sequence import Sink
 from edge_rt.engine.start import start_engine
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
 from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
-from edge_rt.types import Chunk, GenerateRequest
+from edge_rt.types import Chunk, GenerateRequest, PinnedPrefix
 from edge_rt.worker import channel, service
 from edge_rt.worker.channel import ChannelError, Load
 from edge_rt.worker.load import unpack
 from edge_rt.worker.memory import check
 from edge_rt.worker.own_end import WorkerChannel
+from edge_rt.worker.prefixes import open_disk, pin_configured
 
 _log = logging.getLogger(__name__)
 
 _Requests = channel.Generate | channel.ReadPrompt  # what has a request, whose id is its own
-_Errand = _Requests | channel.Tokenize | channel.Detokenize
+_Errand = _Requests | channel.Tokenize | channel.Detokenize | channel.Pins
 
 
-class Engine(service.Engine, Protocol):
+class Engine(service.Engine, Pinning, Protocol):
     """What the worker needs of a TokenEngine."""
 
     def submit(self, request: GenerateRequest, sink: Sink) -> None: ...
@@ -46,8 +48,6 @@ class Engine(service.Engine, Protocol):
     def cancel(self, request_id: str) -> None: ...
 
     def advise(self, n_prefill_threads: int | None, n_decode_threads: int | None) -> None: ...
-
-    def prompt_ids(self, request: GenerateRequest) -> list[int]: ...
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
 
@@ -75,7 +75,10 @@ def load_session(
 
 def make_engine(load: Load, session: TokenSession, idle_cores: Callable[[], float | None]) -> TokenEngine:
     """Make the engine; the thread that calls this must be the one that runs it."""
-    engine = start_engine(session, engine_settings(load), n_threads=load.n_threads, idle_cores=idle_cores)
+    disk = open_disk(load, session)
+    settings = engine_settings(load)
+    engine = start_engine(session, settings, n_threads=load.n_threads, idle_cores=idle_cores, disk=disk)
+    pin_configured(load, engine)
     engine.warm_up()
     return engine
 
@@ -175,6 +178,8 @@ class Service(service.Service):
         elif isinstance(message, channel.ReadPrompt):
             ids = self._engine.prompt_ids(message.request)
             self._channel.send(channel.TokensOut(message.request.id, ids))
+        elif isinstance(message, channel.Pins):
+            self._pin(message, sink)
         elif isinstance(message, channel.Detokenize):
             self._channel.send(channel.TextOut(message.id, self._engine.detokenize(message.token_ids)))
         else:
@@ -187,6 +192,15 @@ class Service(service.Service):
                     self._cancelled.discard(message.request.id)
                 if was_cancelled:
                     self._engine.cancel(message.request.id)
+
+    def _pin(self, message: channel.Pins, sink: _RequestSink) -> None:
+        def done(found: list[PinnedPrefix] | EdgeRtError) -> None:
+            if isinstance(found, EdgeRtError):
+                sink.failed(found)
+            else:
+                self._channel.send(channel.PinsOut(message.id, found))
+
+        pin(self._engine, done, action=message.action, tenant=message.tenant, name=message.name, text=message.text)
 
 
 def serve(

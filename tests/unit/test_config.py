@@ -231,7 +231,7 @@ def test_a_dotted_key_can_be_read_back(key: config.Key) -> None:
 def test_the_example_lists_every_key_with_its_default(tmp_path: Path) -> None:
     loaded = config.load(EXAMPLE, environ={})
     assert loaded.config == Config()
-    assert [setting.key for setting in loaded.settings() if setting.origin == "default"] == ["cloud", "models"]
+    assert [setting.key for setting in loaded.settings() if setting.origin == "default"] == ["cloud", "models", "pin"]
 
 
 @pytest.mark.parametrize(

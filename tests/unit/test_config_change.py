@@ -60,7 +60,11 @@ def another(key: tuple[str, ...], value: Any) -> Any:
     name = dotted(key)
     guesses = [not value] if isinstance(value, bool) else []
     guesses += [value + 1, value / 2, value + 0.25] if isinstance(value, int | float) else []
-    guesses += [["a"], ["cpufreq", "rapl"], ["email"], ["/dev/ttyACM0"]] if isinstance(value, list | tuple) else []
+    guesses += (
+        [["a"], [{"model": "m", "system": "s"}], ["cpufreq", "rapl"], ["email"], ["/dev/ttyACM0"]]
+        if isinstance(value, list | tuple)
+        else []
+    )
     guesses += ["0640", "other", "null", "q8_0", "latency", "on", "local", "json", "debug", "max_completion_tokens"]
     guesses += ["npu", "z2-gemm", {"uid:1": "local"}, {"npu_qnn": "43:73"}, {"npu_qnn.vtcm_mb": "8"}]
     guesses += [{"a": {"file": "/a.gguf"}}]

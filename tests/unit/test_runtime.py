@@ -40,7 +40,7 @@ from edge_rt.runtime import Runtime
 from edge_rt.scheduler.slots import ModelWorker
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import Tensor, TensorRequest
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, Origin
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, Origin, PinAction, PinnedPrefix
 from edge_rt.worker.channel import Load
 from edge_rt.worker.supervisor import WorkerEvents
 from tests import virtual_time
@@ -135,6 +135,9 @@ class FakeWorker:
 
     async def prompt_ids(self, request: GenerateRequest) -> list[int]:
         return list((request.prompt or "").encode())
+
+    async def pins(self, tenant: str, action: PinAction, name: str, text: str) -> list[PinnedPrefix]:
+        raise NotImplementedError
 
     async def detokenize(self, token_ids: list[int]) -> str:
         return f"{token_ids}"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows
 from edge_rt.backends.null import NullSession
+from edge_rt.engine.prefix_disk import PrefixDisk
 from edge_rt.engine.threads import ThreadChoice
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
 from edge_rt.errors import BackendStepError, EdgeRtError
@@ -85,6 +86,7 @@ class Bench:
         n_batch: int = 256,
         row_s: float = ROW_S,
         session_type: type[Recorder] = Recorder,
+        disk: PrefixDisk | None = None,
         **settings: float | bool,
     ) -> None:
         self.clock = FakeClock()
@@ -93,7 +95,12 @@ class Bench:
         self.session = session_type(file, options, sleep=self.clock.advance)
         settings = {"stream_interval_s": 0.0, **settings}
         self.engine = TokenEngine(
-            self.session, EngineSettings(**settings), ThreadChoice((1, 2)), clock=self.clock, entropy=lambda: 7
+            self.session,
+            EngineSettings(**settings),
+            ThreadChoice((1, 2)),
+            clock=self.clock,
+            entropy=lambda: 7,
+            disk=disk,
         )
 
     def ask(self, request: GenerateRequest) -> Answer:

@@ -15,7 +15,7 @@ from edge_rt.errors import WorkerLostError
 from edge_rt.power.metered_worker import metered
 from edge_rt.power.monitor import EnergyMonitor
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, Reply, TensorAnswer, TensorRequest, TensorTimings
-from edge_rt.types import Chunk, Energy, GenerateRequest
+from edge_rt.types import Chunk, Energy, GenerateRequest, PinAction, PinnedPrefix
 from edge_rt.worker.channel import Inferred
 from tests import virtual_time
 from tests.unit.worker.fake_child import INFO, LAST, LOAD
@@ -48,6 +48,9 @@ class FakeWorker:
         return [1, 2]
 
     async def prompt_ids(self, request: GenerateRequest) -> list[int]:
+        raise NotImplementedError
+
+    async def pins(self, tenant: str, action: PinAction, name: str, text: str) -> list[PinnedPrefix]:
         raise NotImplementedError
 
     async def detokenize(self, token_ids: list[int]) -> str:

@@ -1,0 +1,216 @@
+"""What is there when a model starts: pinned prefixes, and those that were often used, from one run to the next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_rt.engine.prefix_disk import OnDisk, PrefixDisk, PrefixFile
+from edge_rt.engine.prefix_tree import Kept, Node, PrefixTree, path_to
+from edge_rt.errors import EdgeRtError
+from edge_rt.types import Chunk, GenerateRequest, PinnedPrefix
+
+_log = logging.getLogger(__name__)
+
+MAX_PINS = 64  # of each owner
+_MIN_SAVED_TOKENS = 64  # on disk: fewer are computed again in no time
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """A prefix that stays.
+
+    is_kept      all of it is in the tree; is_asked: somebody computes it
+    is_hopeless  it cannot be written to the disk
+    """
+
+    name: str
+    owner: str
+    token_ids: tuple[int, ...]
+    is_kept: bool = False
+    is_asked: bool = False
+    is_hopeless: bool = False
+
+
+class _Nobody:
+    """Hears the answer that a pinned prefix is computed with, which is none."""
+
+    def chunk(self, chunk: Chunk) -> None:
+        pass
+
+    def failed(self, error: EdgeRtError) -> None:
+        _log.warning("a pinned prefix is not computed: %s", error)
+
+
+NOBODY: Final = _Nobody()
+
+
+class WarmStart:
+    """Pins and the disk of one tree; the engine's thread alone calls it.
+
+    disk  None: nothing outlasts the process
+    """
+
+    def __init__(self, tree: PrefixTree, disk: PrefixDisk | None) -> None:
+        self._tree = tree
+        self._disk = disk if disk is not None and disk.open() else None
+        self._pins: dict[tuple[str, str], Pin] = {}
+        self.is_due = False  # since something was computed, nothing has been written
+        for file in list(self._disk.files) if self._disk is not None else []:
+            self._take_up(file)
+
+    def stats(self) -> dict[str, Any]:
+        """Give the fields of EngineStats that tell of them."""
+        return {
+            "prefix_disk_bytes": self._disk.n_bytes if self._disk is not None else 0,
+            "pinned_prefixes": sum(pin.is_kept for pin in self._pins.values()),
+        }
+
+    def pins(self, owners: frozenset[str]) -> list[PinnedPrefix]:
+        """Describe the pins of some owners."""
+        on_disk = {(f.head.owner, f.head.pin) for f in (self._disk.files if self._disk is not None else ())}
+        return [
+            PinnedPrefix(name=pin.name, n_tokens=len(pin.token_ids), is_kept=pin.is_kept, is_on_disk=key in on_disk)
+            for key, pin in self._pins.items()
+            if pin.owner in owners
+        ]
+
+    def pin(self, name: str, owner: str, token_ids: list[int]) -> bool:
+        """Let a prefix stay from when it is computed; another one of that name no longer. False: there are too many."""
+        key = (owner, name)
+        if (old := self._pins.get(key)) is not None and old.token_ids == tuple(token_ids):
+            return True
+        if old is None and sum(pin.owner == owner for pin in self._pins.values()) >= MAX_PINS:
+            return False
+        if old is not None:
+            self.unpin(name, owner)
+        self._pins[key] = Pin(name, owner, tuple(token_ids))
+        self._settle(self._pins[key])
+        return True
+
+    def unpin(self, name: str, owner: str) -> bool:
+        """Let a pinned prefix go when its turn comes; False if there is none of that name."""
+        pin = self._pins.pop((owner, name), None)
+        if pin is None:
+            return False
+        if pin.is_kept:
+            self._tree.pin(owner, pin.token_ids, by=-1)
+        for file in [f for f in self._files() if (f.head.owner, f.head.pin) == (owner, name)]:
+            self._remove(file)
+        return True
+
+    def request(self) -> GenerateRequest | None:
+        """Give a request without an answer, that computes a pinned prefix which is not there; each once."""
+        for pin in self._pins.values():
+            self._settle(pin)
+            if not pin.is_kept and not pin.is_asked:
+                pin.is_asked = True
+                return GenerateRequest(
+                    id=f"pin {pin.name}",
+                    model="",
+                    prompt_token_ids=pin.token_ids,
+                    max_tokens=0,
+                    tenant=pin.owner.removeprefix("\1"),
+                    priority="background",
+                    stream=False,
+                )
+        return None
+
+    def settle(self) -> None:
+        """Hold on to what has been computed for pins by now."""
+        for pin in self._pins.values():
+            self._settle(pin)
+
+    def save(self, go_on: Callable[[], bool]) -> None:
+        """Write what is worth it to the disk, while go_on."""
+        self.settle()
+        for owner, nodes, name in self._unsaved():
+            if not go_on():
+                return
+            self._write(owner, nodes, name, go_on)
+        self.is_due = not go_on()
+
+    def close(self) -> None:
+        if self._disk is not None:
+            self._disk.close()
+
+    # The disk.
+
+    def _files(self) -> list[PrefixFile]:
+        return self._disk.files if self._disk is not None else []
+
+    def _take_up(self, file: PrefixFile) -> None:
+        """Put a file's prefix into the tree; its states are read when they are wanted."""
+        head = file.head
+        if self._tree.n_states(len(file.token_ids)) != len(head.sizes):  # cut into other blocks
+            self._remove(file)
+            return
+
+        def save(start: int, _end: int | None) -> Kept:
+            return OnDisk(file, start // self._tree.n_block)
+
+        self._tree.put(head.owner, file.token_ids, save)
+        for node in self._path(head.owner, file.token_ids):
+            node.is_written = True
+        if head.pin:
+            self.pin(head.pin, head.owner, list(file.token_ids))
+
+    def _unsaved(self) -> list[tuple[str, tuple[Node, ...], str]]:
+        """List what is not on disk yet: owner, nodes in order, and the name of a pin."""
+        if self._disk is None:
+            return []
+        found: list[tuple[str, tuple[Node, ...], str]] = []
+        seen: set[int] = set()
+        for pin in self._pins.values():
+            nodes = self._path(pin.owner, pin.token_ids) if pin.is_kept else ()
+            has_file = any((f.head.owner, f.head.pin) == (pin.owner, pin.name) for f in self._files())
+            if nodes and not has_file and not pin.is_hopeless:
+                found.append((pin.owner, nodes, pin.name))
+                seen.add(id(nodes[-1]))
+        for owner, _, end in self._tree.ends():
+            nodes = path_to(end)
+            n_hot = max((i for i, node in enumerate(nodes, 1) if node.n_hits), default=0)
+            nodes = self._tree.savable(nodes, n_hot)
+            if not nodes or nodes[-1].is_written or id(nodes[-1]) in seen:
+                continue
+            if sum(node.n_tokens for node in nodes) >= _MIN_SAVED_TOKENS:
+                seen.add(id(nodes[-1]))
+                found.append((owner, nodes, ""))
+        return found
+
+    def _write(self, owner: str, nodes: tuple[Node, ...], name: str, go_on: Callable[[], bool]) -> None:
+        assert self._disk is not None
+        states: list[NDArray[np.uint8]] = []
+        for node in nodes:
+            if node.kept is not None:
+                if (state := node.kept.read()) is None:
+                    self._tree.drop(node)
+                    return
+                states.append(state)
+        token_ids = [token_id for node in nodes for token_id in node.ids()]
+        is_saved = self._disk.save(owner, token_ids, states, pin=name, go_on=go_on) is not None
+        if not is_saved and not go_on():
+            return
+        for node in nodes:  # what cannot be written is not tried again and again
+            node.is_written = True
+        if name and not is_saved:
+            self._pins[owner, name].is_hopeless = True
+
+    def _remove(self, file: PrefixFile) -> None:
+        assert self._disk is not None
+        for node in self._path(file.head.owner, file.token_ids):
+            node.is_written = False
+        self._disk.remove(file)
+
+    def _path(self, owner: str, token_ids: tuple[int, ...]) -> tuple[Node, ...]:
+        match = self._tree.find(owner, token_ids)
+        return path_to(match.nodes[-1]) if match.nodes and match.n_tokens == len(token_ids) else ()
+
+    def _settle(self, pin: Pin) -> None:
+        if not pin.is_kept and self._tree.pin(pin.owner, pin.token_ids):
+            pin.is_kept = True

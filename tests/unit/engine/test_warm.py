@@ -1,0 +1,226 @@
+"""Warm starts on the null back end: what outlasts an engine, and who may use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge_rt.engine.pinning import pin, system_ids
+from edge_rt.engine.prefix_disk import PrefixDisk
+from edge_rt.errors import EdgeRtError, InvalidRequestError
+from edge_rt.types import GenerateRequest, Message, PinnedPrefix
+from tests.unit.engine.null_engine import Answer, Bench, Recorder, chat
+
+SYSTEM = "You answer in one word. " * 6
+
+
+class Whole(Recorder):
+    """Saves whole sequences only, as llama.cpp does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.caps = replace(self.caps, can_save_ranges=False)
+
+    def seq_save(self, seq_id: int, start: int = 0, end: int | None = None) -> NDArray[np.uint8]:
+        assert (start, end) == (0, None)
+        return super().seq_save(seq_id)
+
+
+def bench(folder: Path, **settings: Any) -> Bench:
+    disk = PrefixDisk(folder / "p", settings.pop("key", "k"), 10**8, free_bytes=lambda _: 10**12)
+    return Bench(disk=disk, **settings)
+
+
+def end(*benches: Bench) -> None:
+    """End engines as a process does, which drops its lock."""
+    for one in benches:
+        one.engine.stop(0.0)
+        one.engine.run()
+
+
+def talk(text: str, request_id: str, system: str = SYSTEM, **fields: Any) -> GenerateRequest:
+    messages = (Message(role="system", content=system), Message(role="user", content=text))
+    return GenerateRequest(id=request_id, model="null", messages=messages, **fields)
+
+
+def cached(answer: Answer) -> int:
+    assert answer.last.usage is not None
+    return answer.last.usage.cached_tokens
+
+
+def rest(one: Bench) -> None:
+    """Let the engine have a moment without requests, as its loop does."""
+    one.engine._slots.save_idle(lambda: True)
+    while (request := one.engine.warm.request()) is not None:
+        one.run(one.ask(request))
+        one.engine._slots.save_idle(lambda: True)
+    one.engine.warm.save(lambda: True)
+
+
+def pins(one: Bench, **fields: Any) -> list[PinnedPrefix]:
+    heard: list[list[PinnedPrefix] | EdgeRtError] = []
+    pin(one.engine, heard.append, **{"action": "list", "tenant": "", **fields})
+    one.engine.step()
+    (found,) = heard
+    if isinstance(found, EdgeRtError):
+        raise found
+    return found
+
+
+@pytest.mark.parametrize("session_type", [Recorder, Whole])
+def test_what_was_often_used_is_there_after_a_restart(tmp_path: Path, session_type: type[Recorder]) -> None:
+    before = bench(tmp_path, session_type=session_type)
+    for name in "abc":
+        before.run(before.ask(talk(name, name)))
+    rest(before)
+    end(before)
+    after = bench(tmp_path, session_type=session_type)
+    answer = after.ask(talk("d", "d"))
+    after.run(answer)
+    assert answer.text == "d"
+    assert cached(answer) >= len(SYSTEM) // 32 * 32
+    stats = after.engine.stats()
+    assert stats.restored_tokens_total >= cached(answer)
+    assert stats.prefix_disk_bytes > 0
+    end(after)
+
+
+def test_what_was_used_once_is_not_written(tmp_path: Path) -> None:
+    one = bench(tmp_path)
+    one.run(one.ask(talk("a", "a")))
+    rest(one)
+    assert one.engine.stats().prefix_disk_bytes == 0
+    end(one)
+
+
+def test_a_pin_is_computed_by_nobodys_request_and_stays(tmp_path: Path) -> None:
+    one = bench(tmp_path, max_prefix_bytes=6000)
+    assert [p.is_kept for p in pins(one, action="pin", name="house", text=SYSTEM)] == [False]
+    rest(one)
+    (found,) = pins(one)
+    assert (found.name, found.is_kept, found.is_on_disk) == ("house", True, True)
+    assert found.n_tokens == len(system_ids(one.engine, SYSTEM))
+    for number in range(30):
+        one.run(one.ask(chat(f"{number:02d}" * 50, str(number))))
+        one.engine._slots.save_idle(lambda: True)
+    answer = one.ask(talk("x", "x"))
+    one.run(answer)
+    assert cached(answer) == found.n_tokens
+    end(one)
+    after = bench(tmp_path)
+    first = after.ask(talk("y", "y"))
+    after.run(first)
+    assert (cached(first), first.text) == (found.n_tokens, "y")
+    assert [p.name for p in pins(after)] == ["house"]
+    assert pins(after, action="unpin", name="house") == []
+    assert after.engine.stats().prefix_disk_bytes == 0
+    with pytest.raises(InvalidRequestError, match="nothing is pinned"):
+        pins(after, action="unpin", name="house")
+    end(after)
+
+
+def test_another_text_takes_a_name(tmp_path: Path) -> None:
+    one = bench(tmp_path)
+    pins(one, action="pin", name="a", text=SYSTEM)
+    rest(one)
+    pins(one, action="pin", name="a", text=SYSTEM.upper())
+    rest(one)
+    answer = one.ask(talk("x", "x", SYSTEM.upper()))
+    one.run(answer)
+    assert cached(answer) == len(SYSTEM) + 1
+    assert len(pins(one)) == 1
+    end(one)
+
+
+def test_a_damaged_file_is_computed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = bench(tmp_path)
+    pins(before, action="pin", name="a", text=SYSTEM)
+    rest(before)
+    end(before)
+    (path,) = (tmp_path / "p").glob("*.kv")
+    raw = bytearray(path.read_bytes())
+    raw[-100] ^= 1
+    path.write_bytes(raw)
+    after = bench(tmp_path)
+    answer = after.ask(talk("x", "x"))
+    after.run(answer)
+    assert (answer.text, cached(answer)) == ("x", 0)
+    assert after.engine.stats().prefixes_lost_total == 1
+    assert "damaged" in caplog.text
+    assert not path.exists()
+    end(after)
+
+
+def test_a_state_of_fewer_tokens_than_it_should_have_is_not_used(tmp_path: Path) -> None:
+    class Short(Recorder):
+        def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
+            super().seq_load(seq_id, state[:-4])
+
+    before = bench(tmp_path)
+    pins(before, action="pin", name="a", text=SYSTEM)
+    rest(before)
+    end(before)
+    after = bench(tmp_path, session_type=Short)
+    answer = after.ask(talk("x", "x"))
+    after.run(answer)
+    assert (answer.text, cached(answer)) == ("x", 0)
+    end(after)
+
+
+def test_files_of_isolated_users_are_given_to_nobody_else(tmp_path: Path) -> None:
+    before = bench(tmp_path, isolate_prefixes=True)
+    for number in range(3):
+        before.run(before.ask(talk(str(number), str(number), tenant="uid:1")))
+    pins(before, action="pin", name="mine", text=SYSTEM * 2, tenant="uid:1")
+    pins(before, action="pin", name="house", text="For all of you. " * 10, tenant="")
+    rest(before)
+    assert [p.name for p in pins(before, tenant="uid:2")] == ["house"]
+    assert sorted(p.name for p in pins(before, tenant="uid:1")) == ["house", "mine"]
+    end(before)
+    assert any(b"uid:1" in path.read_bytes() for path in (tmp_path / "p").glob("*.kv"))
+    after = bench(tmp_path, isolate_prefixes=True)
+    answers = [after.ask(talk("x", tenant, tenant=tenant)) for tenant in ("uid:2", "uid:1")]
+    after.run(*answers)
+    assert [cached(a) > 0 for a in answers] == [False, True]
+    for tenant in ("uid:1", "uid:2"):
+        house = after.ask(talk("x", f"house {tenant}", "For all of you. " * 10, tenant=tenant))
+        after.run(house)
+        assert cached(house) == 161
+    end(after)
+
+
+def test_other_settings_begin_anew(tmp_path: Path) -> None:
+    before = bench(tmp_path)
+    pins(before, action="pin", name="a", text=SYSTEM)
+    rest(before)
+    end(before)
+    after = bench(tmp_path, key="other")
+    answer = after.ask(talk("x", "x"))
+    after.run(answer)
+    assert cached(answer) == 0
+    assert list((tmp_path / "p").glob("*.kv")) == []
+    end(after)
+
+
+def test_an_end_without_rest_writes_what_is_pinned(tmp_path: Path) -> None:
+    before = bench(tmp_path)
+    pins(before, action="pin", name="a", text=SYSTEM)
+    before.run(before.ask(talk("x", "x")))
+    end(before)
+    assert len(list((tmp_path / "p").glob("*.kv"))) == 1
+
+
+def test_too_many_pins_are_refused(tmp_path: Path) -> None:
+    one = bench(tmp_path)
+    for number in range(64):
+        pins(one, action="pin", name=str(number), text=f"{number} {SYSTEM}")
+    with pytest.raises(InvalidRequestError, match="64"):
+        pins(one, action="pin", name="more", text=SYSTEM)
+    assert isinstance(one.engine.warm.pins(frozenset({""})), Sequence)
+    end(one)
