@@ -32,7 +32,7 @@ from edge_rt.api.outcome import Written
 from edge_rt.api.schemas import encode
 from edge_rt.api.sse import StopOnHangUp
 from edge_rt.api.status import HttpError
-from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+from edge_rt.errors import InvalidRequestError
 from edge_rt.types import GenerateRequest, Message
 from edge_rt.version import VERSION
 
@@ -94,8 +94,6 @@ def routes(api: Api) -> list[Route]:
     async def embed(request: Request) -> ASGIApp:
         asked = decode_with(await read_body(request, api), wire.DECODERS[wire.EmbedRequest])
         asked.given_options()
-        if asked.dimensions is not None:
-            raise UnsupportedFeatureError(feature="dimensions", remedy="take as many of the numbers as you want")
         texts = [asked.input] if isinstance(asked.input, str) else asked.input or []
         return _Embedding(api, asked, texts, request.state.tenant, is_one=False)
 
@@ -195,6 +193,10 @@ class _Embedding:
     def __init__(self, api: Api, asked: wire.Asked, texts: list[str], tenant: str, *, is_one: bool) -> None:
         self._api, self._asked, self._texts, self._tenant, self._is_one = api, asked, texts, tenant, is_one
         self._keep_s = wire.keep_alive_s(asked.keep_alive)
+        self._dimensions: int | None = None
+        self._truncate = False
+        if isinstance(asked, wire.EmbedRequest):
+            self._dimensions, self._truncate = asked.dimensions, bool(asked.truncate)
         if texts:
             check_texts(texts)
         self._model = check_task(api, models.find(api, asked.wanted()).id, ("embed",))
@@ -205,7 +207,15 @@ class _Embedding:
             if not self._texts or self._api.runtime.model(self._model).tensor is None:
                 await self._api.runtime.load(self._model, tensors=True)
             load_s = time.monotonic() - begun_s
-            answers = await embed_texts(self._api, self._model, self._texts, tenant=self._tenant)
+            answers = await embed_texts(
+                self._api,
+                self._model,
+                self._texts,
+                tenant=self._tenant,
+                dimensions=self._dimensions,
+                truncate=self._truncate,
+                param="prompt" if self._is_one else "input",
+            )
         if self._keep_s is not None:
             self._api.runtime.keep(self._model, self._keep_s)
         vectors = [answer.embedding for answer in answers]

@@ -179,7 +179,7 @@ class ChatRequest(Generation, kw_only=True):
 
 class EmbedRequest(Asked, kw_only=True):
     input: str | list[str] | None = None
-    truncate: bool | None = None  # what is too long is refused all the same: nothing is ever cut
+    truncate: bool | None = None  # only where it is asked for: without it what is too long is refused
     dimensions: int | None = None
 
 

@@ -54,6 +54,8 @@ def command(
 
     SIGHUP lets it read its configuration again (docs/systemd.md says what can change without a restart).
 
+    It speaks OpenAI's, Ollama's and Anthropic's protocols (docs/clients.md).
+
     Models are loaded on their first use and unloaded when idle; they must have been pulled (`edge_rt models pull`). A
     second Ctrl-C does not wait for running answers. Options win over the configuration (`edge_rt config show`).
 

@@ -279,12 +279,13 @@ def test_embeddings() -> None:
     assert answer["embeddings"] == [[0.5, 1.0]] * 2
     assert answer["prompt_eval_count"] == 6
     assert runtime.kept == [("loaded", 60.0)]
+    assert [(look.truncate, look.dimensions) for look in runtime.looks] == [(True, None)] * 2
     assert ask(runtime, "POST", "/api/embed", {"model": "loaded", "input": "a"}).json["embeddings"] == [[0.5, 1.0]]
     assert ask(runtime, "POST", "/api/embeddings", {"model": "loaded", "prompt": "a"}).json == {"embedding": [0.5, 1.0]}
     assert ask(runtime, "POST", "/api/embed", {"model": "loaded", "input": []}).json["embeddings"] == []
     for wrong, named in (
         ({"model": "default", "input": "a"}, "embed"),
-        ({"model": "loaded", "input": "a", "dimensions": 2}, "dimensions"),
+        ({"model": "loaded", "input": "a", "dimensions": 0}, "dimensions"),
         ({"model": "loaded", "input": ["a", ""]}, "input[1]"),
         ({"model": "loaded", "input": ["a"] * 3000}, "input"),
     ):
