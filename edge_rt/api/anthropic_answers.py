@@ -14,6 +14,7 @@ from edge_rt.api.outcome import Outcome
 from edge_rt.api.schemas import WireEnergy, WireOrigin, encode, wire_energy
 from edge_rt.api.sse import EVENT_STREAM, named_event
 from edge_rt.api.status import ErrorReply
+from edge_rt.api.tools import joined
 from edge_rt.types import Chunk, GenerateRequest, ToolCallDelta
 
 # Of a status; 4xx and 5xx that are not here are invalid_request_error and api_error.
@@ -96,6 +97,9 @@ NAMES: Final = {
     "messages[": "messages",
     "response_format": "output_config.format",
     "stop": "stop_sequences",
+    "tool_choice.function": "tool_choice",
+    "tools[].function.parameters": "tools[].input_schema",
+    "tools[].function": "tools[]",
 }
 
 
@@ -147,7 +151,7 @@ class MessageWriter:
             if self._open != "text":
                 yield from self._begin("text", TextBlock(text=""))
             yield self._delta(Delta(type="text_delta", text=chunk.text))
-        for call in chunk.tool_calls:
+        for call in joined(chunk.tool_calls):
             yield from self._add_call(call)
 
     def _add_call(self, call: ToolCallDelta) -> Iterator[Event]:

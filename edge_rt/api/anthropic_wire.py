@@ -145,6 +145,8 @@ def count_request(wire: CountRequest, *, request_id: str, tenant: str) -> Genera
     """Translate what decides of the prompt. Raises InvalidRequestError or UnsupportedFeatureError naming the field."""
     refuse_unsupported(wire, NEUTRAL)
     choice, tool_name = _tool_choice(wire.tool_choice)
+    if choice == "required" and not wire.tools:
+        raise InvalidRequestError(param="tool_choice", problem="asks for a call, but there are no tools")
     return GenerateRequest(
         id=request_id,
         model=wire.model,

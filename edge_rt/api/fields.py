@@ -88,7 +88,8 @@ def _join(place: str, name: str) -> str:
 def named_as(names: Mapping[str, str]) -> Iterator[None]:
     """Let errors from inside a `with` name a request's fields as its own protocol does: by names, OpenAI's → its.
 
-    A name that ends in "[" stands for a list whose places are others in the protocol: the place is left out.
+    A name with "[]" stands for any place of a list; one that ends in "[" for a list whose places are others in the
+    protocol: the place is left out.
     """
     try:
         yield
@@ -102,8 +103,9 @@ def _renamed(place: str, names: Mapping[str, str]) -> str:
     for name, own in names.items():
         if name.endswith("[") and place.startswith(name):
             return own
-        if place == name or place.startswith(tuple(name + mark for mark in ".[#")):
-            return own + place.removeprefix(name)
+        pattern = re.escape(name).replace(r"\[\]", r"(\[\d+\])") + r"(?=[.\[#]|$)"
+        if found := re.match(pattern, place):
+            return own.replace("[]", found[1] if found.groups() else "") + place[found.end() :]
     return place
 
 

@@ -132,7 +132,7 @@ def show(api: Api, status: ModelStatus, started_at: datetime) -> Shown:
         if (n_tokens := _embedded_tokens(status)) is not None:
             known["general.context_length"] = n_tokens
     else:
-        capabilities = ("completion",)
+        capabilities = ("completion", "tools")  # of all: where a template knows none, a message tells of them
         # What a prompt may fill now, not what the model was trained for: clients fit theirs to it.
         known[f"{arch or 'general'}.context_length"] = status.n_ctx
     return Shown(

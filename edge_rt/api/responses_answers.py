@@ -15,6 +15,7 @@ from edge_rt.api.responses_wire import ResponsesRequest
 from edge_rt.api.schemas import ChatLogprob, TopLogprob, WireEnergy, WireOrigin, encode, wire_energy
 from edge_rt.api.sse import EVENT_STREAM, named_event
 from edge_rt.api.status import ErrorReply
+from edge_rt.api.tools import joined
 from edge_rt.types import Chunk, GenerateRequest, Timings, TokenLogprob, ToolCallDelta, Usage
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -146,7 +147,7 @@ class Items:
     def add(self, chunk: Chunk) -> Iterator[Event]:
         if chunk.text or chunk.logprobs:
             yield from self._add_text(chunk.text, chunk.logprobs)
-        for delta in chunk.tool_calls:
+        for delta in joined(chunk.tool_calls):
             yield from self._add_call(delta)
 
     def end(self, status: Status) -> Iterator[Event]:
@@ -225,6 +226,8 @@ NAMES: Final = {
     "messages[": "input",
     "response_format.json_schema.schema": "text.format.schema",
     "response_format": "text.format",
+    "tool_choice.function": "tool_choice",
+    "tools[].function": "tools[]",
 }
 
 

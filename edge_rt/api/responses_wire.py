@@ -163,6 +163,8 @@ def generate_request(wire: ResponsesRequest, *, request_id: str, model: str, ten
     if wire.stream_options is not None:
         refuse_unsupported(wire.stream_options, NEUTRAL, "stream_options.")
     choice, tool_name = _tool_choice(wire.tool_choice)
+    if choice == "required" and not wire.tools:
+        raise InvalidRequestError(param="tool_choice", problem="asks for a call, but there are no tools")
     instructions = () if not wire.instructions else (Message(role="system", content=wire.instructions),)
     return GenerateRequest(
         id=request_id,

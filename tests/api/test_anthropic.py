@@ -202,7 +202,8 @@ def test_what_a_request_asks_for_reaches_the_engine() -> None:
     assert (request.tool_choice, request.tool_name, request.parallel_tool_calls) == ("required", "weather", False)
     assert request.response_format is not None
     assert json.loads(request.response_format.text) == SCHEMA
-    assert asked(tool_choice={"type": "any"}).tool_choice == "required"
+    tools = [{"name": "f", "input_schema": {}}]
+    assert asked(tools=tools, tool_choice={"type": "any"}).tool_choice == "required"
     assert asked(tool_choice={"type": "none"}).tool_choice == "none"
     assert asked(output_format={"type": "json_schema", "schema": {}}).response_format is not None
 
@@ -221,6 +222,7 @@ def test_what_a_request_asks_for_reaches_the_engine() -> None:
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "perhaps"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),

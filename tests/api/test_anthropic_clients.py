@@ -20,6 +20,16 @@ TEXT = "grüße, 😀 and a line\nbreak"
 SLOW = 'edge_rt_requests_running{model="null-slow"}'
 
 
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "Graz"}}\n</tool_call>'
+WORD: dict[str, Any] = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "maxLength": 8}},
+    "required": ["word"],
+    "additionalProperties": False,
+}
+LOOK_UP: Any = {"name": "look_up", "description": "Finds a word.", "input_schema": WORD}
+
+
 class Colour(enum.StrEnum):
     red = "red"
     blue = "blue"
@@ -82,6 +92,46 @@ def test_answers_of_a_form(sdk: anthropic.Anthropic) -> None:
     schema: Any = {"format": {"type": "json_schema", "schema": {"type": "object", "not": {}}}}
     with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema#/not is not supported"):
         sdk.messages.create(model="null", max_tokens=9, messages=user("x"), output_config=schema)
+
+
+def test_a_call_goes_out_and_its_result_comes_back(sdk: anthropic.Anthropic) -> None:
+    messages = user(f"So: {CALL}\n{CALL}")
+    asked: Any = {"model": "null", "max_tokens": 300, "tools": [LOOK_UP], "extra_body": {"temperature": 0}}
+    answer = sdk.messages.create(**asked, messages=messages)
+    assert (said(answer), answer.stop_reason) == ("So: ", "tool_use")
+    calls = [block for block in answer.content if block.type == "tool_use"]
+    assert [(call.name, call.input) for call in calls] == [("look_up", {"word": "Graz"})] * 2
+    results = [{"type": "tool_result", "tool_use_id": call.id, "content": "a town"} for call in calls]
+    messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+    then = sdk.messages.create(**asked, messages=messages)
+    assert "a town" in said(then)
+    assert then.stop_reason == "end_turn"
+
+
+def test_a_stream_of_calls_is_put_together_by_the_client(sdk: anthropic.Anthropic) -> None:
+    with sdk.messages.stream(
+        model="null", max_tokens=300, messages=user(f"So: {CALL}"), tools=[LOOK_UP], extra_body={"temperature": 0}
+    ) as stream:
+        final = stream.get_final_message()
+    assert said(final) == "So: "
+    assert [block.input for block in final.content if block.type == "tool_use"] == [{"word": "Graz"}]
+    choice: Any = {"type": "tool", "name": "look_up", "disable_parallel_tool_use": True}
+    with sdk.messages.stream(
+        model="null", max_tokens=300, messages=user("Hi"), tools=[LOOK_UP], tool_choice=choice
+    ) as stream:
+        (block,) = stream.get_final_message().content
+    assert block.type == "tool_use"
+    assert set(block.input) == {"word"}
+
+
+def test_what_is_wrong_with_a_tool_is_named(sdk: anthropic.Anthropic) -> None:
+    for tool, words in (
+        ({**LOOK_UP, "input_schema": {"type": "object", "not": {}}}, r"tools\[0\]\.input_schema#/not is not supported"),
+        ({**LOOK_UP, "name": "two words"}, r"tools\[0\]\.name: "),
+    ):
+        asked: Any = {"tools": [tool]}
+        with pytest.raises(anthropic.BadRequestError, match=words):
+            sdk.messages.create(model="null", max_tokens=9, messages=user("x"), **asked)
 
 
 def test_count_tokens(sdk: anthropic.Anthropic) -> None:

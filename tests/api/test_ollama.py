@@ -266,7 +266,7 @@ def test_listing_showing_and_what_is_in_memory() -> None:
     )
     assert datetime.fromisoformat(running["expires_at"]) > datetime.fromisoformat(listed[0]["modified_at"])
     shown = ask(runtime, "POST", "/api/show", {"name": "loaded"}).json
-    assert shown["capabilities"] == ["completion"]
+    assert shown["capabilities"] == ["completion", "tools"]
     assert shown["model_info"]["llama.context_length"] == 64
     assert ask(runtime, "POST", "/api/show", {}).status == 400
     assert ask(runtime, "GET", "/api/version").json["version"].count(".") == 2

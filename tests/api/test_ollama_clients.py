@@ -25,6 +25,18 @@ TEXT = "grüße, 😀 and a line\nbreak"
 RUNNING = 'edge_rt_requests_running{model="null-slow"}'
 
 
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "Graz"}}\n</tool_call>'
+
+
+def look_up(word: str) -> str:
+    """Find a word.
+
+    Args:
+        word: what is looked for
+    """
+    return word
+
+
 class Colour(enum.StrEnum):
     red = "red"
     blue = "blue"
@@ -98,10 +110,30 @@ def test_answers_of_a_form(client: ollama.Client) -> None:
         client.chat(model="null", messages=user("x"), format={"type": "object", "not": {}})
 
 
+def test_a_call_goes_out_and_its_result_comes_back(client: ollama.Client) -> None:
+    messages: list[Any] = [{"role": "user", "content": f"So: {CALL}\n{CALL}"}]
+    answer = client.chat(model="null", messages=messages, tools=[look_up], options={"temperature": 0})
+    assert answer.message.content == "So: "
+    assert answer.done_reason == "stop"
+    assert [dict(call.function) for call in answer.message.tool_calls or ()] == [
+        {"name": "look_up", "arguments": {"word": "Graz"}}
+    ] * 2
+    results = [{"role": "tool", "tool_name": "look_up", "content": text} for text in ("a town", "again")]
+    then = client.chat(model="null", messages=[*messages, answer.message, *results], tools=[look_up])
+    assert "again" in (then.message.content or "")
+    streamed = list(client.chat(model="null", messages=messages, tools=[look_up], options={"seed": 1}, stream=True))
+    calls = [call for piece in streamed for call in piece.message.tool_calls or ()]
+    assert [call.function.arguments for call in calls] == [{"word": "Graz"}] * 2
+    assert "".join(piece.message.content or "" for piece in streamed) == "So: "
+    wrong = {"type": "function", "function": {"name": "two words", "parameters": {"type": "object"}}}
+    with pytest.raises(ollama.ResponseError, match=r"tools\[0\]\.function\.name"):
+        client.chat(model="null", messages=user("x"), tools=[wrong])
+
+
 def test_models(client: ollama.Client) -> None:
     assert {"null:latest", "null-slow:latest"} <= {model.model for model in client.list().models}
     shown = client.show("null")
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "tools"]
     with pytest.raises(ollama.ResponseError) as missing:
         client.show("nope")
     assert missing.value.status_code == 404
@@ -203,6 +235,8 @@ def test_langchain(daemon: Daemon) -> None:
         assert answer.usage_metadata["output_tokens"] == len(TEXT.encode()) + 1
         assert "".join(str(piece.content) for piece in model.stream(TEXT)) == TEXT
         assert isinstance(model.with_structured_output(Paint, method="json_schema").invoke("x"), Paint)
+        answer = model.bind_tools([look_up]).invoke(CALL)
+        assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("look_up", {"word": "Graz"})]
     with langchain(daemon, num_ctx=100_000) as model, pytest.raises(ollama.ResponseError, match=r"options\.num_ctx"):
         model.invoke("x")
 

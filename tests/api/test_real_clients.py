@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +121,35 @@ def test_answers_of_a_form(
     assert isinstance(message.parsed_output, Paint)
     answer = ollama_sdk.chat(model=MODEL, messages=QUESTION, format=Paint.model_json_schema())
     Paint.model_validate_json(answer.message.content or "")
+
+
+def test_calls(openai_sdk: openai.OpenAI, anthropic_sdk: anthropic.Anthropic) -> None:
+    """One after the other, and back; the model is too small to call anything that it need not."""
+    town = {"enum": ["Graz", "Linz", "Wien"]}
+    schema = {"type": "object", "properties": {"town": town}, "required": ["town"], "additionalProperties": False}
+    question: Any = [{"role": "user", "content": "Is it warm in Linz?"}]
+    function: Any = {"type": "function", "name": "weather", "parameters": schema, "strict": True}
+    answer = openai_sdk.responses.create(
+        model=MODEL, input=question, tools=[function], tool_choice="required", parallel_tool_calls=False
+    )
+    (call,) = answer.output
+    assert call.type == "function_call"
+    assert json.loads(call.arguments)["town"] in town["enum"]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Warm, 24 degrees."}
+    asked: Any = [*question, *answer.output, result]
+    then = openai_sdk.responses.create(
+        model=MODEL, input=asked, tools=[function], tool_choice="none", max_output_tokens=40
+    )
+    assert then.output_text
+    custom: Any = {"name": "weather", "input_schema": schema}
+    choice: Any = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
+    message = anthropic_sdk.messages.create(
+        model=MODEL, max_tokens=200, messages=question, tools=[custom], tool_choice=choice
+    )
+    assert message.stop_reason == "tool_use"
+    (block,) = message.content
+    assert block.type == "tool_use"
+    assert block.input["town"] in town["enum"]
 
 
 def test_ollama_lists_what_is_known_of_the_model(ollama_sdk: ollama.Client) -> None:

@@ -231,7 +231,7 @@ def test_what_a_request_asks_for_reaches_the_engine() -> None:
     assert (request.tool_choice, request.tool_name, request.parallel_tool_calls) == ("required", "weather", False)
     assert asked(text={"format": {"type": "json_object"}})[1].response_format == ResponseFormat(kind="json_object")
     assert asked(text={"format": {"type": "text"}})[1].response_format is None
-    assert asked(tool_choice="required")[1].tool_choice == "required"
+    assert asked(tools=[WEATHER], tool_choice="required")[1].tool_choice == "required"
 
 
 @pytest.mark.parametrize(
@@ -277,6 +277,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], para
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"tool_choice": "perhaps"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

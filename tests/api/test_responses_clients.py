@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,16 @@ from tests.api.daemon import Daemon
 
 TEXT = "grüße, 😀 and a line\nbreak"
 SLOW = 'edge_rt_requests_running{model="null-slow"}'
+
+
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "Graz"}}\n</tool_call>'
+WORD: dict[str, Any] = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "maxLength": 8}},
+    "required": ["word"],
+    "additionalProperties": False,
+}
+LOOK_UP: Any = {"type": "function", "name": "look_up", "parameters": WORD, "strict": True}
 
 
 class Colour(enum.StrEnum):
@@ -83,6 +94,53 @@ def test_answers_of_a_form(sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         sdk.responses.create(model="null", input="x", text=schema)
     assert refused.value.param == "text.format.schema#/not"
+
+
+def test_a_call_goes_out_and_its_result_comes_back(sdk: openai.OpenAI) -> None:
+    conversation: Any = [{"role": "user", "content": f"So: {CALL}"}]
+    answer = sdk.responses.create(model="null", input=conversation, tools=[LOOK_UP], temperature=0)
+    Response.model_validate(answer.model_dump())
+    said, call = answer.output
+    assert said.type == "message"
+    assert answer.output_text == "So: "
+    assert call.type == "function_call"
+    assert (call.name, json.loads(call.arguments)) == ("look_up", {"word": "Graz"})
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "a town"}
+    conversation += [*answer.output, result]
+    then = sdk.responses.create(model="null", input=conversation, tools=[LOOK_UP], temperature=0)
+    assert "a town" in then.output_text
+
+
+def test_a_stream_of_calls_is_put_together_by_the_client(sdk: openai.OpenAI) -> None:
+    with sdk.responses.stream(model="null", input=f"{CALL}\n{CALL}", tools=[LOOK_UP], temperature=0) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    calls = [item for item in final.output if item.type == "function_call"]
+    assert [call.parsed_arguments for call in calls] == [{"word": "Graz"}] * 2
+    assert len({call.call_id for call in calls}) == 2
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "look_up"}])
+def test_a_call_that_must_come_comes(sdk: openai.OpenAI, choice: Any) -> None:
+    answer = sdk.responses.create(
+        model="null", input="Hi", tools=[LOOK_UP], tool_choice=choice, parallel_tool_calls=False, temperature=1.5
+    )
+    (call,) = answer.output
+    assert call.type == "function_call"
+    assert set(json.loads(call.arguments)) == {"word"}
+
+
+def test_what_is_wrong_with_a_tool_is_named(sdk: openai.OpenAI) -> None:
+    for tool, choice, param in (
+        ({**LOOK_UP, "parameters": {"type": "object", "not": {}}}, "auto", "tools[0].parameters#/not"),
+        ({**LOOK_UP, "name": "two words"}, "auto", "tools[0].name"),
+        (LOOK_UP, {"type": "function", "name": "nope"}, "tool_choice.name"),
+    ):
+        asked: Any = {"tools": [tool], "tool_choice": choice}
+        with pytest.raises(openai.BadRequestError) as refused:
+            sdk.responses.create(model="null", input="x", **asked)
+        assert refused.value.param == param
 
 
 def test_input_tokens(sdk: openai.OpenAI) -> None:
