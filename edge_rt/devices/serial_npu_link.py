@@ -201,7 +201,10 @@ class Link:
     def _hear_control(self, frame: Control, now_us: int) -> None:
         if frame.what == ACCEPT and self.state == "opening" and frame.epoch == self._epoch:
             if frame.version != VERSION or frame.max_segment < MIN_SEGMENT or frame.window < frame.max_segment:
-                self._lose(f"it speaks version {frame.version} of the protocol, not {VERSION}")
+                self._lose(
+                    f"it speaks version {frame.version} of the protocol, not {VERSION}: "
+                    "put this edge_rt's firmware on it (hw/npu/serial)"
+                )
                 return
             self.quality.max_segment = min(frame.max_segment, self._own[0])
             self._window = min(frame.window, self._own[1])

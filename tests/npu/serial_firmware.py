@@ -175,6 +175,11 @@ def emulated(board: str, memory: Path | None = None) -> Iterator[tuple[str, subp
                 line = process.stdout.readline()
                 assert line, f"QEMU has ended: {told}"
                 told += line
-            yield found[0], process
+            # QEMU looks once a second whether anybody has opened its terminal; a board's UART is always there.
+            held = os.open(found[0], os.O_RDWR | os.O_NOCTTY)
+            try:
+                yield found[0], process
+            finally:
+                os.close(held)
         finally:
             process.kill()

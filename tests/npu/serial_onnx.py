@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_rt.backends.base import ModelFile
+from edge_rt.worker.recipe import apply
 from tools.pcb.drawn import draw_boards
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -17,8 +18,12 @@ CROP = 128
 
 
 def crop_model(folder: Path, variant: str = "int4", side: int = CROP) -> ModelFile:
-    """Give pcb-defect for pictures of another size: its layers take any."""
-    model = onnx.load(MODELS / f"pcb-defect.{variant}.onnx")
+    """Give a form of pcb-defect for pictures of another size: its layers take any. Those for NPUs are derived first."""
+    source = MODELS / f"pcb-defect.{variant}.onnx"
+    if variant.startswith("npu-"):
+        source = folder / source.name
+        apply(variant, MODELS / "pcb-defect.int8.onnx", source, MODELS / "pcb-defect-npu-ranges.json")
+    model = onnx.load(source)
     for value in model.graph.input:
         for dim in value.type.tensor_type.shape.dim[2:]:
             dim.dim_value = side

@@ -235,6 +235,7 @@ class NpuSession:
         npu, self._npu = self._npu, None
         if npu is not None:
             npu.close()
+        self._has_returned()  # takes note that it is away
         with self._lock:
             self._breaker.trip(now_s)
         self._lost_at_s, self._reason = now_s, str(getattr(error, "reason", error))

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from edge_rt.backends.base import Absent, Device, ModelFile, NpuOptions, TensorOptions
 from edge_rt.backends.npu import serial_format, serial_golden
-from edge_rt.backends.npu.serial_ports import NAME, PortSpec, parse_port
+from edge_rt.backends.npu.serial_ports import NAME, PortSpec, PortWatch, parse_port
 from edge_rt.backends.npu.serial_vendor import SerialBackend, SerialVendor
 from edge_rt.backends.npu.session import NpuEvent, NpuSession
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
@@ -137,6 +137,21 @@ def test_a_crop_is_what_the_golden_path_gives_and_its_kind_is_onnxruntimes(
     cpu.close()
 
 
+def test_the_form_for_npus_is_wholly_there_and_its_kinds_are_onnxruntimes(bench: Bench, tmp_path: Path) -> None:
+    file = crop_model(tmp_path, "npu-w8a8")
+    session = backend(bench)[0].load_tensor(file, options(require="npu"))
+    cpu = OnnxCpuBackend().load_tensor(file, TensorOptions(n_threads=1))
+    for feeds, _ in crops(4):
+        answers, expected = session.run(feeds), cpu.run(feeds)
+        assert kind_found(answers["heat"]) == kind_found(expected["heat"])
+        for name, values in expected.items():
+            assert np.abs(answers[name] - values).max() < 0.1 * np.abs(values).max()
+    (part,) = session.info.placement
+    assert (part.n_nodes, part.reason) == (sum(n for _, n in file.onnx.kinds), "")
+    session.close()
+    cpu.close()
+
+
 def test_the_whole_detector_runs_at_its_own_size(bench: Bench, tmp_path: Path) -> None:
     bench.bytes_hz = 1e8
     file = crop_model(tmp_path, "int4", side=640)
@@ -179,6 +194,26 @@ def test_a_float_model_is_refused_with_the_reason(bench: Bench, tmp_path: Path) 
     file = ModelFile(model="float", variant="fp32", path=tmp_path / "m.onnx", quant="FP32")
     with pytest.raises(BackendLoadError, match="it is not quantised"):
         backend(bench)[0].load_tensor(file, options())
+
+
+def test_a_port_has_returned_once_each_time_it_was_away() -> None:
+    there = [True, False, False, True, True, False, True]
+    watch = PortWatch("/dev/ttyACM0", lambda _: there.pop(0))
+    assert [watch() for _ in range(7)] == [False, False, False, True, False, False, True]
+
+
+def test_a_board_that_is_back_before_the_next_request_is_tried_with_it(bench: Bench, tmp_path: Path) -> None:
+    made, events = backend(bench)
+    session = made.load_tensor(crop_model(tmp_path), options(retry_s=60.0))
+    feeds = crops(1)[0][0]
+    session.run(feeds)
+    bench.unplug()
+    session.run(feeds)
+    bench.plug_in(FirmwareDevice())
+    session.run(feeds)
+    assert session.computed_on == f"{NAME}:ttyNPU0"
+    assert [event.kind for event in events] == ["lost", "back"]
+    session.close()
 
 
 def lost_and_back(session: NpuSession, bench: Bench, events: list[NpuEvent], feeds: dict[str, Any]) -> None:

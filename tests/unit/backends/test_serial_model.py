@@ -109,6 +109,24 @@ def check(builder: Builder, output: str, shape: tuple[int, ...], scale: float, *
     return program
 
 
+def test_nodes_may_stand_before_those_that_they_need() -> None:
+    """As in files of quantisers, which append what makes weights and biases; onnxruntime sorts them too."""
+    builder = Builder(3)
+    x = builder.quantise("x", 0.03, 120)
+    y = builder.node("Conv", x, builder.weights((5, 6, 3, 3)), builder.bias(5), kernel_shape=[3, 3])
+    output = builder.quantise(y, 0.05, 100)
+    in_order = compile_model(builder.model(output, (1, 6, 11, 9)))
+    builder.nodes.reverse()
+    assert check(builder, output, (1, 6, 11, 9), 0.05).file == in_order.file
+
+
+def test_nodes_that_wait_for_one_another_are_refused() -> None:
+    builder = Builder(3)
+    builder.nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    with pytest.raises(ValueError, match="cycle"):
+        compile_model(builder.model("b", (1, 6, 11, 9)))
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(
     ("out", "kernel", "attributes"),

@@ -29,6 +29,7 @@ from edge_rt.devices.serial_npu_messages import (
 from tests.lossy_line import Line, Noise
 from tests.npu.serial_firmware import FirmwareDevice, FirmwareLink
 from tests.npu.serial_models import random_inputs, random_model
+from tests.npu.serial_strategies import NOISES
 from tests.npu.serial_wire import FakeWire
 
 ONE_PER_CENT = Noise(corrupt=0.005, drop=0.005)
@@ -57,13 +58,7 @@ def check_model(npu: SerialNpu, rng: np.random.Generator, n_layers: int) -> None
 @settings(deadline=None, max_examples=25)
 @given(
     st.integers(0, 2**32),
-    st.builds(
-        Noise,
-        corrupt=st.floats(0, 0.02),
-        drop=st.floats(0, 0.02),
-        double=st.floats(0, 0.01),
-        insert=st.floats(0, 0.01),
-    ),
+    NOISES,
     st.integers(0, 6_000),
     st.integers(0, 6_000),
 )
@@ -219,6 +214,59 @@ def test_what_a_broken_off_upload_has_left_is_sent_anew_where_it_is_not_sound() 
     before = wire.to_device.n_bytes
     npu.load(data, 60)
     assert wire.to_device.n_bytes - before > 1.4 * len(data)
+
+
+def test_a_board_that_resets_in_mid_upload_gets_the_model_in_the_same_load() -> None:
+    npu, wire = connect(bytes_hz=10_000.0)
+    data = big_model()
+    for after_s in (1.0, 3.0):
+        wire.later(after_s, wire.device.reset)  # type: ignore[attr-defined]
+        npu.load(data, 60)
+        wire.device.reset(spoil_at=0)  # type: ignore[attr-defined]
+        npu.open(30)
+
+
+MISHAPS = st.sampled_from(["reset", "reset and spoilt", "silence", "noise", "chatter", "deaf"])
+
+
+@settings(deadline=None, max_examples=5)
+@given(st.lists(st.tuples(st.floats(0.01, 3.0), MISHAPS), max_size=8), st.integers(0, 5))
+def test_whatever_befalls_a_board_answers_are_right_or_none(mishaps: list[tuple[float, str]], seed: int) -> None:
+    """Resets, silence, noise and strangers' bytes in mid upload and mid run; when they are over all is well again."""
+    npu, wire = connect(FirmwareDevice(run_us=200_000), bytes_hz=30_000.0)
+    models = [Runs(seed, n_layers=8), Runs(seed + 1)]
+
+    def calm() -> None:
+        wire.to_host.noise = wire.to_device.noise = Noise()
+
+    def befall(mishap: str) -> None:
+        if mishap.startswith("reset"):
+            wire.device.reset(spoil_at=40 if "spoilt" in mishap else -1)  # type: ignore[attr-defined]
+        elif mishap == "silence":
+            wire.to_host.noise = Noise(drop=1.0)
+        elif mishap == "deaf":
+            wire.to_device.noise = Noise(drop=1.0)
+        elif mishap == "noise":
+            wire.to_host.noise = wire.to_device.noise = Noise(corrupt=0.03, drop=0.03, double=0.01)
+        else:
+            wire.to_host.put(random.Random(seed).randbytes(500), wire.now_us)
+        wire.later(1.5, calm)
+
+    for after_s, mishap in mishaps:
+        wire.later(after_s, lambda mishap=mishap: befall(mishap))
+    for runs in models * 3:
+        began_s = wire.clock()
+        try:
+            npu.load(runs.data, 8)
+            outputs, _ = npu.run(*runs.arguments[:2], 8)
+            assert outputs == runs.expected
+        except SerialNpuError:
+            assert wire.clock() - began_s < 17
+    wire.now_us += 10_000_000
+    wire.read(0)
+    calm()
+    npu.load(models[0].data, 30)
+    assert npu.run(*models[0].arguments)[0] == models[0].expected
 
 
 def test_a_device_that_falls_silent_in_a_run_is_given_up_in_seconds() -> None:

@@ -29,6 +29,7 @@ from edge_rt.devices.serial_npu_frames import (
 from edge_rt.devices.serial_npu_link import WINDOW, Link
 from edge_rt.devices.serial_npu_quality import _RATES, _SEGMENTS, MAX_SEGMENT, MIN_SEGMENT, LineQuality
 from tests.lossy_line import Line, Noise
+from tests.npu.serial_strategies import NOISES
 
 ONE_PER_CENT = Noise(corrupt=0.005, drop=0.005)
 
@@ -185,13 +186,7 @@ def test_what_is_garbled_worse_is_not_taken_for_a_frame() -> None:
 @settings(deadline=None, max_examples=25)
 @given(
     st.integers(0, 2**32),
-    st.builds(
-        Noise,
-        corrupt=st.floats(0, 0.02),
-        drop=st.floats(0, 0.02),
-        double=st.floats(0, 0.01),
-        insert=st.floats(0, 0.01),
-    ),
+    NOISES,
     st.integers(0, 20_000),
     st.integers(0, 20_000),
     st.sampled_from([(960.0, 100), (11_520.0, 16_000), (92_160.0, 500), (300_000.0, 50_000)]),
@@ -247,7 +242,7 @@ def test_another_version_is_refused() -> None:
     host = Link()
     host.open(5, 0)
     host.receive(pack_control(Control(2, 5, version=9)), 1000)
-    assert (host.state, "version 9" in host.problem) == ("lost", True)
+    assert (host.state, "version 9 of the protocol, not 2: put this" in host.problem) == ("lost", True)
 
 
 def test_a_new_session_forgets_what_was_under_way() -> None:
