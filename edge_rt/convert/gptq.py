@@ -1,9 +1,4 @@
-"""Round matrices to INT4 so that what they give for known inputs changes least (GPTQ).
-
-One input's weights after the other are rounded, those that count most first; what that makes wrong is put right, as far
-as it goes, by the weights that are still to come. How inputs go together is their second moment over some samples.
-After Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
-"""
+"""Round a model's matrices to INT4 for inputs that are known: which, by what they see of some samples."""
 
 from __future__ import annotations
 
@@ -16,10 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from edge_rt.convert.npu import int4_scales
-
-_DAMPING = 0.01  # of the mean second moment, for inputs that the samples hardly move
-_LEAST, _MOST = -8, 7
+from edge_rt.convert.rounding import damped, int4_scales, round_rows
 
 Moments = dict[str, NDArray[np.float64]]
 
@@ -41,7 +33,7 @@ def round_matrices(
     for node in nodes:
         tensor = constants[node.input[1]]
         weights = numpy_helper.to_array(tensor).astype(np.float64)
-        values, scales[node.name] = round_weights(weights, moments[node.input[0]])
+        values, scales[node.name] = round_matrix(weights, moments[node.input[0]])
         tensor.CopyFrom(numpy_helper.from_array(values.astype(np.float32), tensor.name))
     return rounded, scales
 
@@ -70,22 +62,11 @@ def second_moments(
     return moments
 
 
-def round_weights(
+def round_matrix(
     weights: NDArray[np.float64], moments: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Round [inputs, outputs] to INT4 with a scale for each output; gives the values that are left, and the scales."""
-    importance = np.diag(moments)
-    scales = int4_scales(weights.T, importance)
-    order = np.argsort(-importance, kind="stable")
-    damped = moments[np.ix_(order, order)].copy()
-    damped[np.diag_indices_from(damped)] += _DAMPING * max(float(importance.mean()), np.finfo(np.float64).tiny)
-    spread = np.linalg.cholesky(np.linalg.inv(damped)).T  # upper: how an error goes on to inputs that come later
-    left = weights[order].copy()
-    found = np.empty_like(left)
-    for index in range(len(left)):
-        found[index] = np.clip(np.rint(left[index] / scales), _LEAST, _MOST) * scales
-        error = (left[index] - found[index]) / spread[index, index]
-        left[index + 1 :] -= np.outer(spread[index, index + 1 :], error)
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    return found[back], scales
+    rows = weights.T
+    scales = int4_scales(rows, np.diag(moments))
+    of_each = np.broadcast_to(scales[:, None], rows.shape)
+    return round_rows(rows, damped(moments), of_each, -8, 7).T, scales

@@ -18,12 +18,21 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper, version_converter
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
 from onnxruntime.quantization import QuantType
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
-from edge_rt.convert.qdq import WEIGHTED, Range, RangesFile, quantized_by, read_ranges, weight_rows
+from edge_rt.convert.qdq import (
+    WEIGHTED,
+    Range,
+    RangesFile,
+    is_depthwise,
+    quantized_by,
+    read_ranges,
+    weight_rows,
+)
+from edge_rt.convert.rounding import int4_scales, keep_sums
 from edge_rt.convert.static_shapes import make_static
 from edge_rt.convert.unquantized import dequantize_inputs_first, is_quantized, unquantize
 from edge_rt.errors import ModelFormatError
@@ -31,9 +40,9 @@ from edge_rt.errors import ModelFormatError
 _OPSET_8BIT = 17
 _OPSET = 21  # the first with INT4 and 16-bit activations
 _IR_VERSION = 10
-_MAX_BIAS = 2**30
+_MAX_BIAS = {8: 2**27, 16: 2**30}  # by bits of activations; of larger ones Qualcomm's HTP loses the last bits
+_WIDER = 257  # steps of 16 bit in one of 8, of the same range
 _TINY = float(np.finfo(np.float32).tiny)
-_SHRINK = np.linspace(1.0, 0.5, 26)  # of a channel's INT4 scale, tried for the least squared error
 _ACTIVATIONS = {8: QuantType.QUInt8, 16: QuantType.QUInt16}
 _WEIGHTS = {4: QuantType.QInt4, 8: QuantType.QInt8}
 # Outputs whose range the operator itself gives; 16 bit only, as Qualcomm's compiler takes it.
@@ -106,6 +115,38 @@ def quantize(
     nodes = [n for n in model.graph.node if n.name not in float_nodes and n.op_type != "DequantizeLinear"]
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     _check_ranges(model, nodes, constants, ranges, name)
+    chosen = _overrides(nodes, constants, ranges, precision, frozenset(int8_nodes), scales or {})
+    _keep_filter_sums(model, nodes, chosen)
+    quantized = _quantized(model, nodes, ranges, precision, chosen)
+    return _widen_inputs(quantized) if precision.activation_bits == 16 else quantized
+
+
+def _keep_filter_sums(model: ModelProto, nodes: list[NodeProto], chosen: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Put depthwise weights on their grids, so that the sum of each filter stays what it is.
+
+    A filter of nine weights sees nearly one value nine times, mostly of one sign: what rounding adds to the sum of its
+    weights is added to all its outputs.
+    """
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in nodes:
+        weights = numpy_helper.to_array(tensors[node.input[1]]) if node.op_type == "Conv" else None
+        if weights is None or not is_depthwise(node, weights):
+            continue
+        scales = np.array([entry["scale"] for entry in chosen[node.input[1]]], np.float64)
+        least, most = (-127, 127) if chosen[node.input[1]][0]["quant_type"] == QuantType.QInt8 else (-8, 7)
+        rounded = keep_sums(weights.reshape(len(weights), -1) / scales[:, None], least, most) * scales[:, None]
+        tensors[node.input[1]].CopyFrom(
+            numpy_helper.from_array(rounded.reshape(weights.shape).astype(np.float32), node.input[1])
+        )
+
+
+def _quantized(
+    model: ModelProto,
+    nodes: list[NodeProto],
+    ranges: Mapping[str, Range],
+    precision: Precision,
+    overrides: dict[str, list[dict[str, Any]]],
+) -> ModelProto:
     quantizer = QDQQuantizer(
         model,
         per_channel=True,
@@ -123,15 +164,45 @@ def quantize(
         nodes_to_exclude=[],
         op_types_to_quantize=sorted({node.op_type for node in nodes}),
         extra_options={
-            "TensorQuantOverrides": _overrides(
-                nodes, constants, ranges, precision, frozenset(int8_nodes), scales or {}
-            ),
+            "TensorQuantOverrides": overrides,
             "ForceQuantizeNoInputCheck": True,
             # A Relu behind a range that begins at zero does nothing more, and is left out.
             "QDQKeepRemovableActivations": False,
         },
     )
     return quantized_by(quantizer)
+
+
+def _widen_inputs(model: ModelProto) -> ModelProto:
+    """Convert a graph's own uint8 inputs to uint16, step for step, before layers: none takes a mixture of both."""
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    inputs = {value.name for value in model.graph.input}
+    moved = {n.output[0] for n in model.graph.node if n.op_type == "Transpose" and n.input[0] in inputs}
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        nodes.append(node)
+        if node.op_type != "DequantizeLinear" or node.input[0] not in inputs | moved:
+            continue
+        value = node.output[0]
+        readers = [n for n in model.graph.node if n.op_type in WEIGHTED and n.input[0] == value]
+        zero = constants[node.input[2]] if len(node.input) > 2 else None
+        if not readers or zero is None or zero.data_type != TensorProto.UINT8:
+            continue
+        scale = numpy_helper.to_array(constants[node.input[1]]).reshape(())
+        by = [f"{value}/wide/scale", f"{value}/wide/zero"]
+        model.graph.initializer.extend(
+            [
+                numpy_helper.from_array(np.array(scale / _WIDER, np.float32), by[0]),
+                numpy_helper.from_array(np.array(int(numpy_helper.to_array(zero).item()) * _WIDER, np.uint16), by[1]),
+            ]
+        )
+        nodes.append(helper.make_node("QuantizeLinear", [value, *by], [f"{value}/wide"], f"{value}/widen"))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{value}/wide", *by], [f"{value}/float"], f"{value}/float"))
+        for reader in readers:
+            reader.input[0] = f"{value}/float"
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
 
 
 def _at_opset(model: ModelProto, precision: Precision) -> ModelProto:
@@ -201,22 +272,6 @@ def _overrides(
     return found
 
 
-def int4_scales(rows: NDArray[np.float64], importance: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Choose a scale for each row of [outputs, inputs] in INT4, -8 to 7, for the least squared error.
-
-    importance  of each input: its mean square; None: all count alike
-    """
-    weight = np.ones(rows.shape[1]) if importance is None else importance
-    widest = np.maximum(np.abs(rows).max(axis=1) / 7, _TINY)
-    best, least = widest, np.full(len(rows), np.inf)
-    for shrink in _SHRINK:
-        scales = widest * shrink
-        rounded = np.clip(np.rint(rows / scales[:, None]), -8, 7) * scales[:, None]
-        error = ((rows - rounded) ** 2) @ weight
-        best, least = np.where(error < least, scales, best), np.minimum(error, least)
-    return np.asarray(best)
-
-
 def _least_scales(
     node: NodeProto,
     constants: Mapping[str, TensorProto],
@@ -231,5 +286,5 @@ def _least_scales(
         low, high = ranges[node.input[0]]
         step = (max(high, 0.0) - min(low, 0.0)) / (2**precision.activation_bits - 1)
         if step > 0 and math.isfinite(step) and bias.size == n_outputs:
-            least = np.maximum(least, bias / (step * _MAX_BIAS))
+            least = np.maximum(least, bias / (step * _MAX_BIAS[precision.activation_bits]))
     return least

@@ -20,11 +20,10 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from edge_rt.convert import rounding
 from edge_rt.convert.qdq import weight_rows
 
-BITS = 4
-_SHRINK = np.linspace(1.0, 0.5, 26)  # of a channel's range, tried for the least squared error
-_DAMPING = 0.01  # of the mean energy, added to each input's
+_LIMIT = 7  # of 4 bit
 _PULL = 0.1  # of the mean energy, towards the weights as they were
 _MAX_ROWS = 512  # of a layer's input that one sample gives
 
@@ -120,51 +119,15 @@ def round_rows(rows: Rows, energy: Energy, group: int = 0) -> Rows:
     group  inputs that share a scale; 0: all of a row
     The largest of a group is ±7: a compiler that scales by it finds the same grid. Pure.
     """
-    products = energy.products.copy()
-    silent = np.diag(products) == 0
-    products[silent, silent] = 1.0
-    products[np.diag_indices_from(products)] += _DAMPING * float(np.mean(np.diag(products)))
-    order = np.argsort(-np.diag(products), kind="stable")
-    # The rows of this factor say how an input's error is made up for by those that come later.
-    factor = np.linalg.cholesky(np.linalg.inv(products[np.ix_(order, order)])).T
+    products = rounding.damped(energy.products)
     scales, largest = np.empty_like(rows), np.zeros(rows.shape, bool)
     size = group or rows.shape[1]
     for begin in range(0, rows.shape[1], size):
         part = slice(begin, begin + size)
-        scales[:, part] = choose_scales(rows[:, part], np.diag(products)[part])[:, None]
+        weights = np.diag(products)[part]
+        scales[:, part] = rounding.choose_scales(rows[:, part], weights, -_LIMIT, _LIMIT)[:, None]
         largest[np.arange(len(rows)), begin + np.abs(rows[:, part]).argmax(axis=1)] = True
-    largest &= rows != 0
-    rounded = np.empty_like(rows)
-    rounded[:, order] = _on_grid(rows[:, order], scales[:, order], largest[:, order], factor)
-    return rounded
-
-
-_LIMIT = 2 ** (BITS - 1) - 1
-
-
-def choose_scales(rows: Rows, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Choose each row's step: the one whose rounding errs least, each input counting by its weight. Pure."""
-    widest = np.maximum(np.abs(rows).max(axis=1) / _LIMIT, np.finfo(np.float32).tiny)
-    best, least = widest.copy(), np.full(len(rows), np.inf)
-    for shrink in _SHRINK:
-        scales = widest * shrink
-        values = np.clip(np.rint(rows / scales[:, None]), -_LIMIT, _LIMIT) * scales[:, None]
-        error = ((rows - values) ** 2) @ weights
-        best, least = np.where(error < least, scales, best), np.minimum(error, least)
-    return np.asarray(best)
-
-
-def _on_grid(rows: Rows, scales: Rows, largest: NDArray[np.bool_], factor: Rows) -> Rows:
-    rest = rows.copy()
-    values = np.empty_like(rows)
-    for i in range(rows.shape[1]):
-        steps = np.clip(np.rint(rest[:, i] / scales[:, i]), -_LIMIT, _LIMIT)
-        # What others' errors have added to it notwithstanding: it is what the compiler finds the scale by.
-        steps = np.where(largest[:, i], np.copysign(_LIMIT, rows[:, i]), steps)
-        values[:, i] = steps * scales[:, i]
-        error = (rest[:, i] - values[:, i]) / factor[i, i]
-        rest[:, i + 1 :] -= np.outer(error, factor[i, i + 1 :])
-    return values
+    return rounding.round_rows(rows, products, scales, -_LIMIT, _LIMIT, fixed=largest & (rows != 0))
 
 
 def _output_means(

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_rt.errors import ModelFormatError
 from edge_rt.worker.recipe import apply
@@ -16,9 +18,10 @@ pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from edge_rt.convert.gptq import round_weights, second_moments  # noqa: E402
-from edge_rt.convert.npu import W4A16, W8A8, W8A16, Precision, int4_scales, prepare, quantize  # noqa: E402
+from edge_rt.convert.gptq import round_matrix, second_moments  # noqa: E402
+from edge_rt.convert.npu import W4A16, W8A8, W8A16, Precision, prepare, quantize  # noqa: E402
 from edge_rt.convert.qdq import RangesFile, quantize_int8  # noqa: E402
+from edge_rt.convert.rounding import int4_scales, keep_sums  # noqa: E402
 from edge_rt.convert.static_shapes import make_static  # noqa: E402
 from edge_rt.convert.unquantized import unquantize  # noqa: E402
 from tests.unit.convert.test_qdq import inputs, random_model, ranges, run  # noqa: E402
@@ -162,7 +165,7 @@ def test_int4_rounding_for_known_inputs_beats_rounding_alone() -> None:
     seen = rng.normal(size=(500, 24)) @ mixing
     weights = rng.normal(0, 0.3, (24, 16))
     moments = seen.T @ seen
-    found, scales = round_weights(weights, moments)
+    found, scales = round_matrix(weights, moments)
     plain_scales = int4_scales(weights.T)
     plain = np.clip(np.rint(weights / plain_scales), -8, 7) * plain_scales
 
@@ -182,3 +185,74 @@ def test_rows_that_fill_up_are_not_counted() -> None:
     node = model.graph.node[0]
     found = second_moments(model, [node], [(feed, 2)])["x"]
     np.testing.assert_allclose(found, feed["x"][0, :2].T @ feed["x"][0, :2], rtol=1e-5)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 25), st.sampled_from([(-127, 127), (-8, 7)]))
+def test_filters_keep_their_sums(seed: int, n_weights: int, ends: tuple[int, int]) -> None:
+    rng = np.random.default_rng(seed)
+    steps = rng.uniform(ends[0] + 1, ends[1] - 1, (6, n_weights))
+    rounded = keep_sums(steps, *ends)
+    np.testing.assert_array_equal(rounded, np.rint(rounded))
+    assert np.abs(rounded - steps).max() < 1 + 1e-9
+    assert np.abs((rounded - steps).sum(axis=1)).max() <= 0.5 + 1e-9
+    assert ends[0] <= rounded.min() <= rounded.max() <= ends[1]
+
+
+def test_sums_that_the_ends_do_not_allow_are_met_as_far_as_they_go() -> None:
+    np.testing.assert_array_equal(keep_sums(np.array([[7.4, 7.4, 7.4]]), -8, 7), [[7, 7, 7]])
+
+
+def pixels() -> Any:
+    """Bytes [1, 4, 4, 3] that are turned, dequantised, filtered channel by channel, and summed up."""
+    rng = np.random.default_rng(8)
+    nodes = [
+        helper.make_node("Transpose", ["image"], ["turned"], "turn", perm=[0, 3, 1, 2]),
+        helper.make_node("DequantizeLinear", ["turned", "step", "middle"], ["normal"], "normal"),
+        helper.make_node("Conv", ["normal", "filters"], ["filtered"], "filter", group=3, pads=[1, 1, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["filtered"], ["y"], "pool"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("image", TensorProto.UINT8, [1, 4, 4, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, 1, 1])],
+        [
+            numpy_helper.from_array(np.array(1 / 64, "f"), "step"),
+            numpy_helper.from_array(np.array(127, np.uint8), "middle"),
+            numpy_helper.from_array(rng.normal(0.5, 0.3, (3, 1, 3, 3)).astype("f"), "filters"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+PIXEL_RANGES = {"normal": (-2.0, 2.0), "filtered": (-10.0, 10.0), "y": (-10.0, 10.0)}
+
+
+def test_filters_of_a_quantised_model_keep_their_sums() -> None:
+    """Rounding to nearest would leave each sum off by up to a step and a half here, and every output of its channel."""
+    told = {t.name: numpy_helper.to_array(t) for t in quantize(pixels(), PIXEL_RANGES, W8A8).graph.initializer}
+    scales = told["filters_scale"][:, None]
+    was = numpy_helper.to_array(next(t for t in pixels().graph.initializer if t.name == "filters")).reshape(3, -1)
+    now = told["filters_quantized"].reshape(3, -1) * scales
+    assert (np.abs((now - was).sum(axis=1)) <= 0.5001 * scales[:, 0]).all()
+    assert (np.abs((np.rint(was / scales) * scales - was).sum(axis=1)) > 0.5001 * scales[:, 0]).any()
+
+
+def test_bytes_become_16_bits_before_a_layer_that_computes_in_them() -> None:
+    """Qualcomm's compiler takes no layer of 8-bit inputs and 16-bit outputs. Nothing is rounded on the way."""
+    import onnxruntime
+
+    narrow, wide = (quantize(pixels(), PIXEL_RANGES, precision) for precision in (W8A8, W8A16))
+    producer = {output: node for node in wide.graph.node for output in node.output}
+    zeros = {t.name: t.data_type for t in wide.graph.initializer}
+    source = producer[next(n for n in wide.graph.node if n.op_type == "Conv").input[0]]
+    assert zeros[source.input[2]] == TensorProto.UINT16
+    assert [n.op_type for n in narrow.graph.node].count("QuantizeLinear") + 1 == [
+        n.op_type for n in wide.graph.node
+    ].count("QuantizeLinear")
+    wide.graph.output.append(helper.make_tensor_value_info(source.output[0], TensorProto.FLOAT, [1, 3, 4, 4]))
+    feed = {"image": np.random.default_rng(1).integers(0, 256, (1, 4, 4, 3), np.uint8)}
+    session = onnxruntime.InferenceSession(wide.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = session.run([source.output[0]], feed)[0]
+    right = (feed["image"].astype("f") - 127) / 64
+    np.testing.assert_allclose(found, right.transpose(0, 3, 1, 2), atol=1e-6)
