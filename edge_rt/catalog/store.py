@@ -52,7 +52,7 @@ def pick_variant(manifest: Manifest, features: frozenset[str], wanted: str = "",
 
 
 # Raised when a recipe of convert/ writes other bytes than before.
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 
 
 def recipe_version(recipe: str) -> str:

@@ -56,6 +56,9 @@ class Driver:
     def __init__(self) -> None:
         self._specs: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
 
+    def preload(self) -> None:
+        _meet("preload")
+
     def probe(self) -> dict[str, Any]:
         _meet("probe")
         version = (_FOLDER / "version").read_text() if (_FOLDER / "version").exists() else "1.0"

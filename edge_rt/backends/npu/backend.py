@@ -96,6 +96,11 @@ class NpuBackend:
         return MemoryNeed(weights_bytes=weights_bytes, kv_bytes=0, scratch_bytes=scratch_bytes)
 
     def load_tensor(self, file: ModelFile, options: TensorOptions) -> NpuSession:
+        self._device(options)  # nothing is started for one that is not here
+        with self.vendor.ahead():
+            return self._loaded(file, options)
+
+    def _loaded(self, file: ModelFile, options: TensorOptions) -> NpuSession:
         if (reason := self.supports_tensor(file, options)) is not None:
             raise BackendLoadError(model=file.model, reason=reason)
         device = self._device(options)

@@ -60,6 +60,10 @@ class Client:
         """The host's, while there is one."""
         return self._process.pid if self._process is not None else None
 
+    def start(self) -> None:
+        """Start the host, unless there is one. Raises AcceleratorLostError."""
+        self._started()
+
     def call(
         self,
         name: str,

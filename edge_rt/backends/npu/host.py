@@ -11,6 +11,7 @@ side writes to its own, which can grow and not shrink.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import json
@@ -212,6 +213,19 @@ class Host:
         self._path = path
         self._driver: Any = None
 
+    def preload(self) -> None:
+        """Let the driver import what it will need, while the other side still does other things.
+
+        What fails here fails again in the first call, which tells it.
+        """
+        with contextlib.suppress(BaseException):  # a vendor's code may raise anything
+            getattr(self._made(), "preload", bool)()
+
+    def _made(self) -> Any:
+        if self._driver is None:
+            self._driver = load_driver(self._path)
+        return self._driver
+
     def answer(self, message: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Give the answer to a call and its arrays; whatever goes wrong is an answer too."""
         begun_s = time.monotonic()
@@ -221,9 +235,7 @@ class Host:
             name = message["call"]
             if name not in self.CALLS:
                 raise ValueError(f"no such call: {name}")
-            if self._driver is None:
-                self._driver = load_driver(self._path)
-            call = getattr(self._driver, name)
+            call = getattr(self._made(), name)
             given: dict[str, Any] = {}
             if name == "run":
                 result, given = call(dict(arrays), **message["with"])
@@ -273,6 +285,7 @@ def main() -> int:
     os.dup2(2, 1)  # what a library prints must not be taken for an answer
     frames = Frames(0, answers, int(shared_out), int(shared_in))
     host = Host(driver)
+    host.preload()
     while True:
         try:
             message, arrays = frames.receive()

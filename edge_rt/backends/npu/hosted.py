@@ -8,6 +8,7 @@ A driver is a Python file with a class Driver. Its methods take and give what JS
     load(folder, soc, device, options, rows, facts) -> {"inputs": [SPEC…], "outputs": [SPEC…], "placement": […]}
     run(feeds, outputs) -> ({"upload_s": …, "compute_s": …, "download_s": …}, arrays)
     telemetry() -> {"power_w": …, "power_source": …, "temp_c": …, "temp_source": …}
+    preload(), if it is there: imports what the others need, before anything is asked
 
 DEVICE has the fields of base.Device without kind, and soc; PLACEMENT and SPEC are those of tensor_types. The driver
 imports the vendor's package in its methods, not at its top, where it wants an ImportError to mean absent.
@@ -16,7 +17,8 @@ imports the vendor's package in its methods, not at its top, where it wants an I
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -125,6 +127,7 @@ class HostedVendor:
         self._looks = Looks(self._look)
         self._has_probed = False
         self._probed_s = 0.0  # what the longest look has taken that found something
+        self._ahead: list[Client] = []  # started, and asked nothing yet
         self._loaded_s: dict[str, float] = {}  # what the longest load of each compiled model has taken
 
     def limit(self, limits: Limits) -> None:
@@ -183,6 +186,19 @@ class HostedVendor:
         finally:
             client.close()
 
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        client = self._new_client()
+        with suppress(AcceleratorLostError):  # who asks it starts another, and tells
+            client.start()
+        self._ahead.append(client)
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # somebody has taken it
+                self._ahead.remove(client)
+                client.close()
+
     def target(self, file: ModelFile, device: Device, options: TensorOptions) -> Target:  # noqa: ARG002 - subclasses'
         return Target(vendor=self.name, soc=self._socs.get(device.id, ""), versions=self.versions())
 
@@ -198,7 +214,7 @@ class HostedVendor:
         return None
 
     def compile(self, request: CompileRequest) -> Compiled:
-        client = self._new_client()
+        client = self._started_client()
         told = {
             "model": str(request.file.path),
             "folder": str(request.folder),
@@ -214,7 +230,7 @@ class HostedVendor:
             client.close()
 
     def load(self, file: ModelFile, device: Device, artifact: Artifact) -> VendorSession:
-        client = self._new_client()
+        client = self._started_client()
         told = {
             "folder": str(artifact.folder),
             "soc": artifact.target.soc,
@@ -233,6 +249,11 @@ class HostedVendor:
             raise
         self._loaded_s[artifact.key] = max(longest_s, time.monotonic() - begun_s)
         return HostedSession(self.name, file.model, client, loaded, limits.run_s)
+
+    def _started_client(self) -> Client:
+        with suppress(IndexError):
+            return self._ahead.pop()
+        return self._new_client()
 
     def _new_client(self) -> Client:
         return Client(self.name, self._stack.driver, self._stack.python(), noise=self._stack.noise)

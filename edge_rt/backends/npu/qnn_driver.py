@@ -80,6 +80,10 @@ class Driver:
         self._session: Any = None
         self._devices: list[Any] = []
 
+    def preload(self) -> None:
+        import onnxruntime  # noqa: F401
+        import onnxruntime_qnn  # noqa: F401
+
     def probe(self) -> dict[str, Any]:
         import onnxruntime
         import onnxruntime_qnn as qnn

@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from importlib.machinery import PathFinder
 from typing import ClassVar, Final
@@ -100,6 +101,9 @@ class SerialVendor:
         if (absent := self.installed()) is not None:
             return absent
         return tuple(self._look(spec) for spec in self._ports())
+
+    def ahead(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def target(self, file: ModelFile, device: Device, options: TensorOptions) -> Target:  # noqa: ARG002 - the protocol's
         return Target(vendor=NAME, soc="", versions=self.versions())

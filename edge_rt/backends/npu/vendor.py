@@ -7,6 +7,7 @@ ours, hosted.py makes one from a driver that runs in a process of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -171,6 +172,10 @@ class Vendor(Protocol):
 
     def probe(self) -> tuple[Device, ...] | Absent:
         """Look for devices within a time limit. A stack that is here and fails is a Device with that as its fault."""
+        ...
+
+    def ahead(self) -> AbstractContextManager[None]:
+        """Have what compiling or loading will want start by itself, while the caller does other things inside."""
         ...
 
     def target(self, file: ModelFile, device: Device, options: TensorOptions) -> Target:

@@ -232,3 +232,19 @@ def test_the_other_side_cannot_make_shared_memory_smaller(client: Client) -> Non
 def test_the_host_needs_nothing_of_edge_rt() -> None:
     source = Path(host.__file__).read_text()
     assert "edge_rt" not in source
+
+
+def test_a_host_that_is_started_ahead_imports_before_it_is_asked(npu: FakeNpu, client: Client) -> None:
+    client.start()
+    pid = client.pid
+    assert client.call("telemetry", {}, timeout_s=20)[0]["power_w"] == 1.5
+    assert client.pid == pid
+    assert npu.calls() == ["import", "preload", "telemetry"]
+
+
+@pytest.mark.parametrize("how", ["no such library", "exit", "die"])
+def test_what_fails_ahead_is_told_by_the_first_call(npu: FakeNpu, client: Client, how: str) -> None:
+    npu.breaks("import", how)
+    client.start()
+    with pytest.raises((HostAnswerError, AcceleratorLostError)):
+        client.call("telemetry", {}, timeout_s=20)
