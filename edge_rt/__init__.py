@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edge_rt.errors import EdgeRtError
     from edge_rt.library import Generation, Model, load, load_tensors, load_text
     from edge_rt.tensor_library import TensorModel
-    from edge_rt.types import Message, Sampling
+    from edge_rt.types import Message, ResponseFormat, Sampling, Tool, ToolCall
 
 __all__ = [
     "ChainModel",
@@ -21,8 +21,11 @@ __all__ = [
     "Generation",
     "Message",
     "Model",
+    "ResponseFormat",
     "Sampling",
     "TensorModel",
+    "Tool",
+    "ToolCall",
     "__version__",
     "load",
     "load_tensors",
@@ -35,8 +38,11 @@ _HOME = {
     "Generation": "edge_rt.library",
     "Message": "edge_rt.types",
     "Model": "edge_rt.library",
+    "ResponseFormat": "edge_rt.types",
     "Sampling": "edge_rt.types",
     "TensorModel": "edge_rt.tensor_library",
+    "Tool": "edge_rt.types",
+    "ToolCall": "edge_rt.types",
     "load": "edge_rt.library",
     "load_tensors": "edge_rt.library",
     "load_text": "edge_rt.library",

@@ -17,7 +17,7 @@ from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -50,9 +50,12 @@ from edge_rt.types import (
     Hypothesis,
     Message,
     ModelInfo,
+    ResponseFormat,
     Sampling,
     Timings,
     TokenLogprob,
+    Tool,
+    ToolCall,
     Usage,
 )
 from edge_rt.worker.channel import Load
@@ -165,6 +168,11 @@ class Model(Running):
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
         max_draft: int | None = None,
+        response_format: ResponseFormat | None = None,
+        tools: Sequence[Tool] = (),
+        tool_choice: Literal["auto", "none", "required"] = "auto",
+        tool_name: str = "",
+        parallel_tool_calls: bool = True,
         **sampling: Any,
     ) -> Generation:
         """Begin an answer and stream its text.
@@ -172,6 +180,7 @@ class Model(Running):
         prompt    a question, or the whole conversation as messages with role and content
         raw       continue the text as it stands, without the model's chat template
         max_draft tokens that may be guessed and checked in one step, at most engine.max_draft; 0 guesses none
+        response_format  what the answer must look like; tools that the model may call: see types.GenerateRequest
         sampling  fields of edge_rt.Sampling; temperature=0 is greedy. The defaults are the daemon's
 
         Raises InvalidRequestError at once; errors of the engine, such as ContextLengthError, come from the iterator.
@@ -188,6 +197,11 @@ class Model(Running):
             stop=tuple(stop),
             top_logprobs=top_logprobs,
             max_draft=max_draft,
+            response_format=response_format,
+            tools=tuple(tools),
+            tool_choice=tool_choice,
+            tool_name=tool_name,
+            parallel_tool_calls=parallel_tool_calls,
             sampling=replace(CHAT_SAMPLING, **sampling),
         )
         return Generation(self.stream(request))
@@ -299,7 +313,7 @@ class ChunkStream(Iterator[Chunk]):
 
 
 class Generation(Iterator[str]):
-    """One answer's text as it comes. usage, timings and finish_reason are there once it is whole."""
+    """One answer's text as it comes. usage, timings, finish_reason and tool_calls are there once it is whole."""
 
     def __init__(self, chunks: ChunkStream) -> None:
         self._chunks = chunks
@@ -307,10 +321,21 @@ class Generation(Iterator[str]):
         self.finish_reason: FinishReason | None = None
         self.usage: Usage | None = None
         self.timings: Timings | None = None
+        self._calls: list[ToolCall] = []
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple(self._calls)
 
     def __next__(self) -> str:
         while True:
             chunk = next(self._chunks)
+            for delta in chunk.tool_calls:
+                if delta.index == len(self._calls):
+                    self._calls.append(ToolCall(id=delta.id, name=delta.name, arguments=delta.arguments))
+                else:
+                    begun = self._calls[delta.index]
+                    self._calls[delta.index] = replace(begun, arguments=begun.arguments + delta.arguments)
             self.logprobs += chunk.logprobs
             self.finish_reason, self.usage, self.timings = chunk.finish_reason, chunk.usage, chunk.timings
             if chunk.text:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import click
 
 from edge_rt import config
+from edge_rt.cli.answer_form import form_of, form_options
 from edge_rt.cli.look import TAKES, Job, media_task
 from edge_rt.cli.look import run as look
 from edge_rt.cli.talk import Talk, answer_options, given, open_talk, with_backend
@@ -36,6 +37,7 @@ from edge_rt.types import Message
     type=click.Choice(get_args(config.Backend)),
     help="Load the model here, on this back end. [default: as configured]",
 )
+@form_options
 @answer_options
 @click.pass_context
 def command(
@@ -71,6 +73,7 @@ def command(
     \b
       edge_rt run smollm2-135m-instruct "What is gravity?"
       dmesg | tail | edge_rt run smollm2-135m-instruct --system "Summarise this log." -
+      edge_rt run smollm2-135m-instruct "Is iron a metal?" --choice yes --choice no
       edge_rt run efficientnet-lite0 part.jpg
       edge_rt run pp-ocrv4 label.jpg -o label.found.png
       edge_rt run smollm2-135m-instruct:q4_1 "Hello" --backend fpga_sim -n 4
@@ -80,9 +83,10 @@ def command(
         if socket is not None:
             raise click.UsageError("--backend loads the model here, and --socket asks a daemon: give one of them.")
         loaded, local = with_backend(loaded, model, backend), True
+    form = form_of(options)
     if task := media_task(loaded, model):
         top_k = options.pop("top_k") or None  # 0 leaves none out, as for language models
-        if system or raw or given(options):
+        if system or raw or form is not None or given(options):
             raise click.UsageError(
                 f"{model} takes {TAKES[task]}; --system, --raw and the sampling options are for text."
             )
@@ -106,9 +110,10 @@ def command(
     text = _read(prompt)
     turns = [Message(role="system", content=system)] if system else []
     question: str | list[Message] = text if raw else [*turns, Message(role="user", content=text)]
+    asked = given(options) | ({} if form is None else {"response_format": form})
     with open_talk(loaded, model, socket=socket, local=local, force=force) as talk:
         answer: list[str] = []
-        for piece in talk.ask(question, given(options)):
+        for piece in talk.ask(question, asked):
             answer.append(piece)
             if not as_json:
                 click.echo(piece, nl=False)

@@ -16,6 +16,7 @@ from edge_rt import config
 from edge_rt.api.client import Client, Piece
 from edge_rt.api.listen import socket_path
 from edge_rt.catalog.store import is_file_name
+from edge_rt.cli.answer_form import wire_fields
 from edge_rt.cli.progress import pull_progress
 from edge_rt.cli.stand_in import announce, shown
 from edge_rt.errors import ConfigError, DaemonUnreachableError, ModelNotFoundError, UnsupportedFeatureError
@@ -128,6 +129,8 @@ class DaemonTalk:
     def ask(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Iterator[str]:
         self.account = None
         options = {"model": self._model, **options}
+        if (form := options.pop("response_format", None)) is not None:
+            options |= wire_fields(form)
         if isinstance(prompt, str):
             pieces = self._client.complete(prompt, **options)
         else:

@@ -111,6 +111,7 @@ class Constraint:
     """One answer's place in its grammar: a Form. Made by Grammars."""
 
     __slots__ = (
+        "_address",
         "_bits",
         "_clock",
         "_eog_ids",
@@ -138,6 +139,7 @@ class Constraint:
         self._ignores_eos = ignores_eos
         self._clock = clock
         self._bits = np.empty(-(-vocab.n_vocab // 32) * 4, np.uint8)
+        self._address = self._bits.ctypes.data
         self._n_taken = 0
         self._spent_s = 0.0
 
@@ -165,7 +167,7 @@ class Constraint:
     def mask(self) -> NDArray[np.bool_]:
         """Say of every token whether it may come next: (n_vocab,)."""
         began_s = self._clock()
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
         self._account(began_s)
         mask = np.unpackbits(self._bits, count=self._n_vocab, bitorder="little").view(np.bool_)
         if self._ignores_eos:

@@ -23,6 +23,7 @@ _MAX_DEPTH: Final = 48
 _MAX_KEYWORDS: Final = 10_000
 _MAX_VALUES: Final = 5_000  # of all enums together
 _MAX_OPTIONAL: Final = 400  # properties of one object that may be left out: each makes a step's parse longer
+_MAX_EXACT: Final = 2**53
 _MAX_MULTIPLE: Final = 1_000  # the product of all multipleOf: divisions are automata with as many states
 
 _NESTED: Final = frozenset({"additionalProperties", "additionalItems", "items"})
@@ -161,8 +162,8 @@ def _check_values(part: Mapping[str, Any], where: str) -> int:
             raise InvalidRequestError(param=f"{where}/{name}", problem="must be a whole number from 0")
     for name in _BOUNDS & part.keys():
         value = part[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 2**63:
-            raise InvalidRequestError(param=f"{where}/{name}", problem="must be a number up to 2^63")
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _MAX_EXACT:
+            raise InvalidRequestError(param=f"{where}/{name}", problem="must be a number up to 2^53")
     if not isinstance(part.get("pattern", ""), str):
         raise InvalidRequestError(param=f"{where}/pattern", problem="must be a string")
     target = part.get("$ref", "#")
@@ -179,7 +180,19 @@ def _check_values(part: Mapping[str, Any], where: str) -> int:
     values = part.get("enum", [None])
     if not isinstance(values, list) or not values:
         raise InvalidRequestError(param=f"{where}/enum", problem="must be a list of at least one value")
+    if any(map(_is_inexact, (*values, part.get("const")))):
+        name = "const" if "const" in part else "enum"
+        raise InvalidRequestError(param=f"{where}/{name}", problem="holds a whole number beyond 2^53")
     return len(values)
+
+
+def _is_inexact(value: Any) -> bool:
+    """Say whether a value holds a number that the library would round."""
+    if isinstance(value, list):
+        return any(map(_is_inexact, value))
+    if isinstance(value, dict):
+        return any(map(_is_inexact, value.values()))
+    return isinstance(value, int) and abs(value) > _MAX_EXACT
 
 
 def _check_properties(part: Mapping[str, Any], where: str) -> None:

@@ -30,6 +30,9 @@ _N_GROUPS = 1536
 _BLOCK = 64
 # How many tokens are tried as the whole nucleus of top_p before it is searched for.
 _FIRST_NUCLEUS = 256
+# So few tokens are sorted; among so many more than top_k the likeliest that are allowed are looked for.
+_FEW = 2048
+_N_SPARE = 64
 # A lower temperature leaves nothing but the largest logit and its equals, as this one does.
 _MIN_TEMPERATURE = 1e-9
 
@@ -108,12 +111,12 @@ class Sampler:
             _check_max(float(adjusted[token_id]))
             if allowed is None or allowed.allows(token_id):
                 return token_id
-            adjusted = self._masked(adjusted, allowed.mask())
-            token_id = int(adjusted.argmax())
-            _check_max(float(adjusted[token_id]))
-            return token_id
+            ids = np.flatnonzero(allowed.mask())
+            best = int(ids[adjusted[ids].argmax()]) if len(ids) else token_id
+            _check_max(float(adjusted[best]) if len(ids) else -math.inf)
+            return best
         if allowed is not None:
-            adjusted = self._masked(adjusted, allowed.mask())
+            return self._sample_allowed(adjusted, allowed.mask(), self._rng.random())
         if not self._top_k and self._top_p >= 1.0 and self._min_p <= 0.0:
             return self._draw_any(adjusted, self._rng.random())
         ids, weights = self._candidates(adjusted)
@@ -155,18 +158,38 @@ class Sampler:
         self._answer.apply(adjusted)
         return adjusted
 
+    def _sample_allowed(self, logits: F32, mask: NDArray[np.bool_], u: float) -> int:
+        """Choose as sample does where all other logits are -inf, without writing them.
+
+        A form leaves few tokens, which are all that is looked at, or nearly all. Then the top_k are among the likeliest
+        of all, unless dozens of these are banned.
+        """
+        if np.count_nonzero(mask) <= _FEW:
+            ids = np.flatnonzero(mask)
+            ids = ids[logits[ids] > -np.inf]
+            if self._top_k or self._top_p < 1.0:
+                ids = ids[np.argsort(-logits[ids], kind="stable")[: self._top_k or len(ids)]]
+        elif self._top_k:
+            ids = _largest(logits, min(self._top_k + _N_SPARE, self._n_vocab))
+            ids = ids[mask[ids]][: self._top_k]
+            if len(ids) < self._top_k:
+                ids = _largest(self._masked(logits, mask), self._top_k)
+        else:
+            masked = self._masked(logits, mask)
+            if self._top_p >= 1.0 and self._min_p <= 0.0:
+                return self._draw_any(masked, u)
+            ids, weights = self._candidates(masked)
+            return int(ids[_pick(weights, u)])
+        _check_max(float(logits[ids].max()) if len(ids) else -math.inf)
+        ids, weights = self._cut(ids, logits[ids].astype(np.float64))
+        return int(ids[_pick(weights, u)])
+
     def _masked(self, logits: F32, mask: NDArray[np.bool_]) -> F32:
         """Ban all tokens that a mask leaves out, in the sampler's own array."""
         own = self._own()
-        if np.count_nonzero(mask) > 0.9 * self._n_vocab:  # branches that nearly always go the same way are cheap
-            if logits is not own:
-                np.copyto(own, logits)
-            np.copyto(own, np.float32(-np.inf), where=~mask)
-            return own
-        ids = np.flatnonzero(mask)
-        kept = logits[ids]
-        own.fill(-np.inf)
-        own[ids] = kept
+        if logits is not own:
+            np.copyto(own, logits)
+        np.copyto(own, np.float32(-np.inf), where=~mask)
         return own
 
     def _own(self) -> F32:
@@ -184,9 +207,12 @@ class Sampler:
             floor = np.float32(_finite_max(logits) + math.log(self._min_p))
             # Rounding may have moved the floor up past a logit that the exact comparison below keeps.
             ids = np.flatnonzero(logits >= np.nextafter(floor, np.float32(-np.inf)))
-        values = logits[ids].astype(np.float64)
+        return self._cut(ids, logits[ids].astype(np.float64), has_nucleus=not self._top_k)
+
+    def _cut(self, ids: I64, values: F64, *, has_nucleus: bool = False) -> tuple[I64, F64]:
+        """Cut tokens that are ordered by their logits by top_p, unless they are its nucleus already, and by min_p."""
         values -= values.max()
-        if self._top_k and self._top_p < 1.0:
+        if self._top_p < 1.0 and not has_nucleus:
             sums = np.exp(values).cumsum()
             n_kept = int(sums.searchsorted(self._top_p * sums[-1])) + 1
             ids, values = ids[:n_kept], values[:n_kept]

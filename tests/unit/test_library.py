@@ -328,3 +328,18 @@ def test_a_meter_that_is_none_stops_the_load(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"power\.meter"):
         edge_rt.load("null", settings=settings(**{"power.meter": "serial:nothing"}))
     assert not MONITORS._open
+
+
+def test_answers_of_a_form_and_calls() -> None:
+    with edge_rt.load("null", settings=settings(**{"models.null.n_ctx": 2048})) as model:
+        _check_form_and_calls(model)
+
+
+def _check_form_and_calls(model: Any) -> None:
+    form = edge_rt.ResponseFormat(kind="choice", text='["yes", "no"]')
+    assert model.generate("Well?", response_format=form).text() in ("yes", "no")
+    tool = edge_rt.Tool(name="look", parameters='{"type": "object", "properties": {}, "additionalProperties": false}')
+    answer = model.generate("Well?", tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    assert answer.text() == ""
+    (call,) = answer.tool_calls
+    assert (call.name, call.arguments, answer.finish_reason) == ("look", "{}", "tool_calls")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edge_rt.engine import sampling
-from edge_rt.engine.sampling import Sampler
+from edge_rt.engine.sampling import _FIRST_NUCLEUS, Sampler
 from edge_rt.errors import BackendStepError, InvalidRequestError
 from edge_rt.types import Sampling
 
@@ -442,3 +442,69 @@ def test_a_signal_tells_certainty_from_ignorance() -> None:
 def test_logprobs_of_broken_logits_are_an_error() -> None:
     with pytest.raises(BackendStepError):
         sampler(2).logprobs(row(0, np.nan), 0, 1)
+
+
+class Mask:
+    """What a form allows, as a set."""
+
+    def __init__(self, ids: set[int], n_vocab: int) -> None:
+        self._mask = np.zeros(n_vocab, np.bool_)
+        self._mask[list(ids)] = True
+
+    def allows(self, token_id: int) -> bool:
+        return bool(self._mask[token_id])
+
+    def mask(self) -> NDArray[np.bool_]:
+        return self._mask
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    n_vocab=st.sampled_from([40, 3000, 6000]),
+    share=st.sampled_from([0.001, 0.05, 0.5, 0.98, 1.0]),
+    temperature=st.sampled_from([0.0, 0.4, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 5, 40, 200]),
+    top_p=st.sampled_from([1.0, 0.9, 0.3]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5]),
+    is_rough=st.booleans(),
+    penalty=st.sampled_from([1.0, 1.3]),
+    seed=st.integers(0, 2**32),
+)
+def test_a_mask_is_as_good_as_minus_infinity(
+    n_vocab: int,
+    share: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    is_rough: bool,
+    penalty: float,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 4, n_vocab).astype(np.float32)
+    if is_rough:  # many are equal
+        logits = np.round(logits)
+    allowed = set(np.flatnonzero(rng.random(n_vocab) < share).tolist()) or {int(rng.integers(n_vocab))}
+    banned = logits.copy()
+    banned[list(set(range(n_vocab)) - allowed)] = -np.inf
+    sampling = Sampling(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=penalty, seed=seed
+    )
+    one, two = (Sampler(sampling, n_vocab, [1, 2, 3]) for _ in range(2))
+    before = logits.copy()
+    for _ in range(3):
+        found = one.sample(logits, Mask(allowed, n_vocab))
+        assert found in allowed
+        same = two.sample(banned)
+        if top_k or top_p == 1.0 or len(allowed) <= _FIRST_NUCLEUS:  # else they are drawn in no order
+            assert found == same
+        one.accept(found)
+        two.accept(found)
+    assert np.array_equal(logits, before)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=5)])
+def test_a_mask_that_allows_nothing_is_an_error(sampling: Sampling) -> None:
+    with pytest.raises(BackendStepError, match="no finite value"):
+        Sampler(sampling, 50, []).sample(np.zeros(50, np.float32), Mask(set(), 50))
