@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edge_rt.api.schemas import WireAdapter
 from edge_rt.config import Config
 from edge_rt.errors import InvalidRequestError
-from edge_rt.types import Adapter
+from edge_rt.types import Adapter, GenerateRequest
 
 
 def read_adapters(model: str, lora: Sequence[WireAdapter] | None, config: Config) -> tuple[str, tuple[Adapter, ...]]:
@@ -34,3 +35,9 @@ def read_adapters(model: str, lora: Sequence[WireAdapter] | None, config: Config
         if entry.scale != 0.0:
             found.append(Adapter(name=wanted, scale=entry.scale))
     return model, tuple(found)
+
+
+def named_adapter(asked: GenerateRequest, config: Config) -> GenerateRequest:
+    """Add the adapter that a request's model may name."""
+    model, adapters = read_adapters(asked.model, None, config)
+    return replace(asked, model=model, adapters=adapters) if adapters else asked

@@ -14,6 +14,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Scope
 
 from edge_rt.api import anthropic_wire as wire
+from edge_rt.api.adapters import named_adapter
 from edge_rt.api.anthropic_answers import NAMES, MessageWriter, error_body
 from edge_rt.api.context import Api, ModelStatus
 from edge_rt.api.endpoint import Endpoint, read_body
@@ -73,7 +74,7 @@ def routes(api: Api) -> list[Route]:
         asked = wire.messages_request(
             decode_with(await read_body(request, api), wire.MESSAGES), request_id=_id(), tenant=request.state.tenant
         )
-        asked = with_wishes(asked, request.headers)
+        asked = named_adapter(with_wishes(asked, request.headers), api.config)
         return Written(api, asked, MessageWriter(asked))
 
     async def count_tokens(request: Request) -> ASGIApp:
@@ -82,7 +83,7 @@ def routes(api: Api) -> list[Route]:
             decode_with(await read_body(request, api), wire.COUNT), request_id=_id(), tenant=request.state.tenant
         )
         with named_as(NAMES):
-            n_tokens = await api.runtime.count_prompt(asked)
+            n_tokens = await api.runtime.count_prompt(named_adapter(asked, api.config))
         return Response(encode(_Count(input_tokens=n_tokens)), media_type="application/json")
 
     async def unknown(request: Request) -> ASGIApp:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from edge_rt import types
 from edge_rt.api import ollama_models as models
 from edge_rt.api import ollama_wire as wire
+from edge_rt.api.adapters import read_adapters
 from edge_rt.api.context import Api, ModelStatus
 from edge_rt.api.embeddings import check_texts, embed_texts
 from edge_rt.api.endpoint import Endpoint, read_body
@@ -107,12 +108,18 @@ def routes(api: Api) -> list[Route]:
         raise HttpError(501, f"{request.scope['path'][:80]} is not served: {_NOT_HERE[request.scope['route'].path]}")
 
     async def unknown(request: Request) -> ASGIApp:
-        raise HttpError(404, f"not found: {request.method} {request.scope['path'][:200]}")
+        path = request.scope["path"]
+        allowed = next((known.methods or () for known in served if known.path == path), ())
+        words = f"{request.method} {path[:200]}"
+        if not allowed:
+            raise HttpError(404, f"not found: {words}")
+        headers = [(b"allow", ", ".join(sorted(allowed)).encode())]
+        raise HttpError(405, f"method not allowed: {words}", headers=headers)
 
     def route(path: str, handler: Callable[[Request], Awaitable[ASGIApp]], *methods: str) -> Route:
         return Route(path, Endpoint(handler, error_body=error_body), methods=methods or None)
 
-    return [
+    served = [
         route("/api/chat", chat, "POST"),
         route("/api/generate", generate, "POST"),
         route("/api/embed", embed, "POST"),
@@ -121,6 +128,9 @@ def routes(api: Api) -> list[Route]:
         route("/api/ps", running, "GET"),
         route("/api/show", show, "POST"),
         route("/api/version", version, "GET"),
+    ]
+    return [
+        *served,
         *(route(path, not_here) for path in _NOT_HERE),
         route("/api/{path:path}", unknown),
         Route("/", Endpoint(probe), methods=["GET"]),
@@ -131,7 +141,8 @@ def _request(api: Api, asked: wire.Generation, request: Request) -> tuple[ModelS
     """Translate what generate and chat share; the prompt is still missing."""
     options = asked.given_options()
     wire.keep_alive_s(asked.keep_alive)
-    status = models.find(api, asked.wanted())
+    model, adapters = read_adapters(asked.wanted(), None, api.config)
+    status = models.find(api, model)
     if options.num_ctx is not None and options.num_ctx > status.n_ctx:
         raise InvalidRequestError(
             param="options.num_ctx",
@@ -149,6 +160,7 @@ def _request(api: Api, asked: wire.Generation, request: Request) -> tuple[ModelS
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         max_draft=options.draft_num_predict,
         tenant=request.state.tenant,
+        adapters=adapters,
         response_format=wire.response_format(asked.format),
     )
     return status, with_wishes(base, request.headers)

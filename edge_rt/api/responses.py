@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from edge_rt.api.adapters import named_adapter
 from edge_rt.api.context import Api
 from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.api.fields import decode_with, named_as
@@ -37,7 +38,7 @@ def routes(api: Api) -> list[Route]:
         asked = generate_request(
             wire, request_id=request_id, model=api.model_id(wire.model), tenant=request.state.tenant
         )
-        return wire, with_wishes(asked, request.headers)
+        return wire, named_adapter(with_wishes(asked, request.headers), api.config)
 
     async def create(request: Request) -> ASGIApp:
         wire, asked = await read(request)

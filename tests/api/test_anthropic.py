@@ -11,10 +11,14 @@ import pytest
 
 from edge_rt.api.anthropic_answers import MessageWriter
 from edge_rt.api.anthropic_wire import MESSAGES, messages_request
+from edge_rt.api.app import build_app
 from edge_rt.api.callers import ApiKeys
 from edge_rt.api.outcome import Outcome
+from edge_rt.config import Config, ModelSettings
+from edge_rt.config.tables import AdapterSettings
 from edge_rt.errors import BackendStepError, ModelTooLargeError
-from edge_rt.types import Chunk, FinishReason, GenerateRequest, Message, ToolCall, ToolCallDelta, Usage
+from edge_rt.telemetry import Telemetry
+from edge_rt.types import Adapter, Chunk, FinishReason, GenerateRequest, Message, ToolCall, ToolCallDelta, Usage
 from tests.api.asgi import TIMINGS, USAGE, Call, FakeRuntime, Reply, app_of, ask, whole
 
 PATH = "/v1/messages"
@@ -297,6 +301,16 @@ def test_models_are_listed_as_openais_unless_a_version_of_this_api_is_named() ->
         assert error_of(ask(FakeRuntime(), "GET", f"/v1/models/{model}", headers=headers))[0] == "not_found_error"
     assert ask(FakeRuntime(), "GET", "/v1/models").json["object"] == "list"
     assert ask(FakeRuntime(), "GET", "/v1/models/loaded").json["object"] == "model"
+
+
+def test_a_model_may_name_an_adapter() -> None:
+    runtime = FakeRuntime(whole("a"))
+    adapters = {"poems": AdapterSettings(file="poems.gguf")}
+    config = Config(models={"loaded": ModelSettings(adapters=adapters)})
+    app = build_app(runtime, config, Telemetry())
+    assert ask(runtime, "POST", PATH, body(model="loaded:poems"), app=app).status == 200
+    (asked_for,) = runtime.requests
+    assert (asked_for.model, asked_for.adapters) == ("loaded", (Adapter(name="poems"),))
 
 
 def test_count_tokens() -> None:

@@ -307,7 +307,9 @@ def test_probes_and_unknown_paths() -> None:
     assert ask(FakeRuntime(), "HEAD", "/").status == 200
     assert "not found" in error_of(ask(FakeRuntime(), "GET", "/api/nope"))
     assert ask(FakeRuntime(), "GET", "/api/nope").status == 404
-    assert ask(FakeRuntime(), "GET", CHAT).status == 404
+    wrong = ask(FakeRuntime(), "GET", CHAT)
+    assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
+    assert "method not allowed" in error_of(wrong)
 
 
 def test_a_key_is_asked_for_over_tcp_and_the_error_is_ollamas() -> None:

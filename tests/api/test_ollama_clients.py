@@ -139,6 +139,14 @@ def test_models(client: ollama.Client) -> None:
     assert missing.value.status_code == 404
 
 
+def test_a_tag_may_name_an_adapter(client: ollama.Client) -> None:
+    asked: Any = {"prompt": "once", "raw": True, "options": {"num_predict": 12, "temperature": 0}}
+    plain, named = (client.generate(model=model, **asked).response for model in ("null-lora:latest", "null-lora:poems"))
+    assert plain != named
+    with pytest.raises(ollama.ResponseError, match="null-lora:prose"):
+        client.generate(model="null-lora:prose", **asked)
+
+
 def test_a_model_stays_in_memory_as_long_as_a_request_asks(client: ollama.Client) -> None:
     assert client.generate(model="null", keep_alive=-1).done_reason == "load"
     (kept,) = (model for model in client.ps().models if model.model == "null:latest")

@@ -143,6 +143,13 @@ def test_what_is_wrong_with_a_tool_is_named(sdk: openai.OpenAI) -> None:
         assert refused.value.param == param
 
 
+def test_a_model_may_name_an_adapter(sdk: openai.OpenAI) -> None:
+    answer = sdk.responses.create(model="null-lora:poems", input="x", temperature=0)
+    assert (answer.model, answer.status) == ("null-lora", "completed")
+    with pytest.raises(openai.NotFoundError):
+        sdk.responses.create(model="null-lora:prose", input="x")
+
+
 def test_input_tokens(sdk: openai.OpenAI) -> None:
     counted = sdk.responses.input_tokens.count(model="null", input=TEXT, instructions="be kind")
     answer = sdk.responses.create(model="null", input=TEXT, instructions="be kind", max_output_tokens=1)
