@@ -25,7 +25,7 @@ class Outcome:
         self.logprobs: list[TokenLogprob] = []
         self.origin: Origin | None = None
         self._texts: list[str] = []
-        self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of the arguments
+        self._calls: dict[int, tuple[str, str, list[str]]] = {}  # by index: id, name, pieces of the arguments
         self._last: Chunk | None = None
 
     def add(self, chunk: Chunk) -> None:
@@ -33,9 +33,8 @@ class Outcome:
         self._texts.append(chunk.text)
         self.logprobs.extend(chunk.logprobs)
         for delta in chunk.tool_calls:
-            if delta.index == len(self._calls):
-                self._calls.append((delta.id, delta.name, []))
-            self._calls[delta.index][2].append(delta.arguments)
+            call = self._calls.setdefault(delta.index, (delta.id, delta.name, []))
+            call[2].append(delta.arguments)
         self._last = chunk
 
     @property
@@ -54,7 +53,7 @@ class Outcome:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        return tuple(ToolCall(id=id_, name=name, arguments="".join(said)) for id_, name, said in self._calls)
+        return tuple(ToolCall(id=id_, name=name, arguments="".join(said)) for id_, name, said in self._calls.values())
 
     def end(self) -> tuple[FinishReason, Usage, Timings]:
         """Tell how the answer ended. Raises BackendStepError if it just broke off."""
