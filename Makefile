@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, a C++ compiler and, the first time, the network.
 .POSIX:
 .SUFFIXES:
-.PHONY: help venv demo test test-peer test-systemd lint bench sanitize fuzz emulate-x86 test-kernel test-rtl test-pynq test-npu-serial test-rknn clean
+.PHONY: help venv demo test test-peer soak test-systemd lint bench sanitize fuzz emulate-x86 test-kernel test-rtl test-pynq test-npu-serial test-rknn clean
 
 BIN = .venv/bin
 export PYTHON
@@ -9,6 +9,7 @@ export PYTHON
 help:
 	@echo 'make demo    install, start the daemon, ask the model a question over its Unix socket'
 	@echo 'make test    install, check style and types, run all tests'
+	@echo 'make soak       ten minutes of mixed load on the native engine, each answer compared with a lone run'
 	@echo 'make test-peer  ask a llama-server as the cloud (compiles it once, some minutes; part of make test)'
 	@echo 'make test-systemd  run the units under real systemd in a container (root; part of make test where it can run)'
 	@echo 'make lint    style, types and import order only'
@@ -51,6 +52,10 @@ test-peer: venv
 	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0
 	$(BIN)/python -m tools.llama_server
 	$(BIN)/python -m pytest --models-are-here tests/api/test_llama_server.py
+
+soak: venv
+	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0
+	EDGE_RT_SOAK_S=600 $(BIN)/python -m pytest -s --models-are-here tests/system/test_soak.py
 
 test-systemd: venv
 	@sh tools/system_packages.sh systemd-nspawn=systemd-container

@@ -333,12 +333,14 @@ def restart_ttft_s(model: str, backend: str, texts: Texts, n_tenants: int) -> tu
         return asyncio.run(ask_each())
 
     with edge_rt(model, backend, drafts=False) as server, Client(server.socket) as client:
+        client.pins(model)  # which loads the model: what that takes is not the prompts'
         cold_s = first(server)
         for number, text in enumerate(systems):
             client.pin(model, f"bench-{number}", text)
         while not all(pin["is_on_disk"] for pin in client.pins(model)):
             time.sleep(0.2)
     with edge_rt(model, backend, drafts=False) as server, Client(server.socket) as client:
+        client.pins(model)
         warm_s = first(server)
         for number in range(n_tenants):
             client.unpin(model, f"bench-{number}")

@@ -3,7 +3,8 @@
 EdgeRtError(code, retryable)
 ├ ConfigError
 ├ ModelError
-│ ├ ModelNotFoundError · ModelNotPulledError · ModelFormatError · ModelChecksumError · ModelTooLargeError
+│ ├ ModelNotFoundError · ModelNotPulledError · ModelFormatError · ModelChecksumError · ModelTooLargeError ·
+│ │   ContextBeyondTrainingError
 │ ├ PullError · OfflineError · DiskFullError · StoreError
 ├ RequestError
 │ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · AuthError · SlowReaderError
@@ -69,6 +70,7 @@ from edge_rt.errors.devices import (
     DeviceTimeoutError,
 )
 from edge_rt.errors.models import (
+    ContextBeyondTrainingError,
     DiskFullError,
     ModelChecksumError,
     ModelError,
@@ -128,6 +130,7 @@ __all__ = [
     "CloudTimeoutError",
     "CloudUnreachableError",
     "ConfigError",
+    "ContextBeyondTrainingError",
     "ContextLengthError",
     "DaemonLostError",
     "DaemonUnreachableError",

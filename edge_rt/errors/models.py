@@ -77,6 +77,20 @@ class ModelTooLargeError(ModelError):
 
 
 @dataclass(eq=False)
+class ContextBeyondTrainingError(ModelError):
+    code = "context_beyond_training"
+    model: str
+    n_ctx: int
+    n_ctx_train: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model} was trained on texts of {self.n_ctx_train} tokens and writes nonsense beyond, n_ctx is "
+            f"{self.n_ctx}. Lower n_ctx, or load anyway with --force (worker.force)"
+        )
+
+
+@dataclass(eq=False)
 class PullError(ModelError):
     """A download failed; what came so far is kept and resumed by the next pull."""
 

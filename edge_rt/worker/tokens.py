@@ -25,7 +25,13 @@ from edge_rt.engine.prefix_room import PrefixRoom
 from edge_rt.engine.sequence import Sink
 from edge_rt.engine.start import start_engine
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
-from edge_rt.errors import BackendLoadError, BackendStepError, EdgeRtError, UnsupportedFeatureError
+from edge_rt.errors import (
+    BackendLoadError,
+    BackendStepError,
+    ContextBeyondTrainingError,
+    EdgeRtError,
+    UnsupportedFeatureError,
+)
 from edge_rt.types import Chunk, GenerateRequest, PinnedPrefix
 from edge_rt.worker import channel, service
 from edge_rt.worker.channel import ChannelError, Load
@@ -64,6 +70,8 @@ def load_session(
     file, options = unpack(load)
     backend, reason = dispatch(load.backend, file, options, find=find)
     if not load.force:
+        if load.path and options.n_ctx > (n_ctx_train := file.header.n_ctx_train):
+            raise ContextBeyondTrainingError(model=load.model, n_ctx=options.n_ctx, n_ctx_train=n_ctx_train)
         check(load.model, backend.estimate(file, options), available(), load.memory_margin_bytes)
     session = backend.load(file, options)
     session.info = replace(session.info, backend_reason=reason)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -13,7 +14,7 @@ from edge_rt.backends.base import Backend, LoadOptions, MemoryNeed, ModelFile, T
 from edge_rt.backends.null import NullBackend
 from edge_rt.devices.base import known
 from edge_rt.engine.sequence import Sink
-from edge_rt.errors import BackendUnavailableError, InvalidRequestError, ModelTooLargeError
+from edge_rt.errors import BackendUnavailableError, ContextBeyondTrainingError, InvalidRequestError, ModelTooLargeError
 from edge_rt.tensor_types import TensorRequest
 from edge_rt.types import Chunk, EngineStats, GenerateRequest
 from edge_rt.worker import channel
@@ -21,6 +22,7 @@ from edge_rt.worker.channel import FrameReader, FromWorker, Load, ToWorker, enco
 from edge_rt.worker.own_end import WorkerChannel
 from edge_rt.worker.service import STATS_INTERVAL_S
 from edge_rt.worker.tokens import Engine, Service, load_session, serve
+from tests import byte_model
 from tests.patience import PATIENCE_S
 from tests.unit.worker.fake_child import LAST, request
 
@@ -329,6 +331,20 @@ def test_the_memory_is_checked_before_the_back_end_loads() -> None:
 def test_force_skips_the_memory_check() -> None:
     forced = Load(model="m", variant="", path="", quant="", backend="null", n_ctx=64, force=True)
     assert hungry(forced, 0)[1]().caps.n_ctx == 64
+
+
+def test_a_context_beyond_training_is_refused_unless_forced(tmp_path: Path) -> None:
+    path = str(byte_model.write(tmp_path / "m.gguf").path)  # trained on 512 tokens
+
+    def load(n_ctx: int, *, force: bool = False) -> Callable[[], TokenSession]:
+        asked = Load(model="m", variant="", path=path, quant="", backend="null", n_ctx=n_ctx, force=force)
+        return hungry(asked, 10**9)[1]
+
+    with pytest.raises(ContextBeyondTrainingError) as caught:
+        load(513)()
+    assert (caught.value.n_ctx, caught.value.n_ctx_train) == (513, 512)
+    assert load(512)().caps.n_ctx == 512
+    assert load(513, force=True)().caps.n_ctx == 513
 
 
 def test_the_manifests_chat_template_overrides_the_files() -> None:
