@@ -20,10 +20,10 @@ from edge_rt.backends.base import (
     TokenSession,
 )
 from edge_rt.backends.npu.artifacts import ArtifactCache, artifacts, is_whole
-from edge_rt.backends.npu.needs import unmet_precision, unmet_soc
+from edge_rt.backends.npu.needs import unknown_chip, unmet_precision, unmet_soc
 from edge_rt.backends.npu.rows import differ, static_refusal
 from edge_rt.backends.npu.session import NpuSession
-from edge_rt.backends.npu.vendor import Artifact, Compiled, CompileRequest, Target, Vendor, VendorSession
+from edge_rt.backends.npu.vendor import Artifact, Capabilities, Compiled, CompileRequest, Target, Vendor, VendorSession
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
 from edge_rt.errors import (
     AcceleratorLostError,
@@ -195,8 +195,8 @@ class Opener:
         artifact, again = self._compiled()
         if not is_first and not is_whole(artifact, self._file):  # a loader may crash on it, time and again
             artifact = self._artifact = again()
+        self._check(artifact.compiled.placement)
         try:
-            self._check(artifact.compiled.placement)
             session = self._vendor.load(self._file, self.device, artifact)
         except (BackendLoadError, AcceleratorLostError) as exc:
             if isinstance(exc, AcceleratorLostError) and not may_rebuild:
@@ -211,7 +211,14 @@ class Opener:
         return session
 
     def _check(self, placement: tuple[NodePlacement, ...]) -> None:
-        check_placement(placement, self._options.npu.require, self._vendor.name, self._file.model)
+        try:
+            check_placement(placement, self._options.npu.require, self._vendor.name, self._file.model)
+        except NotOnAcceleratorError as exc:
+            if exc.n_elsewhere == exc.n_nodes:  # the model may be as it should, and the chip's name not
+                soc = self._artifact.target.soc if self._artifact is not None else ""
+                told = self._capabilities(soc)
+                self._refuse(unknown_chip(told, soc or self._vendor.label) if told is not None else None)
+            raise
 
     def close(self) -> None:
         self._stack.close()
@@ -271,12 +278,15 @@ class Opener:
         raise BackendLoadError(model=model, reason=f"{name}: its form {form} is not for this chip: {reason}. {remedy}")
 
     def _unmet_precision(self, needs: ChipNeeds, soc: str) -> str | None:
+        told = self._capabilities(soc)
+        return unmet_precision(needs, told, soc or self._vendor.label) if told is not None else None
+
+    def _capabilities(self, soc: str) -> Capabilities | None:
         try:
-            told = self._vendor.capabilities(self.device, soc)
+            return self._vendor.capabilities(self.device, soc)
         except BackendLoadError as exc:
             _log.warning("%s: what %s computes in cannot be tried: %s", self._file.model, self._vendor.name, exc.reason)
             return None
-        return unmet_precision(needs, told, soc or self._vendor.label)
 
     def _skewed(self, target: Target) -> str | None:
         """Name the versions that a kept form of this very model was made with, where only they are others."""

@@ -19,11 +19,20 @@ def unmet_soc(needs: ChipNeeds, soc: str) -> str | None:
     return f"it is for {', '.join(needs.socs)}, and the chip is {soc}"
 
 
+def unknown_chip(told: Capabilities, chip: str) -> str | None:
+    """Say that a compiler takes nothing for a chip, be it the chip's name or an option that it does not know."""
+    if told.precisions or not told.is_confirmed:
+        return None
+    return f"for {chip} the compiler was seen to take nothing, not even a convolution by itself"
+
+
 def unmet_precision(needs: ChipNeeds, told: Capabilities, chip: str) -> str | None:
     """Say why a chip does not compute in what a form wants; None if it does, or nobody could try.
 
     chip  names it, for people
     """
+    if (unknown := unknown_chip(told, chip)) is not None:
+        return unknown
     if not told.precisions or any(_has(precision, needs) for precision in told.precisions):
         return None
     wanted = _shown(needs.weight_bits, needs.activation_bits, needs.granularity)

@@ -29,16 +29,17 @@ _REFUSED = {
     "gpu": "it is no NPU",
 }
 _ZONES = ("nsp", "cdsp", "npu")  # as kernels name the sensors of the NPU's subsystem
-OPTIONS = frozenset(
-    [
-        "backend_type",
-        "htp_performance_mode",
-        "htp_graph_finalization_optimization_mode",
-        "qnn_context_priority",
-        "rpc_control_latency",
-        "vtcm_mb",
-    ]
-)
+_SOC = re.compile(r"\d{1,6}(:\d{1,3})?")
+# Each with what it may be, as the plugin takes values that it does not know without a word, or then takes no node.
+OPTIONS = {
+    "backend_type": "htp",
+    "htp_performance_mode": "burst|balanced|default|high_performance|high_power_saver|low_balanced|low_power_saver|"
+    "extreme_power_saver|power_saver|sustained_high_performance",
+    "htp_graph_finalization_optimization_mode": "0|1|2|3",
+    "qnn_context_priority": "low|normal|normal_high|high",
+    "rpc_control_latency": r"\d{1,6}",
+    "vtcm_mb": r"\d{1,3}",
+}
 _REFUSED_NODE = re.compile(r"Node '([^']*)' OpType:(\w+) .*was inserted using the NHWC format", re.DOTALL)
 _TYPES = {
     "tensor(bool)": "BOOL",
@@ -122,6 +123,7 @@ class Driver:
 
         from onnx import TensorProto
 
+        self._settings(soc, {})  # what is no chip is no answer either
         found = []
         for weights, activations, bits, granularity in (
             (TensorProto.INT8, TensorProto.UINT8, (8, 8), "channel"),
@@ -226,8 +228,15 @@ class Driver:
         kind = options.get("backend_type", "htp")
         if kind != "htp":
             raise QnnError(f"backend_type {kind}: {_REFUSED.get(kind, 'there is no such back end')}")
-        if unknown := sorted(set(options) - OPTIONS):
+        if unknown := sorted(set(options) - set(OPTIONS)):
             raise QnnError(f"option {unknown[0]} is not known; there are {', '.join(sorted(OPTIONS))}")
+        for name, value in options.items():
+            if not re.fullmatch(OPTIONS[name], value):
+                may = OPTIONS[name].replace("|", ", ") if "\\" not in OPTIONS[name] else "a number"
+                raise QnnError(f"option {name} is {value[:40]!r}, and may be {may}")
+        if soc and not _SOC.fullmatch(soc):
+            may = f"Qualcomm's number of it, with the HTP's generation behind a colon: {SIMULATED_SOC}"
+            raise QnnError(f"there is no chip {soc[:40]!r}; npu.soc.npu_qnn is {may}")
         self._open_library()
         chosen = {"backend_type": "htp", "offload_graph_io_quantization": "0", **options}
         if soc:

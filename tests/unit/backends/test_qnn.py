@@ -21,6 +21,7 @@ from edge_rt.backends.npu.session import NpuSession
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
 from edge_rt.catalog.manifest import SHIPPED_DIR
 from edge_rt.errors import BackendLoadError, InvalidRequestError, NotOnAcceleratorError
+from edge_rt.tensor_types import ChipNeeds
 from tests import tensor_models
 from tests.npu.indexed import KINDS, TABLE, indexed, indices
 
@@ -94,6 +95,27 @@ def test_a_convolution_of_each_precision_is_wholly_there_and_right(
     assert session.device_counts().n_fallbacks == 0
     session.close()
     cpu.close()
+
+
+@pytest.mark.parametrize(
+    ("soc", "own", "words"),
+    [
+        ("nonsense", {}, r"no chip 'nonsense'; npu\.soc\.npu_qnn is Qualcomm's number of it.*57:75"),
+        ("99999:75", {}, "not for this chip: for 99999:75 the compiler was seen to take nothing"),
+        ("", {"vtcm_mb": "x"}, "option vtcm_mb is 'x', and may be a number"),
+        ("", {"rpc_control_latency": "-5"}, "option rpc_control_latency is '-5', and may be a number"),
+        ("", {"htp_performance_mode": "zoom"}, "is 'zoom', and may be burst, balanced,"),
+        ("", {"qnn_context_priority": "x"}, "is 'x', and may be low, normal, normal_high, high"),
+        ("", {"htp_graph_finalization_optimization_mode": "9"}, "is '9', and may be 0, 1, 2, 3"),
+    ],
+)
+@pytest.mark.parametrize("needs", [None, ChipNeeds(weight_bits=8, activation_bits=8)])
+def test_a_chip_or_an_option_that_there_is_not_is_told_and_not_blamed_on_the_model(
+    backend: QnnBackend, tmp_path: Path, soc: str, own: dict[str, str], words: str, needs: ChipNeeds | None
+) -> None:
+    chosen = {"soc": {qnn.NAME: soc}} if soc else {}
+    with pytest.raises(BackendLoadError, match=words):
+        backend.load_tensor(tiny(tmp_path / "m.onnx"), options(options={qnn.NAME: own}, needs=needs, **chosen))
 
 
 @pytest.mark.parametrize("elem_type", [TensorProto.INT64, TensorProto.INT32])
