@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from edge_rt.cli.top import Load, Scrape, median, table, watch
+from edge_rt.cli.scrape import DeviceLoss, Load, Scrape, median
+from edge_rt.cli.top import table, watch
 from edge_rt.power.monitor import PowerNow
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import Energy, EngineStats, Timings, Usage
@@ -131,6 +132,24 @@ def test_only_the_place_of_a_stand_in_is_called_that() -> None:
     assert " ms" not in simulated
     assert "simulator" not in real
     assert " ms" in real
+
+
+def test_an_accelerator_that_failed_is_told_and_whether_the_cpu_computes_now() -> None:
+    metrics = telemetry(device_products_total=5)
+    before = Scrape.of(text(metrics), 0.0)
+    assert Load.between(before, before).losses == ()
+    metrics.engine_stats("m", EngineStats(device_products_total=5, device_faults_total=1, device_fallbacks_total=29))
+    after = Scrape.of(text(metrics), 1.0)
+    (loss,) = Load.between(before, after).losses
+    assert loss == DeviceLoss(model="m", n_faults=1, n_fallbacks=29, n_now=29)
+    assert table(Load.between(before, after)).splitlines()[-1] == (
+        "m: its accelerator has failed once; the CPU computed 29 in its place, 29 of them just now"
+    )
+    metrics.engine_stats("m", EngineStats(device_products_total=9, device_faults_total=2, device_fallbacks_total=30))
+    later = Scrape.of(text(metrics), 2.0)
+    assert table(Load.between(later, later)).splitlines()[-1] == (
+        "m: its accelerator has failed 2 times; the CPU computed 30 in its place"
+    )
 
 
 def test_an_unloaded_model_keeps_its_line_and_has_no_gauges() -> None:
