@@ -28,6 +28,7 @@ from edge_rt.backends.onnx_cpu import OnnxCpuBackend
 from edge_rt.errors import (
     AcceleratorLostError,
     AcceleratorMemoryError,
+    BackendError,
     BackendLoadError,
     BackendUnavailableError,
     EdgeRtError,
@@ -284,8 +285,8 @@ class Opener:
     def _capabilities(self, soc: str) -> Capabilities | None:
         try:
             return self._vendor.capabilities(self.device, soc)
-        except BackendLoadError as exc:
-            _log.warning("%s: what %s computes in cannot be tried: %s", self._file.model, self._vendor.name, exc.reason)
+        except BackendError as exc:  # what is lost shows when it compiles
+            _log.warning("%s: what %s computes in cannot be tried: %s", self._file.model, self._vendor.name, exc)
             return None
 
     def _skewed(self, target: Target) -> str | None:

@@ -199,13 +199,17 @@ class HostedVendor:
                 self._ahead.remove(client)
                 client.close()
 
+    def soc(self, device: Device) -> str:
+        """Give the chip as the last probe has found it, "" where nobody tells."""
+        return self._socs.get(device.id, "")
+
     def target(self, file: ModelFile, device: Device, options: TensorOptions) -> Target:  # noqa: ARG002 - subclasses'
-        return Target(vendor=self.name, soc=self._socs.get(device.id, ""), versions=self.versions())
+        return Target(vendor=self.name, soc=self.soc(device), versions=self.versions())
 
     def capabilities(self, device: Device, soc: str = "") -> Capabilities:
         client = self._new_client()
         try:
-            told = {"device": device.id, "soc": soc or self._socs.get(device.id, "")}
+            told = {"device": device.id, "soc": soc or self.soc(device)}
             return self._ask(client, "capabilities", told, Capabilities, self._stack.limits.compile_s, model="a try")
         finally:
             client.close()

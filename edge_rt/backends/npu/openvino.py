@@ -81,11 +81,15 @@ class OpenVinoVendor(HostedVendor):
         wanted = dict(options.npu.options.get(self.name, {}))
         if device.id == CPU:
             wanted["n_threads"] = str(self.n_threads(device, options))
-        return replace(target, soc=options.npu.soc.get(self.name, target.soc), options=wanted)
+        return replace(target, options=wanted)
 
     def refusal(self, file: ModelFile, device: Device, options: TensorOptions) -> str | None:
         if device.id == CPU and options.npu.require == "npu":
             return f"npu.require is npu, and {device.detail}"
+        soc = self.soc(device)
+        if (named := options.npu.soc.get(self.name, soc)) != soc:
+            here = soc or "one that does not say what it is"
+            return f"npu.soc.{self.name} is {named[:40]!r}, and OpenVINO compiles for the device that is here, {here}"
         for spec in (*file.onnx.inputs, *file.onnx.outputs):
             if spec.datatype not in DATATYPES:
                 return f"{spec.name} is {spec.datatype}, which OpenVINO does not compute in"

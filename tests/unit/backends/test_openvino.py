@@ -200,6 +200,16 @@ def test_options_that_there_are_not(backend: OpenVinoBackend, options: dict[str,
         backend.load_tensor(PCB, TensorOptions(n_threads=1, npu=NpuOptions(options={"npu_openvino": options})))
 
 
+def test_another_chip_than_the_one_that_is_here_is_refused(backend: OpenVinoBackend) -> None:
+    here = backend.openvino.soc(backend._device(TensorOptions()))
+    backend.load_tensor(PCB, TensorOptions(n_threads=1, npu=NpuOptions(soc={"npu_openvino": here}))).close()
+    with pytest.raises(BackendLoadError) as refused:
+        backend.load_tensor(PCB, TensorOptions(n_threads=1, npu=NpuOptions(soc={"npu_openvino": "4000"})))
+    assert f"npu.soc.npu_openvino is '4000', and OpenVINO compiles for the device that is here, {here}" in str(
+        refused.value
+    )
+
+
 def test_a_model_is_compiled_once_and_then_kept(tmp_path: Path) -> None:
     made = OpenVinoBackend(Counting())
     made.probe()
