@@ -130,6 +130,7 @@ def _model_routes(api: Api) -> list[Route]:
             variant=info.variant or UNSET,
             backend=info.backend,
             backend_reason=info.backend_reason or UNSET,
+            adapters=info.caps.adapters or UNSET,
             evidence=_stand_in(info.evidence),
         )
         return schemas.ModelCard(id=status.id, created=created, status="loaded", kind=kind, meta=meta)

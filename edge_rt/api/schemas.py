@@ -351,6 +351,7 @@ class ModelMeta(_Answer, kw_only=True):
     backend_reason: str | UnsetType = UNSET  # why one that comes before it did not take the model
     max_batch: int | UnsetType = UNSET  # rows that requests for a tensor model are joined to
     device: str | UnsetType = UNSET
+    adapters: tuple[str, ...] | UnsetType = UNSET  # LoRA adapters that requests may name
     evidence: str | UnsetType = UNSET  # simulator, emulated or stub, where no real device computes it
     placement: tuple[NodePlacement, ...] | UnsetType = UNSET  # who runs how many nodes, and why not the device
 

@@ -377,19 +377,23 @@ def test_a_client_that_leaves_in_its_body_is_forgotten() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("hold_first", [False, True])
-def test_a_hang_up_closes_the_generator(stream: bool, hold_first: bool) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_hang_up_closes_the_generators(stream: bool, hold_first: bool, n: int) -> None:
     async def scenario() -> None:
         telemetry = Telemetry()
         runtime = FakeRuntime(whole("a", "b"), hold=asyncio.Event(), hold_first=hold_first)
-        body = json.dumps(chat_body(stream=stream)).encode()
+        body = json.dumps(chat_body(stream=stream, n=n)).encode()
         call = Call(app_of(runtime, telemetry=telemetry), "POST", CHAT, body).start()
         await runtime.arrived.wait()
+        for _ in range(5):  # the other answers' tasks begin too
+            await asyncio.sleep(0)
+        assert len(runtime.requests) == n
         if stream and not hold_first:
             await call.answered.wait()
         assert runtime.n_closed == 0
         call.hang_up()
         reply = await call.reply()
-        assert runtime.n_closed == 1
+        assert runtime.n_closed == n
         assert not reply.whole
         assert b'outcome="hung_up"' in telemetry.exposition()
 

@@ -178,6 +178,7 @@ def test_openai_adapters(sdk: openai.OpenAI) -> None:
     for entry in ({"id": "poems"}, {"id": 0, "scale": 1.0}):
         answer = sdk.completions.create(**asked, model="null-lora", extra_body={"lora": [entry]})
         assert (answer.choices[0].text, answer.model) == (named, "null-lora")
+    assert (sdk.models.retrieve("null-lora").model_extra or {})["meta"]["adapters"] == ["poems"]
     other = sdk.completions.create(**asked, model="null-lora", extra_body={"lora": [{"id": 0, "scale": 0.5}]})
     assert other.choices[0].text not in (plain, named)
     for model, entry in (("null-lora", {"id": "prose"}), ("null-lora", {"id": 1}), ("null", {"id": "poems"})):
