@@ -19,7 +19,9 @@ from edge_rt.engine.text import TextStream
 from edge_rt.errors import EdgeRtError
 from edge_rt.types import Capabilities, Chunk, FinishReason, GenerateRequest, Timings, TokenLogprob, TokenSignal, Usage
 
-_MAX_SCORED = 32  # rows of a step whose logits are all wanted: 50,000 numbers each
+# Rows of a step whose logits are all wanted, 50,000 numbers each: of one sequence, and of all together, which is what
+# LoadOptions.n_logits_max counts on for eight sequences that guess.
+_MAX_SCORED, _MAX_SCORED_TOGETHER = 32, 128
 
 
 class Sink(Protocol):
@@ -125,12 +127,6 @@ class Sequence:
     @property
     def is_scored(self) -> bool:
         return self.is_scored_from(self.n_computed)
-
-    @property
-    def n_missing(self) -> int:
-        """Tokens that the KV does not hold yet; of a scored prompt only as many as one step may compute."""
-        n_missing = len(self.token_ids) - self.n_computed
-        return min(n_missing, _MAX_SCORED) if self.is_scored else n_missing
 
     @property
     def known_ids(self) -> list[int]:
@@ -275,3 +271,14 @@ class Sequence:
         )
         self._text, self._ids, self._logprobs, self._signals = [], [], [], []
         return chunk
+
+
+def parts_of(running: ListOf[Sequence]) -> list[tuple[int, int]]:
+    """Give of each sequence how many tokens its KV holds, and how many more the next step may compute."""
+    n_scored = sum(sequence.is_scored for sequence in running)
+    max_scored = min(_MAX_SCORED, _MAX_SCORED_TOGETHER // n_scored) if n_scored else 0
+    parts = []
+    for sequence in running:
+        n_missing = len(sequence.token_ids) - sequence.n_computed
+        parts.append((sequence.n_computed, min(n_missing, max(max_scored, 1)) if sequence.is_scored else n_missing))
+    return parts

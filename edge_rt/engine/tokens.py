@@ -30,7 +30,7 @@ from edge_rt.engine.prefix import Slot
 from edge_rt.engine.prefix_disk import PrefixDisk
 from edge_rt.engine.prompt import PromptReader
 from edge_rt.engine.row_costs import RowCosts
-from edge_rt.engine.sequence import Sequence, Sink
+from edge_rt.engine.sequence import Sequence, Sink, parts_of
 from edge_rt.engine.settings import EngineSettings
 from edge_rt.engine.slots import Slots
 from edge_rt.engine.speculation import Speculation
@@ -306,7 +306,7 @@ class TokenEngine:
         """Choose how many rows each running sequence gets: prompts in turn, of one set of adapters."""
         chosen = set(self._adapters.choose(self._running))
         order = [i for i in self._waiting.order(self._running) if i in chosen]
-        parts = [(s.n_computed, s.n_missing) for s in self._running]
+        parts = parts_of(self._running)
         stall_s, step_s = self._settings.max_stall_s, self._settings.max_step_s
         if any(n == 1 for i, (_, n) in enumerate(parts) if i not in chosen):
             step_s = stall_s  # streams of other adapters wait for this step
