@@ -301,7 +301,7 @@ def test_an_answer_that_breaks_off_is_an_error(chunks: list[Chunk]) -> None:
         (chat_body(zzz=1), "zzz", "invalid_request"),
         (chat_body(n=0), "n", "invalid_request"),
         (chat_body(n=33), "n", "invalid_request"),
-        (chat_body(tools=[{"type": "function"}]), "tools", "unsupported"),
+        (chat_body(tools=[{"type": "web_search"}]), "tools[0].type", "unsupported"),
         (chat_body(temperature=-1), "temperature", "invalid_request"),
         (chat_body(model="nope"), "model", "model_not_found"),
         ({"messages": []}, "messages", "invalid_request"),
