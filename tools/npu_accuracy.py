@@ -61,6 +61,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--cores", is_flag=True, help="Measure the cores that the vendor computes on where it has no NPU: OpenVINO's."
 )
+@click.option("--prefer", is_flag=True, help="Take a form of which some nodes are the CPU's, which is told.")
 @click.option("--option", "options", metavar="NAME=VALUE", multiple=True, help="Of the vendor's compiler; repeat it.")
 @click.option("--artifacts", type=click.Path(file_okay=False, path_type=Path), help="Keep what is compiled here.")
 @click.option("--json", "as_json", is_flag=True)
@@ -71,6 +72,7 @@ def main(
     n_inputs: int,
     soc: str,
     cores: bool,
+    prefer: bool,
     options: tuple[str, ...],
     artifacts: Path | None,
     as_json: bool,
@@ -85,7 +87,7 @@ def main(
     judge = judge_for(manifest, n=n_inputs, data=data, tokenizer=tokenizer_path(store, manifest))
     path = variant_path(store, manifest, variant.id)
     npu = NpuOptions(
-        require="prefer" if cores else "npu",
+        require="prefer" if cores or prefer else "npu",
         artifacts=artifacts,
         soc={backend: soc} if soc else {},
         needs=chip_needs(variant.requires) if variant.requires is not None else None,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from edge_rt.convert.bert import convert_minilm, convert_minilm_static, convert_minilm_w4a16
 from edge_rt.convert.efficientnet import convert_lite0
-from edge_rt.convert.npu import convert_w4a16, convert_w8a8, convert_w8a16
+from edge_rt.convert.npu import Precision, convert_npu, convert_w4a16, convert_w8a8, convert_w8a16
 from edge_rt.convert.qdq import convert_int8
 from edge_rt.convert.rknn import FORMS
+from edge_rt.convert.weight_only import convert_minilm_w4, convert_w8
 from edge_rt.errors import ModelFormatError
 
 Recipe = Callable[[Path, Path, Path | None], None]  # src, dst, beside
@@ -20,7 +22,10 @@ _RECIPES: dict[str, Recipe] = {
     "minilm-l6": convert_minilm,
     "minilm-l6-static": convert_minilm_static,
     "minilm-l6-w4a16": convert_minilm_w4a16,
+    "minilm-l6-w4": convert_minilm_w4,
     "npu-w4a16": convert_w4a16,
+    "npu-w4a8": partial(convert_npu, Precision(4, 8)),
+    "npu-w8": convert_w8,
     "npu-w8a16": convert_w8a16,
     "npu-w8a8": convert_w8a8,
     "qdq-int8": convert_int8,

@@ -97,12 +97,12 @@ class Driver:
         found = Counter(str(node["precision"]) for node in _nodes(compiled) if node["kind"] == "Convolution")
         float_bits = 16 if device == NPU else 32
         precisions = [{"weight_bits": float_bits, "activation_bits": float_bits, "granularity": "tensor"}]
-        try:
-            _compile(core, _tiny_4bit(openvino), device, {})
-        except OpenVinoError:
-            pass  # then it has none
-        else:
-            precisions.append({"weight_bits": 4, "activation_bits": float_bits, "granularity": "block"})
+        for bits in (4, 8):
+            try:
+                _compile(core, _tiny_packed(openvino, bits), device, {})
+            except OpenVinoError:
+                continue  # then it has none
+            precisions.append({"weight_bits": bits, "activation_bits": float_bits, "granularity": "block"})
         if found.keys() & {"u8", "i8"}:
             precisions.append({"weight_bits": 8, "activation_bits": 8, "granularity": "channel"})
         told = {"precisions": precisions, "datatypes": list(DATATYPES), "is_static": device == NPU}
@@ -298,16 +298,17 @@ def _specs(ports: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _tiny_4bit(openvino: Any) -> Any:
-    """A product with 4-bit weights, which have a scale for each 16 inputs."""
+def _tiny_packed(openvino: Any, bits: int) -> Any:
+    """A product with weights of 4 or 8 bit, which have a scale for each 16 inputs."""
     import numpy as np
     from openvino import opset13 as ops
 
-    packed = openvino.Tensor(np.zeros(32 * 32 // 2, np.uint8), [32, 2, 16], openvino.Type.i4)
+    kind = openvino.Type.i4 if bits == 4 else openvino.Type.i8
+    packed = openvino.Tensor(np.zeros(32 * 32 * bits // 8, np.uint8 if bits == 4 else np.int8), [32, 2, 16], kind)
     scaled = ops.multiply(ops.convert(ops.constant(packed), "f16"), ops.constant(np.full((32, 2, 1), 0.1, np.float16)))
     weights = ops.convert(ops.reshape(scaled, ops.constant(np.array([32, 32])), special_zero=False), "f32")
     x = ops.parameter([1, 32], np.float32, name="x")
-    return openvino.Model([ops.matmul(x, weights, False, True)], [x], "tiny_4bit")
+    return openvino.Model([ops.matmul(x, weights, False, True)], [x], "tiny_packed")
 
 
 def _tiny(openvino: Any) -> Any:
