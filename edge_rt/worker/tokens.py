@@ -1,7 +1,8 @@
 """The worker's service for a language model.
 
-The main thread runs the engine, the reader takes messages and sends the engine's figures, and the clerk renders and
-tokenises prompts, so that a long one holds up neither the steps nor a cancellation.
+The main thread runs the engine, the reader takes messages and sends the engine's figures, and a clerk renders and
+tokenises prompts, so that a long one holds up neither the steps nor a cancellation. Another takes the requests whose
+answers have a form: their grammars are compiled first.
 """
 
 from __future__ import annotations
@@ -139,6 +140,11 @@ class Service(service.Service):
         super().__init__(out, engine, rss_bytes, clock=clock)
         self._engine = engine
         self._desk: queue.SimpleQueue[_Errand] = queue.SimpleQueue()
+        # A grammar may take long to compile, which shall hold up others with a grammar alone.
+        self._forms_desk: queue.SimpleQueue[_Errand] = queue.SimpleQueue()
+        self._desks: queue.SimpleQueue[queue.SimpleQueue[_Errand]] = queue.SimpleQueue()
+        self._desks.put(self._desk)
+        self._desks.put(self._forms_desk)
         # The engine does not know a request yet that the clerk still has; a cancellation must not fall between.
         self._lock = threading.Lock()
         self._unsubmitted: set[str] = set()
@@ -161,14 +167,20 @@ class Service(service.Service):
             request_id = message.id if isinstance(message, channel.Infer) else message.request.id
             self._channel.send(channel.Failed(request_id, *error.to_wire()))
         elif not isinstance(message, Load | channel.Lend | channel.LendMemory | channel.GiveBack | channel.Shutdown):
+            has_form = False
             if isinstance(message, channel.Generate):
+                has_form = message.request.response_format is not None or bool(message.request.tools)
                 with self._lock:
                     self._unsubmitted.add(message.request.id)
-            self._desk.put(message)
+            (self._forms_desk if has_form else self._desk).put(message)
+
+    def run(self, *, n_clerks: int = 2) -> bool:
+        return super().run(n_clerks=n_clerks)
 
     def _work(self) -> None:
+        desk = self._desks.get()  # each clerk has one
         while True:
-            message = self._desk.get()
+            message = desk.get()
             request_id = message.request.id if isinstance(message, _Requests) else message.id
             sink = _RequestSink(self._channel, request_id, self._send_stats)
             try:

@@ -16,7 +16,7 @@ from edge_rt.devices.base import known
 from edge_rt.engine.sequence import Sink
 from edge_rt.errors import BackendUnavailableError, ContextBeyondTrainingError, InvalidRequestError, ModelTooLargeError
 from edge_rt.tensor_types import TensorRequest
-from edge_rt.types import Chunk, EngineStats, GenerateRequest
+from edge_rt.types import Chunk, EngineStats, GenerateRequest, ResponseFormat, Tool
 from edge_rt.worker import channel
 from edge_rt.worker.channel import FrameReader, FromWorker, Load, ToWorker, encode
 from edge_rt.worker.own_end import WorkerChannel
@@ -40,9 +40,12 @@ class FakeEngine:
         self.figures = EngineStats()
         self.crash: Exception | None = None
         self._stop = threading.Event()
+        self.may_compile = threading.Event()
 
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
         self.may_submit.wait(PATIENCE_S)
+        if request.response_format is not None or request.tools:
+            self.may_compile.wait(PATIENCE_S)
         if request.prompt == "odd":
             raise KeyError("odd")
         self.sinks[request.id] = sink
@@ -156,6 +159,19 @@ def test_cancel_reaches_the_engine_while_a_long_prompt_is_being_prepared() -> No
         assert engine.heard() == "cancel running"
         engine.may_submit.set()
         assert engine.heard() == "submit long"
+
+
+def test_a_grammar_that_takes_long_holds_up_no_other_prompt() -> None:
+    engine = FakeEngine()
+    form = ResponseFormat(kind="json_object")
+    with served(engine) as (parent, _):
+        parent.send(channel.Generate(replace(request("formed"), response_format=form)))
+        parent.send(channel.Generate(replace(request("called"), tools=(Tool(name="f"),))))
+        parent.send(channel.Generate(request("plain")))
+        assert engine.heard() == "submit plain"
+        parent.send(channel.Cancel("called"))
+        engine.may_compile.set()
+        assert [engine.heard() for _ in range(3)] == ["submit formed", "submit called", "cancel called"]
 
 
 def test_a_request_cancelled_before_the_engine_knows_it_is_cancelled_once_it_does() -> None:
