@@ -143,6 +143,7 @@ class Items:
         self.output: list[OutputItem] = []
         self._request_id = request_id
         self._is_open = False
+        self._said: list[str] = []  # of the open item: its text or arguments, until it is closed
 
     def add(self, chunk: Chunk) -> Iterator[Event]:
         if chunk.text or chunk.logprobs:
@@ -156,6 +157,11 @@ class Items:
             yield from self._add_text("", ())
         yield from self._close(status)
 
+    def cut(self) -> None:
+        """Close the last item without a word: what it had come to belongs to a response that failed."""
+        for _ in self._close("incomplete"):
+            pass
+
     def _add_text(self, text: str, logprobs: Sequence[TokenLogprob]) -> Iterator[Event]:
         if not (self._is_open and isinstance(self.output[-1], OutputMessage)):
             message = OutputMessage(id=self._id("msg"), status="in_progress", content=[])
@@ -163,11 +169,9 @@ class Items:
             part = OutputText(text="", logprobs=[])
             yield self._event("response.content_part.added", content_index=0, part=part)
             message.content.append(part)
-        message = self._last_message()
-        part = message.content[0]
         shown = [_logprob(token) for token in logprobs]
-        part.text += text
-        part.logprobs += shown
+        self._said.append(text)
+        self._last_message().content[0].logprobs += shown
         if text or shown:
             yield self._event("response.output_text.delta", content_index=0, delta=text, logprobs=shown)
 
@@ -177,8 +181,7 @@ class Items:
                 id=self._id("fc"), call_id=delta.id, name=delta.name, arguments="", status="in_progress"
             )
             yield from self._open(call)
-        call = self._last_call()
-        call.arguments += delta.arguments
+        self._said.append(delta.arguments)
         if delta.arguments:
             yield self._event("response.function_call_arguments.delta", delta=delta.arguments)
 
@@ -194,10 +197,13 @@ class Items:
         self._is_open = False
         item = self.output[-1]
         item.status = status
+        said, self._said = "".join(self._said), []
         if isinstance(item, FunctionCall):
+            item.arguments = said
             yield self._event("response.function_call_arguments.done", arguments=item.arguments)
         else:
             part = item.content[0]
+            part.text = said
             done = "response.output_text.done"
             yield self._event(done, content_index=0, text=part.text, logprobs=part.logprobs)
             yield self._event("response.content_part.done", content_index=0, part=part)
@@ -209,11 +215,6 @@ class Items:
     def _last_message(self) -> OutputMessage:
         item = self.output[-1]
         assert isinstance(item, OutputMessage)
-        return item
-
-    def _last_call(self) -> FunctionCall:
-        item = self.output[-1]
-        assert isinstance(item, FunctionCall)
         return item
 
     def _id(self, prefix: str) -> str:
@@ -266,6 +267,7 @@ class ResponseWriter:
 
     def failed(self, error: ErrorReply) -> bytes:
         """Write the two events that end a stream early: what went wrong, and the response that it has become."""
+        self._items.cut()
         response = self._response("failed")
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         response.error = Failure(code=code, message=error.message)

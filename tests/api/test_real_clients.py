@@ -16,6 +16,7 @@ import openai
 import pydantic
 import pytest
 
+from tests import patience
 from tests.api.daemon import Daemon
 
 pytestmark = pytest.mark.model
@@ -179,6 +180,8 @@ def test_ollama_embeds(ollama_sdk: ollama.Client) -> None:
     cat, kitten, motor = ollama_sdk.embed(
         model="minilm-l6", input=["a cat sleeps", "a kitten is asleep", "an electric motor"], keep_alive=0
     ).embeddings
+
+    patience.until(lambda: "minilm-l6:latest" not in [model.model for model in ollama_sdk.ps().models])
 
     def alike(a: Any, b: Any) -> float:
         return sum(x * y for x, y in zip(a, b, strict=True))
