@@ -124,13 +124,18 @@ class Residency:
     async def unload(self, model: str) -> None:
         """Let a model's requests finish and free its memory; those that wait load it again."""
         slot = self._slots[model]
-        while slot.state != "unloaded":
-            if slot.state in {"ready", "draining"}:
-                if slot.n_leases == 0:
-                    await asyncio.wait([self._begin_unload(slot)])
-                    return
-                slot.state = "draining"
-            await self._change()
+        try:
+            while slot.state != "unloaded":
+                if slot.state in {"ready", "draining"}:
+                    if slot.n_leases == 0:
+                        await asyncio.wait([self._begin_unload(slot)])
+                        return
+                    slot.state = "draining"
+                await self._change()
+        except asyncio.CancelledError:  # who wanted it has left; others who want the place ask for it again
+            if slot.state == "draining" and slot.loaded is not None:
+                self._grant(slot, slot.loaded)
+            raise
 
     async def close(self, drain_s: float) -> None:
         """Refuse new leases, give the running ones drain_s to end, then stop every worker."""

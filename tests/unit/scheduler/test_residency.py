@@ -786,3 +786,23 @@ def test_a_request_may_ask_for_another_idle_time_which_lasts_while_the_model_is_
         assert residency.slot("a").state == "unloaded"
 
     virtual_time.run(main())
+
+
+def test_an_unload_that_is_cancelled_lets_those_in_who_wait() -> None:
+    async def main() -> None:
+        world = World()
+        residency = make(world, "a")
+        first = asyncio.create_task(use(residency, "a", 10.0))
+        await asyncio.sleep(LOAD_S + 1.0)
+        leaving = asyncio.create_task(residency.unload("a"))
+        await asyncio.sleep(1.0)
+        late = asyncio.create_task(use(residency, "a"))
+        await asyncio.sleep(1.0)
+        leaving.cancel()
+        await asyncio.wait_for(late, 2.0)
+        assert not first.done()
+        await first
+        assert world.diary == ["+a"]
+        assert residency.slot("a").state == "ready"
+
+    virtual_time.run(main())
