@@ -15,7 +15,7 @@ help:
 	@echo 'make lint    style, types and import order only'
 	@echo 'make bench   measure the default model on this machine'
 	@echo 'make sanitize  run the C engine and the serial NPU on random data under AddressSanitizer, UBSan, ThreadSanitizer'
-	@echo 'make fuzz      a minute of libFuzzer on the engine, with clang; FUZZ_S=SECONDS for longer'
+	@echo 'make fuzz      a minute of libFuzzer each on the engine and the serial NPU, with clang; FUZZ_S=SECONDS for longer'
 	@echo 'make emulate-x86  run its check on emulated CPUs: AVX-512, AVX-VNNI, none of them (compiles Bochs once)'
 	@echo 'make test-kernel  boot a Debian kernel on an emulated board, and run the power code on its real drivers'
 	@echo 'make test-rtl   run the FPGA engine in simulation, 2,000 random products of each configuration'
@@ -68,20 +68,25 @@ C_FLAGS = -std=c17 -D_GNU_SOURCE -O1 -g -ffp-contract=off -fno-math-errno -Wall 
 	-Inative/include -Inative/kernels -Inative/src native/src/*.c native/kernels/*.c -lm -lpthread
 CHECK = $${CC:-cc} native/tests/check.c $(C_FLAGS)
 
+NPU_FUZZ = -std=c17 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -Ihw/npu/serial/src hw/npu/serial/tests/fuzz.c \
+	hw/npu/serial/src/*.c
+
 sanitize:
 	@mkdir -p build
 	$(CHECK) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/check-address && build/check-address
 	$(CHECK) -fsanitize=thread -o build/check-thread && build/check-thread
-	$${CC:-cc} -std=c17 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -Ihw/npu/serial/src hw/npu/serial/tests/fuzz.c \
-		hw/npu/serial/src/*.c -fsanitize=address,undefined -fno-sanitize-recover=all -o build/fuzz-npu
+	$${CC:-cc} $(NPU_FUZZ) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/fuzz-npu
 	build/fuzz-npu 20000
 
 FUZZ_S = 60
+CLANG = $$(command -v clang || command -v clang-14)
 fuzz:
-	@mkdir -p build/corpus
-	$$(command -v clang || command -v clang-14) native/tests/fuzz.c $(C_FLAGS) -fsanitize=fuzzer,address,undefined \
+	@mkdir -p build/corpus build/corpus-npu
+	$(CLANG) native/tests/fuzz.c $(C_FLAGS) -fsanitize=fuzzer,address,undefined \
 		-fno-sanitize-recover=undefined -o build/fuzz
 	build/fuzz -max_total_time=$(FUZZ_S) -len_control=20 -max_len=800 -artifact_prefix=build/ build/corpus
+	$(CLANG) $(NPU_FUZZ) -DGUIDED -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -o build/fuzz-npu-guided
+	build/fuzz-npu-guided -max_total_time=$(FUZZ_S) -len_control=20 -max_len=3000 -artifact_prefix=build/ build/corpus-npu
 
 emulate-x86:
 	@sh tools/python.sh -m tools.emulate_x86
