@@ -6,7 +6,8 @@ Nothing is in both. What can be given away is drawn, rendered or our own text; p
     model               calibrated with                         compared on
     efficientnet-lite0  photographs of scikit-image, -learn     picture_set.py: 200 photographs, 200 labelled views
     pcb-defect          drawn boards                            other drawn boards, or DeepPCB's test pairs
-    minilm-l6           every other paragraph of docs/          sentence_pairs.py; halves of the other paragraphs
+    minilm-l6           every other paragraph of docs/, and     sentence_pairs.py; halves of the other paragraphs
+                        for 4 bit their sentences
     pp-ocrv4-det        rendered lines of text                  other rendered lines
 """
 
@@ -48,7 +49,7 @@ _PHOTOGRAPHS = (
 _VIEWS = 4  # of each photograph
 _CALIBRATION_SEED, _JUDGE_SEED = 7, 1000
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
-_MIN_PARAGRAPH = 120  # characters
+_MIN_PARAGRAPH, _MIN_SENTENCE = 120, 20  # characters
 
 
 def calibration(manifest: Manifest, tokenizer: Path | None = None) -> list[Feed]:
@@ -125,6 +126,12 @@ def paragraphs() -> tuple[list[str], list[str]]:
             if len(plain) >= _MIN_PARAGRAPH and part.lstrip("\n")[0] not in "|#<!- ":
                 found.append(plain)
     return found[::2], found[1::2]
+
+
+def sentences(texts: Sequence[str]) -> list[str]:
+    """Cut texts at the ends of their sentences and of parts of them."""
+    parts = (part.strip() for text in texts for part in re.split(r"(?<=[.:;?!]) ", text))
+    return [part for part in parts if len(part) > _MIN_SENTENCE]
 
 
 def halves(texts: Sequence[str]) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """Calibrate the catalog's models for NPUs.
 
     python -m tools.npu_ranges ranges  MODEL models/MODEL-npu-ranges.json   what a manifest's npu-* recipes take
+    python -m tools.npu_ranges sentences RANGES.json OUT.json               the same with short texts, for 4 bit
     python -m tools.npu_ranges dataset MODEL FILE.calibration.npz           what RKNN calibrates with
 
 MODEL must be in the store (`edge_rt models pull`). npu_inputs.py says what each is calibrated with.
@@ -23,10 +24,11 @@ from edge_rt import config
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.convert.npu import prepare
-from edge_rt.convert.qdq import RangesFile
+from edge_rt.convert.qdq import RangesFile, read_ranges
 from edge_rt.errors import EdgeRtError, ModelNotPulledError
+from tools import npu_inputs
 from tools.activations import Statistics
-from tools.npu_inputs import MAP_SHAPE, MODELS, Feed, calibration
+from tools.npu_inputs import MAP_SHAPE, MODELS, Feed, Texts, calibration
 from tools.samples import SamplesAbsentError
 
 # Of which file each model's ranges are measured, for which shapes, and what keeps 8 bit where weights have 4.
@@ -93,6 +95,24 @@ def ranges(model: str, out: Path, method: str) -> None:
         int8_nodes=_INT8_NODES.get(model, ()),
         texts=tuple(_ids(feed) for feed in feeds) if model == "minilm-l6" else (),
     )
+    _write(told, out)
+
+
+@main.command(cls=ReportedErrors)
+@click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+def sentences(source: Path, out: Path) -> None:
+    """Write SOURCE, minilm-l6's ranges, to OUT with the sentences of its paragraphs in place of the paragraphs.
+
+    What stands at the ends of a text is a large part of a question, and little of a paragraph.
+    """
+    store, manifest = opened("minilm-l6")
+    texts, told = Texts(tokenizer_path(store, manifest)), read_ranges(source)
+    found = tuple(tuple(texts.ids(text)) for text in npu_inputs.sentences(npu_inputs.paragraphs()[0]))
+    _write(msgspec.structs.replace(told, texts=found, note=f"{told.note}; texts: {len(found)} sentences of docs/"), out)
+
+
+def _write(told: RangesFile, out: Path) -> None:
     text = msgspec.json.format(msgspec.json.encode(told).decode(), indent=1)
     out.write_text(re.sub(r"\[[-+0-9.,e\s]*\]", lambda found: "".join(found[0].split()), text) + "\n", encoding="utf-8")
     click.echo(f"{out}: {out.stat().st_size} bytes, sha256 {hashlib.sha256(out.read_bytes()).hexdigest()}", err=True)

@@ -19,7 +19,9 @@ import onnx
 from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, ModelFile, NpuOptions, TensorBackend, TensorOptions
 from edge_rt.catalog.manifest import SHIPPED_DIR, load_manifest
+from edge_rt.convert.npu import W8A16, quantize
 from edge_rt.worker.recipe import apply
+from tests.unit.convert.test_npu import PIXEL_RANGES, pixels
 from tools.npu_accuracy import on_cpu
 from tools.npu_inputs import board_feed, judge_boards
 from tools.pcb.average_precision import mean_average_precision
@@ -56,6 +58,26 @@ def test_pcb_defect_runs_wholly_on_the_npu(form: str, cosine: float, tmp_path: P
     assert min(found_cosine.values()) > 1 - 50 * (1 - cosine)
     boxes = boxes_of(answer["heat"], answer["offset"], answer["size"])
     assert mean_average_precision([boxes], [board.marks]).mean > 0.7
+
+
+def test_pixels_are_on_the_npu_where_activations_have_16_bits(tmp_path: Path) -> None:
+    """No layer takes 8-bit inputs beside 16-bit outputs: left as bytes, they would go to the CPU."""
+    path = tmp_path / "pixels.onnx"
+    onnx.save(quantize(pixels(), PIXEL_RANGES, W8A16), path)
+    backend = registry.get("npu_qnn")
+    assert isinstance(backend, TensorBackend)
+    if isinstance(found := backend.probe(), Absent):
+        pytest.skip(found.reason)
+    file = ModelFile(model="pixels", variant="", path=path, quant="W8A16")
+    session = backend.load_tensor(file, TensorOptions(npu=NpuOptions(require="npu")))
+    feed = {"image": np.random.default_rng(2).integers(0, 256, (1, 4, 4, 3), np.uint8)}
+    try:
+        assert [part.reason for part in session.info.placement] == [""]
+        answer = session.run(feed)
+    finally:
+        session.close()
+    (expected,) = on_cpu(onnx.load(path), [feed])
+    np.testing.assert_allclose(answer["y"], expected["y"], atol=0.01)
 
 
 def _cosine(found: NDArray[Any], expected: NDArray[Any]) -> float:
