@@ -134,6 +134,10 @@ class ModelLoad:
     restarts: int
     decode_j_per_token: float | None
     stand_in: str | None = None
+    prefix_bytes: int | None = None
+    prefix_hits: int = 0
+    preempted: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +218,10 @@ def _model(model: str, before: Scrape, now: Scrape) -> ModelLoad:
         threads=now.count("threads", model),
         kv_cells=now.count("kv_cells", model),
         kv_cells_used=now.count("kv_cells_used", model),
+        prefix_bytes=now.count("prefix_bytes", model),
+        prefix_hits=now.count("prefix_hits_total", model) or 0,
+        preempted=now.count("preempted_total", model) or 0,
+        refused=now.count("refused_total", model) or 0,
         rss_bytes=now.count("worker_resident_memory_bytes", model),
         restarts=now.count("worker_restarts_total", model) or 0,
         decode_j_per_token=_ratio(now.energies.get((model, "decode")), now.count("completion_tokens_total", model)),

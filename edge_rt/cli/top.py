@@ -21,7 +21,19 @@ from edge_rt.cli.scrape import DeviceLoss, Load, ModelLoad, PlaceLoad, Scrape
 from edge_rt.cli.screen import redraw
 
 _PLACE_COLUMNS = ("MODEL", "PLACE", "BREAKER", "RUN", "WAIT", "REQ/S", "JOINED", "P50", "P95", "FAILED", "RSS")
-_COLUMNS = ("MODEL", "STATE", "RUN", "WAIT", "DECODE T/S", "PREFILL T/S", "TTFT P50", "THREADS", "KV CELLS", "RSS")
+_COLUMNS = (
+    "MODEL",
+    "STATE",
+    "RUN",
+    "WAIT",
+    "DECODE T/S",
+    "PREFILL T/S",
+    "TTFT P50",
+    "THREADS",
+    "KV CELLS",
+    "PREFIXES",
+    "RSS",
+)
 _ENERGY_COLUMN = "J/TOKEN"  # where there is a meter
 
 
@@ -141,7 +153,9 @@ def _models_table(models: Sequence[ModelLoad]) -> str:
             m.model,
             ("loaded" if m.loaded else "unloaded")
             + _kind(m.stand_in)
-            + (f", {m.restarts} restarts" if m.restarts else ""),
+            + (f", {m.restarts} restarts" if m.restarts else "")
+            + (f", {m.preempted} put back" if m.preempted else "")
+            + (f", {m.refused} refused" if m.refused else ""),
             m.running,
             m.waiting,
             "-" if m.stand_in else f"{m.decode_tps:.1f}",
@@ -149,6 +163,7 @@ def _models_table(models: Sequence[ModelLoad]) -> str:
             "-" if m.ttft_p50_s is None or m.stand_in else f"{m.ttft_p50_s * 1e3:.0f} ms",
             _or_dash(m.threads),
             "-" if m.kv_cells is None else f"{m.kv_cells_used} / {m.kv_cells}",
+            "-" if m.prefix_bytes is None else f"{m.prefix_hits} hits, {_mib(m.prefix_bytes)}",
             _mib(m.rss_bytes),
             *(
                 ["-" if m.decode_j_per_token is None or m.stand_in else f"{m.decode_j_per_token:.3g}"]

@@ -53,6 +53,10 @@ def test_a_view_shows_the_gauges_and_the_rates_between_two_looks() -> None:
             n_threads=2,
             cells_total=4096,
             cells_used=77,
+            preempted_total=4,
+            refused_total=5,
+            prefix_hits_total=6,
+            prefix_bytes=7 * 2**20,
             rss_bytes=300 * 2**20,
         ),
     )
@@ -70,7 +74,10 @@ def test_a_view_shows_the_gauges_and_the_rates_between_two_looks() -> None:
     assert model.ttft_p50_s == pytest.approx(0.15)
     header, line = table(view).splitlines()[-2:]
     assert header.split()[:4] == ["MODEL", "STATE", "RUN", "WAIT"]
-    assert " ".join(line.split()) == "m loaded, 1 restarts 2 3 20.0 20.0 150 ms 2 77 / 4096 300 MiB"
+    assert (
+        " ".join(line.split())
+        == "m loaded, 1 restarts, 4 put back, 5 refused 2 3 20.0 20.0 150 ms 2 77 / 4096 6 hits, 7 MiB 300 MiB"
+    )
 
 
 def test_power_and_joules_show_where_there_is_a_meter() -> None:
