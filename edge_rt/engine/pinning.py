@@ -54,6 +54,8 @@ def pin(
     tenant  who asks; where users are isolated, it sees its own pins and those of the configuration. Raises RequestError
             and ModelFormatError at once, for a text that makes no prompt.
     """
+    if action == "unpin" and ":" in name:
+        raise InvalidRequestError(param="name", problem=f"{name} is pinned by the configuration; remove it there")
     owner = owner_of(GenerateRequest(id="pin", model="", tenant=tenant), is_isolated=engine.is_isolated)
     ids = system_ids(engine, text) if action == "pin" else []
 

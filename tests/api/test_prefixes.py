@@ -60,6 +60,8 @@ def test_a_prefix_is_pinned_and_unpinned(daemon: Daemon) -> None:
         assert [pin["name"] for pin in client.unpin("null", "mine")] == ["config:house"]
         with pytest.raises(InvalidRequestError, match="nothing is pinned"):
             client.unpin("null", "mine")
+        with pytest.raises(InvalidRequestError, match="by the configuration"):
+            client.unpin("null", "config:house")
         for name in ("config:x", "", "a" * 101):
             with pytest.raises(InvalidRequestError):
                 client.pin("null", name, other)
