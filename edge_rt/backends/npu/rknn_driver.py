@@ -71,6 +71,7 @@ class Driver:
 
     def capabilities(self, device: str, soc: str) -> dict[str, Any]:
         """Build a small model in each precision: which a chip has differs, and the toolkit lists them nowhere."""
+        check_soc(soc)
         found = []
         for dtype in DTYPES:
             with tempfile.TemporaryDirectory() as folder, _inside(folder):
@@ -103,8 +104,7 @@ class Driver:
     ) -> dict[str, Any]:
         import onnx
 
-        if soc not in SOCS:
-            raise RknnError(f"there is no chip {soc}; there are {', '.join(SOCS)}")
+        check_soc(soc)
         proto = onnx.load(model)
         options = take_form(proto, options, folder)
         check_options(options)
@@ -188,6 +188,12 @@ def take_form(proto: Any, options: dict[str, str], folder: str) -> dict[str, str
         except ValueError as exc:
             raise RknnError(f"its metadata {SAMPLES_KEY} is not base64: {exc}") from exc
     return merged
+
+
+def check_soc(soc: str) -> None:
+    """Raise RknnError for a chip that there is not."""
+    if soc not in SOCS:
+        raise RknnError(f"there is no chip {soc[:40]}; there are {', '.join(SOCS)}")
 
 
 def check_options(options: dict[str, str]) -> None:

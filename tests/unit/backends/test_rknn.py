@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,27 @@ def test_indices_beyond_a_table_are_refused_before_the_chip_is_asked(backend: Rk
         with pytest.raises(InvalidRequestError, match="holds 16, and may hold -16 to 15"):
             session.run({"i": indices("Gather", 16)})
         assert session.device_counts().n_faults == 0
+
+
+@pytest.mark.parametrize(
+    ("soc", "socs", "words"),
+    [
+        (
+            "rk3588",
+            (),
+            "wants 4-bit weights and 16-bit activations, and rk3588 was seen to take floats of 16 bits; 8-bit",
+        ),
+        ("rk3588", ("rk3576",), "it is for rk3576, and the chip is rk3588"),
+        ("rk9999", (), "there is no chip rk9999; there are rk3588, rk3576"),
+    ],
+)
+def test_a_form_for_another_chip_is_refused_with_both_named(
+    backend: RknnBackend, file: ModelFile, soc: str, socs: tuple[str, ...], words: str
+) -> None:
+    needs = ChipNeeds(weight_bits=4, activation_bits=16, socs=socs)
+    wanted = options(soc)
+    with pytest.raises(BackendLoadError, match=words):
+        backend.load_tensor(file, replace(wanted, npu=replace(wanted.npu, needs=needs)))
 
 
 def test_capabilities_are_what_a_compiler_took_and_differ_by_chip(toolkit: Environment, tmp_path: Path) -> None:
