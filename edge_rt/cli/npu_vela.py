@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from edge_rt import config
 from edge_rt.catalog.store import Store, is_file_name
-from edge_rt.errors import BackendUnavailableError, ModelNotPulledError
+from edge_rt.errors import BackendLoadError, BackendUnavailableError, ModelNotPulledError
 
 _USUAL: Final = "ethos-u55-256"
 
@@ -64,7 +64,12 @@ def command(
     with tempfile.TemporaryDirectory(prefix="edge_rt-vela-") as scratch:
         given = source
         if source.suffix != ".tflite":
-            read_model(source)  # checks the file, which may be anybody's
+            kinds = {kind for kind, _ in read_model(source).kinds}  # checks the file, which may be anybody's
+            if "QuantizeLinear" not in kinds:
+                reason = (
+                    "it is not quantised, and Ethos-U computes with integers: take its W8A8 form (docs/quantize.md)"
+                )
+                raise BackendLoadError(model=source.name, reason=reason)
             given = tflite or Path(scratch) / f"{source.stem}.tflite"
             convert_tflite(source, given)
         reports = [

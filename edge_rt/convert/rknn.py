@@ -1,15 +1,14 @@
 """Prepare float models for Rockchip's compiler, which quantises by itself: each file says how, and holds samples.
 
 The compiler runs on another machine than the model, and wants inputs to find ranges with. So a form for it is a float
-ONNX file with two entries of metadata: FORM_KEY its options as JSON, SAMPLES_KEY inputs, as base64 of a compressed
-.npz with an array for each input. backends/npu/rknn_driver.py reads both.
+ONNX file with an entry of metadata, FORM_KEY, its options as JSON, and a constant that no node takes, SAMPLES_KEY: the
+bytes of a compressed .npz with an array for each input. backends/npu/rknn_driver.py reads both.
 
 The compiler rounds to nearest, each group by its largest weight. For 4 bit the weights are put on that grid here.
 """
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import math
@@ -88,9 +87,10 @@ def convert(form: Form, read: Reader, src: Path, dst: Path, beside: tuple[Path, 
         feeds = [{name: values[at : at + 1] for name, values in samples.items()} for at in chosen]
         group = _GROUP if form.method == f"group{_GROUP}" else 0
         model = round_model(model, feeds, but=form.kept_nodes, group=group)
-    _put(model, FORM_KEY, json.dumps(form.options(), sort_keys=True))
+    entry = model.metadata_props.add()
+    entry.key, entry.value = FORM_KEY, json.dumps(form.options(), sort_keys=True)
     if form.dtype != "fp16":
-        _put(model, SAMPLES_KEY, _packed(samples))
+        model.graph.initializer.append(numpy_helper.from_array(_packed(samples), SAMPLES_KEY))
     dst.write_bytes(model.SerializeToString(deterministic=True))
 
 
@@ -150,20 +150,15 @@ def at_opset_17(model: ModelProto) -> ModelProto:
     return model
 
 
-def _put(model: ModelProto, key: str, value: str) -> None:
-    entry = model.metadata_props.add()
-    entry.key, entry.value = key, value
-
-
-def _packed(samples: Mapping[str, NDArray[Any]]) -> str:
-    """Pack samples to the same text every time: np.savez would write the time of day."""
+def _packed(samples: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
+    """Pack samples to the same bytes every time: np.savez would write the time of day."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, values in sorted(samples.items()):
             raw = io.BytesIO()
             np.save(raw, np.ascontiguousarray(values), allow_pickle=False)
             archive.writestr(zipfile.ZipInfo(f"{name}.npy"), raw.getvalue(), zipfile.ZIP_DEFLATED, 9)
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
+    return np.frombuffer(buffer.getvalue(), np.uint8)
 
 
 def read_arrays(beside: tuple[Path, ...]) -> Samples:

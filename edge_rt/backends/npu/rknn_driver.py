@@ -7,7 +7,6 @@ Standard library, numpy and the environment's packages only.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -35,7 +34,7 @@ DTYPES = ("fp16", "w8a8", "w8a16", "w16a16i_dfp", "w4a16")
 ALGORITHMS = ("normal", "mmse", "kl_divergence")  # gdq wants PyTorch
 OPTIONS = frozenset(["dtype", "algorithm", "method", "dataset", "float", "cores", "contexts"])
 MAX_SAMPLES = 512
-# What convert/rknn.py writes into a form's metadata: options as JSON, and samples as base64 of an .npz file.
+# What convert/rknn.py writes into a form: its options as JSON in the metadata, an .npz file as a constant.
 FORM_KEY, SAMPLES_KEY = "edge_rt.rknn", "edge_rt.samples"
 _DATATYPES = {1: "FP32", 2: "UINT8", 3: "INT8", 6: "INT32", 7: "INT64", 10: "FP16"}
 
@@ -181,12 +180,13 @@ def take_form(proto: Any, options: dict[str, str], folder: str) -> dict[str, str
     except (ValueError, RecursionError) as exc:
         raise RknnError(f"its metadata {FORM_KEY} is no form: {exc}") from exc
     merged = {**own, **options}
-    if SAMPLES_KEY in told and merged.get("dtype", "fp16") != "fp16" and not merged.get("dataset"):
-        merged["dataset"] = str(Path(folder, "samples.npz"))
-        try:
-            Path(merged["dataset"]).write_bytes(base64.b64decode(told[SAMPLES_KEY], validate=True))
-        except ValueError as exc:
-            raise RknnError(f"its metadata {SAMPLES_KEY} is not base64: {exc}") from exc
+    constants = list(proto.graph.initializer)
+    samples = next((tensor for tensor in constants if tensor.name == SAMPLES_KEY), None)
+    if samples is not None:
+        proto.graph.initializer.remove(samples)
+        if merged.get("dtype", "fp16") != "fp16" and not merged.get("dataset"):
+            merged["dataset"] = str(Path(folder, "samples.npz"))
+            Path(merged["dataset"]).write_bytes(samples.raw_data)
     return merged
 
 

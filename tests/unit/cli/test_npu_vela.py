@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from edge_rt.cli import main
 from edge_rt.convert.tflite_file import read_operators
+from tests.npu.picture_model import picture_model
 
 pytest.importorskip("ethosu.vela", reason="ethos-u-vela is not installed: edge_rt[npu-vela]")
 
@@ -41,3 +42,11 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.onnx"
     path.write_bytes(b"nothing")
     assert run(str(path)).exit_code == 1
+
+
+def test_a_float_model_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "float.onnx"
+    path.write_bytes(picture_model().SerializeToString())
+    done = run(str(path))
+    assert done.exit_code == 1
+    assert "it is not quantised" in done.stderr
