@@ -122,7 +122,7 @@ class Driver:
         except OSError as exc:
             raise RknnError(
                 f"{ready.name} is not beside the model ({exc.strerror}): a board compiles nothing. Make it on x86-64 "
-                f"by hw/npu/rknn/convert.py {source.name} --soc {soc}"
+                f"by `edge_rt npu compile MODEL:FORM --soc {soc}`, or hw/npu/rknn/convert.py {source.name} --soc {soc}"
             ) from exc
         if told["soc"] != soc or told["model_sha256"] != _copy(source):
             raise RknnError(

@@ -20,6 +20,7 @@ from edge_rt.backends.npu.artifacts import artifacts
 from edge_rt.backends.npu.environments import Environment
 from edge_rt.backends.npu.rknn import NAME, RknnBackend
 from edge_rt.backends.onnx_cpu import OnnxCpuBackend
+from edge_rt.catalog.manifest import SHIPPED_DIR, load_manifest
 from edge_rt.convert.recipes import run_recipe
 from edge_rt.errors import BackendLoadError, InvalidRequestError
 from edge_rt.tensor_types import ChipNeeds
@@ -27,6 +28,9 @@ from tests import tensor_models
 from tests.npu.indexed import TABLE, indexed, indices
 from tests.npu.picture_model import picture_model
 from tests.npu.rknn_here import environment
+from tools.npu_inputs import board_feed, judge_boards
+from tools.pcb.average_precision import mean_average_precision
+from tools.pcb.detect import boxes_of
 
 pytestmark = [pytest.mark.simulator, pytest.mark.slow]
 
@@ -142,6 +146,28 @@ def test_a_form_says_itself_how_and_for_which_chip_it_is_compiled(
     wrong = NpuOptions(needs=needs, soc={NAME: "rk3588"})
     with pytest.raises(BackendLoadError, match="it is for rk3576, and the chip is rk3588"):
         backend.load_tensor(form, TensorOptions(npu=wrong))
+
+
+def test_the_catalog_s_form_of_pcb_defect_is_wholly_on_the_npu_and_right(backend: RknnBackend, tmp_path: Path) -> None:
+    variant = load_manifest(SHIPPED_DIR / "pcb-defect.toml").variant("npu-rknn-w8a8")
+    assert variant is not None
+    path = tmp_path / variant.file
+    run_recipe(variant.derive, SHIPPED_DIR / "pcb-defect.int8.onnx", path, SHIPPED_DIR / "pcb-defect-calibration.npz")
+    form = ModelFile(model="pcb-defect", variant=variant.id, path=path, quant=variant.quant)
+    (board,) = judge_boards(1)
+    npu = NpuOptions(require="npu", needs=ChipNeeds(weight_bits=8, activation_bits=8))
+    with closing(backend.load_tensor(form, TensorOptions(n_threads=1, npu=npu))) as session:
+        assert [part.reason for part in session.info.placement] == [""]
+        answer = session.run(board_feed(board))
+        assert session.computed_on == f"{NAME}:sim"
+    cpu = OnnxCpuBackend().load_tensor(form, options())
+    try:
+        right = cpu.run(board_feed(board))
+    finally:
+        cpu.close()
+    assert cosine(answer["heat"], right["heat"]) > 0.999
+    boxes = boxes_of(answer["heat"], answer["offset"], answer["size"])
+    assert mean_average_precision([boxes], [board.marks]).mean > 0.7
 
 
 def test_a_layer_can_stay_float(backend: RknnBackend, file: ModelFile, dataset: str) -> None:

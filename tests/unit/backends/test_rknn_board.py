@@ -236,7 +236,8 @@ def test_a_description_that_convert_did_not_write_is_refused(
 def test_a_board_says_that_it_compiles_nothing(board: Board, file: ModelFile) -> None:
     file.path.with_name("twice.rk3588.rknn").unlink()
     with pytest.raises(
-        BackendLoadError, match=r"a board compiles nothing. Make it .* by hw/npu/rknn/convert.py twice.onnx --soc"
+        BackendLoadError,
+        match=r"compiles nothing. Make it .* by `edge_rt npu compile MODEL:FORM --soc rk3588`, or hw/npu/rknn/convert",
     ):
         board.backend().load_tensor(file, options())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_rt.backends.npu import serial_format, serial_golden
 from edge_rt.backends.npu.serial_model import Program, compile_model
 from edge_rt.backends.npu.serial_session import Tail
+from edge_rt.catalog.manifest import SHIPPED_DIR
+from edge_rt.convert.recipes import run_recipe
 
 MODELS = Path(__file__).parents[3] / "models"
 Values = dict[str, NDArray[Any]]
@@ -299,3 +302,14 @@ def test_scales_as_integers(scale: float) -> None:
 def test_scales_that_no_integers_give_are_refused(scale: float) -> None:
     with pytest.raises(ValueError, match="out of range"):
         serial_format.scale_parts(scale)
+
+
+def test_the_catalog_s_form_with_4_bit_weights_is_wholly_the_device_s(tmp_path: Path) -> None:
+    path = tmp_path / "form.onnx"
+    ranges = SHIPPED_DIR / "pcb-defect-npu-ranges.json"
+    run_recipe("npu-w4a8", SHIPPED_DIR / "pcb-defect.int4.onnx", path, ranges)
+    program = compile_model(onnx.load(path))
+    assert program.tail is None
+    bits = Counter(layer.weight_bits for layer in program.model.layers if layer.weights is not None)
+    assert bits == {4: 7, 8: 4}  # the first layer's few weights and the heads keep 8
+    assert len(program.file) < 50_000
