@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+MIN_SHARED_TOKENS = 32  # fewer are computed twice in less time than another step takes
+
 
 @dataclass(slots=True)
 class Slot:
@@ -109,6 +111,3 @@ def shared_ahead(token_ids: list[int], others: Sequence[tuple[list[int], int]], 
             if n_shared > n_computed and n_shared - max(n_have, n_computed) >= MIN_SHARED_TOKENS:
                 best = max(best, n_shared)
     return best
-
-
-MIN_SHARED_TOKENS = 32  # fewer are computed twice in less time than another step takes

@@ -18,6 +18,7 @@ import os
 import secrets
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -72,7 +73,7 @@ class PrefixFile:
             if self._mapped is None:
                 self._is_bad = True
                 _log.warning("%s is damaged and removed: its prefix is computed again", self.path.name)
-                self.path.unlink(missing_ok=True)
+                _unlink(self.path)
         if self._mapped is None:
             return None
         return np.frombuffer(self._mapped, np.uint8, self.head.sizes[number], self._starts[number])
@@ -132,7 +133,7 @@ class PrefixDisk:
                 found.append((path.stat().st_mtime, file))
             elif name.endswith((_SUFFIX, _NEW)):
                 self.n_refused += name.endswith(_SUFFIX)
-                path.unlink(missing_ok=True)
+                _unlink(path)
         self.files = [file for _, file in sorted(found, key=lambda entry: entry[0])]
         self._make_room(0)
         return True
@@ -175,14 +176,15 @@ class PrefixDisk:
                 _log.warning("prefixes cannot be kept in %s: %s", self._folder, exc.strerror or exc)
                 self._has_warned = True
         if not is_whole:
-            new.unlink(missing_ok=True)
+            _unlink(new)
             return None
         file = PrefixFile(path, head, tuple(token_ids), n_bytes, _starts(start + len(tokens), head.sizes))
         self.files.append(file)
         return file
 
     def remove(self, file: PrefixFile) -> None:
-        file.path.unlink(missing_ok=True)
+        """Forget a file. Where it cannot be unlinked, the next start tries again."""
+        _unlink(file.path)
         if file in self.files:
             self.files.remove(file)
 
@@ -198,6 +200,12 @@ class PrefixDisk:
 def state_key(parts: Iterable[object]) -> str:
     """Make a key of all that a state depends on."""
     return hashlib.sha256(repr(tuple(parts)).encode()).hexdigest()
+
+
+def _unlink(path: Path) -> None:
+    """Remove a file if that can be done: a disk that has become read-only must not end the engine."""
+    with suppress(OSError):
+        path.unlink()
 
 
 def _private(path: str, flags: int) -> int:

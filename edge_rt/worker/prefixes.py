@@ -25,11 +25,12 @@ def open_disk(load: Load, session: TokenSession) -> PrefixDisk | None:
     if not load.max_prefix_disk_bytes or not load.path or (record := Place(path).read_record()) is None:
         return None
     info, caps, stat = session.info, session.caps, path.stat()
+    # isolate_prefixes too: what users shared before must not be found by all once they are kept apart.
     key = state_key(
         (
             *(record.sha256, stat.st_size, stat.st_mtime_ns),
             *(info.arch, info.quant, info.n_params, info.backend, info.build),
-            *(load.kv_type, caps.n_ctx, caps.n_cell_block, caps.can_save_ranges),
+            *(load.kv_type, caps.n_ctx, caps.n_cell_block, caps.can_save_ranges, load.isolate_prefixes),
         )
     )
     return PrefixDisk(Place(path).prefixes, key, load.max_prefix_disk_bytes, free_bytes=free_bytes)

@@ -169,3 +169,18 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path, caplog: pytest.LogC
     assert "are not kept" in caplog.text
     first.close()
     assert PrefixDisk(tmp_path / "prefixes", KEY, GIB, free_bytes=lambda _: GIB).open()
+
+
+def test_what_cannot_be_removed_stops_nothing(tmp_path: Path) -> None:
+    opened = disk(tmp_path, max_bytes=500)
+    first = opened.save("", [1, 2, 3], states(100))
+    assert first is not None
+    first.path.unlink()
+    first.path.mkdir()  # unlink fails, also for root
+    assert first.state(0) is None
+    second = opened.save("", [4, 5, 6], states(200))
+    assert opened.files == [second]
+    opened.close()
+    again = disk(tmp_path)
+    assert [file.token_ids for file in again.files] == [(4, 5, 6)]
+    assert again.n_refused == 1

@@ -143,3 +143,10 @@ def test_the_session_is_told_only_of_changes() -> None:
     bench.run(bench.ask("abc", "b", ONE, max_tokens=5))
     assert told == [1]
     assert isinstance(bench.session.batches[0][0], SeqRows)
+
+
+def test_sets_that_nobody_asks_for_any_more_are_forgotten() -> None:
+    bench = Bench()
+    for i in range(20):
+        bench.run(bench.ask("abc", f"r{i}", (Adapter(name="one", scale=i + 1.0),), max_tokens=2))
+    assert len(bench.engine._adapters._served) == 1

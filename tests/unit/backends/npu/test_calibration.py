@@ -53,13 +53,26 @@ def test_what_is_large_once_unpacked_is_refused_before_it_is(tmp_path: Path) -> 
         calibration.read(str(tmp_path / "many.npz"), ["0"])
 
 
-@pytest.mark.parametrize("kind", ["text", "empty", "liar", "pickle", "cut"])
+@pytest.mark.parametrize("kind", ["text", "empty", "liar", "pickle", "cut", "corrupt", "encrypted", "bzip2"])
 def test_what_is_no_array_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a.npz"
     if kind == "liar":
         liar(path)
     elif kind == "pickle":
         np.savez(path, x=np.array([{}], object))
+    elif kind == "corrupt":
+        np.savez_compressed(path, x=np.arange(1000))
+        raw = bytearray(path.read_bytes())
+        raw[100:300] = b"\xff" * 200
+        path.write_bytes(raw)
+    elif kind == "encrypted":
+        np.savez(path, x=np.zeros(100))
+        raw = bytearray(path.read_bytes())
+        raw[raw.index(b"PK\x01\x02") + 8] |= 1
+        path.write_bytes(raw)
+    elif kind == "bzip2":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive, archive.open("x.npy", "w") as x:
+            np.save(x, np.zeros(100))
     else:
         np.savez(path, x=np.zeros(100))
         path.write_bytes({"text": b"none", "empty": b"", "cut": path.read_bytes()[:-40]}[kind])
