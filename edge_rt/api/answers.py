@@ -63,20 +63,7 @@ class ChatShape:
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> schemas.ChatLogprobs | None:
         if not logprobs:
             return None
-        return schemas.ChatLogprobs(
-            content=[
-                schemas.ChatLogprob(
-                    token=_text(token.raw),
-                    logprob=token.logprob,
-                    bytes=list(token.raw),
-                    top_logprobs=[
-                        schemas.TopLogprob(token=_text(raw), logprob=logprob, bytes=list(raw))
-                        for _, raw, logprob in token.top
-                    ],
-                )
-                for token in logprobs
-            ]
-        )
+        return schemas.ChatLogprobs(content=[chat_logprob(token) for token in logprobs])
 
 
 class CompletionShape:
@@ -145,6 +132,17 @@ Shape = ChatShape | CompletionShape
 
 def _text(raw: bytes) -> str:
     return raw.decode(errors="replace")
+
+
+def chat_logprob(token: TokenLogprob) -> schemas.ChatLogprob:
+    return schemas.ChatLogprob(
+        token=_text(token.raw),
+        logprob=token.logprob,
+        bytes=list(token.raw),
+        top_logprobs=[
+            schemas.TopLogprob(token=_text(raw), logprob=logprob, bytes=list(raw)) for _, raw, logprob in token.top
+        ],
+    )
 
 
 def _rivals(token: TokenLogprob) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -14,7 +14,7 @@ from edge_rt.api.outcome import Outcome
 from edge_rt.api.schemas import WireEnergy, WireOrigin, encode, wire_energy
 from edge_rt.api.sse import EVENT_STREAM, named_event
 from edge_rt.api.status import ErrorReply
-from edge_rt.api.tools import joined
+from edge_rt.api.tools import is_object, joined
 from edge_rt.types import Chunk, GenerateRequest, ToolCallDelta
 
 # Of a status; 4xx and 5xx that are not here are invalid_request_error and api_error.
@@ -192,15 +192,6 @@ def error_body(error: ErrorReply) -> bytes:
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     body = _ErrorBody(error=_Error(type=kind, message=error.message), request_id=logs.request_id.get())
     return encode(body)
-
-
-def is_object(arguments: str) -> bool:
-    """Say whether a call's arguments are whole."""
-    try:
-        value: Any = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
-        return False
-    return isinstance(value, dict)
 
 
 def _written(event: Event) -> bytes:

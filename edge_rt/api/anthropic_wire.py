@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Raw
 
-from edge_rt.api.fields import ABSENT, Neutral, raw_text, refuse_unsupported
+from edge_rt.api.fields import ABSENT, Neutral, given, raw_text, refuse_unsupported
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.types import CHAT_SAMPLING, GenerateRequest, Message, ResponseFormat, Sampling, Tool, ToolCall
 
@@ -253,12 +253,12 @@ def _assistant(content: str | list[Block], place: str) -> Message:
     for i, block in enumerate(content):
         _check(block, f"{place}[{i}]", ("text", "tool_use"))
         if block.type == "text":
-            texts.append(_given(block.text, f"{place}[{i}].text"))
+            texts.append(given(block.text, f"{place}[{i}].text"))
         else:
             calls.append(
                 ToolCall(
-                    id=_given(block.id, f"{place}[{i}].id"),
-                    name=_given(block.name, f"{place}[{i}].name"),
+                    id=given(block.id, f"{place}[{i}].id"),
+                    name=given(block.name, f"{place}[{i}].name"),
                     arguments=msgspec.json.encode(block.input or {}).decode(),
                 )
             )
@@ -272,10 +272,10 @@ def _user(content: str | list[Block], place: str) -> list[Message]:
     for i, block in enumerate(content):
         _check(block, f"{place}[{i}]", ("text", "tool_result"))
         if block.type == "text":
-            texts.append(_given(block.text, f"{place}[{i}].text"))
+            texts.append(given(block.text, f"{place}[{i}].text"))
         else:
             said = _text(block.content or "", f"{place}[{i}].content")
-            call_id = _given(block.tool_use_id, f"{place}[{i}].tool_use_id")
+            call_id = given(block.tool_use_id, f"{place}[{i}].tool_use_id")
             # No template has a place for the flag, and the model must know.
             text = f"Error: {said}" if block.is_error else said
             results.append(Message(role="tool", content=text, tool_call_id=call_id))
@@ -289,7 +289,7 @@ def _text(content: str | list[Block], place: str) -> str:
         return content
     for i, block in enumerate(content):
         _check(block, f"{place}[{i}]", ("text",))
-    return "\n".join(_given(block.text, f"{place}[{i}].text") for i, block in enumerate(content))
+    return "\n".join(given(block.text, f"{place}[{i}].text") for i, block in enumerate(content))
 
 
 def _check(block: Block, place: str, types: tuple[str, ...]) -> None:
@@ -297,9 +297,3 @@ def _check(block: Block, place: str, types: tuple[str, ...]) -> None:
         remedy = f"send {' or '.join(types)} here, not {block.type[:40]!r}"
         raise UnsupportedFeatureError(feature=f"{place}.type", remedy=remedy)
     refuse_unsupported(block, NEUTRAL, f"{place}.")
-
-
-def _given(value: str | None, param: str) -> str:
-    if value is None:
-        raise InvalidRequestError(param=param, problem="is required")
-    return value

@@ -224,10 +224,14 @@ class Collected:
 
     def end(self) -> tuple[FinishReason, Usage, Timings]:
         """Give how it ended. Raises BackendStepError if it just broke off."""
-        last = self.last
-        if last is None or last.finish_reason is None or last.usage is None or last.timings is None:
-            raise BackendStepError(reason="the answer broke off without finish reason, usage and timings")
-        return last.finish_reason, last.usage, last.timings
+        return ending(self.last)
+
+
+def ending(last: Chunk | None) -> tuple[FinishReason, Usage, Timings]:
+    """Tell by its last chunk how an answer ended. Raises BackendStepError if it just broke off."""
+    if last is None or last.finish_reason is None or last.usage is None or last.timings is None:
+        raise BackendStepError(reason="the answer broke off without finish reason, usage and timings")
+    return last.finish_reason, last.usage, last.timings
 
 
 def kept(answers: Sequence[Collected], plan: Plan) -> list[Collected]:

@@ -109,6 +109,13 @@ def _renamed(place: str, names: Mapping[str, str]) -> str:
     return place
 
 
+def given(value: T | None, param: str) -> T:
+    """Give a field's value. Raises InvalidRequestError where there is none."""
+    if value is None:
+        raise InvalidRequestError(param=param, problem="is required")
+    return value
+
+
 def raw_text(raw: Raw, param: str) -> str:
     """Give the JSON text of a field as it came, "" for null and where there is none. Raises InvalidRequestError."""
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from edge_rt.api.fields import ABSENT
+from edge_rt.api.fields import ABSENT, raw_text
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.types import ResponseFormat
 
@@ -99,11 +99,8 @@ def _openai(wire: WireFormat | None) -> ResponseFormat | None:
 
 
 def _schema(raw: Raw, param: str) -> ResponseFormat | None:
-    try:
-        text = bytes(raw).decode()
-    except UnicodeDecodeError as exc:
-        raise InvalidRequestError(param=param, problem="is not valid UTF-8") from exc
-    return ResponseFormat(kind="json_schema", text=text) if text not in ("", "null") else None
+    text = raw_text(raw, param)
+    return ResponseFormat(kind="json_schema", text=text) if text else None
 
 
 def _text(kind: str, text: str | None) -> ResponseFormat | None:

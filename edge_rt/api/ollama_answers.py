@@ -14,6 +14,7 @@ from edge_rt.api.outcome import Outcome
 from edge_rt.api.schemas import WireEnergy, encode, wire_energy
 from edge_rt.api.sse import JSON_LINES
 from edge_rt.api.status import ErrorReply
+from edge_rt.api.tools import is_object
 from edge_rt.types import Chunk, TokenLogprob, ToolCall
 
 
@@ -196,11 +197,7 @@ def _objects(calls: Iterable[ToolCall], n_before: int) -> list[Called]:
     """Write calls. One that an answer's end cut off has no object to show, and done_reason says length."""
     found = []
     for index, call in enumerate(calls, n_before):
-        try:
-            is_object = isinstance(msgspec.json.decode(call.arguments), dict)
-        except msgspec.DecodeError:
-            is_object = False
-        if is_object:
+        if is_object(call.arguments):
             function = Function(index=index, name=call.name, arguments=Raw(call.arguments.encode()))
             found.append(Called(id=call.id, function=function))
     return found

@@ -10,11 +10,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edge_rt.api.answers import origin_headers
+from edge_rt.api.choices import ending
 from edge_rt.api.context import Api
 from edge_rt.api.fields import named_as
 from edge_rt.api.sse import EventSender, StopOnHangUp
 from edge_rt.api.status import ErrorReply
-from edge_rt.errors import BackendStepError
 from edge_rt.types import Chunk, FinishReason, GenerateRequest, Origin, Timings, TokenLogprob, ToolCall, Usage
 
 
@@ -57,10 +57,7 @@ class Outcome:
 
     def end(self) -> tuple[FinishReason, Usage, Timings]:
         """Tell how the answer ended. Raises BackendStepError if it just broke off."""
-        last = self._last
-        if last is None or last.finish_reason is None or last.usage is None or last.timings is None:
-            raise BackendStepError(reason="the answer broke off without finish reason, usage and timings")
-        return last.finish_reason, last.usage, last.timings
+        return ending(self._last)
 
 
 class Writer(Protocol):

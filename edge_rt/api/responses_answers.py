@@ -9,10 +9,10 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from edge_rt.api.answers import wire_origin
+from edge_rt.api.answers import chat_logprob, wire_origin
 from edge_rt.api.outcome import Outcome
 from edge_rt.api.responses_wire import ResponsesRequest
-from edge_rt.api.schemas import ChatLogprob, TopLogprob, WireEnergy, WireOrigin, encode, wire_energy
+from edge_rt.api.schemas import ChatLogprob, WireEnergy, WireOrigin, encode, wire_energy
 from edge_rt.api.sse import EVENT_STREAM, named_event
 from edge_rt.api.status import ErrorReply
 from edge_rt.api.tools import joined
@@ -169,7 +169,7 @@ class Items:
             part = OutputText(text="", logprobs=[])
             yield self._event("response.content_part.added", content_index=0, part=part)
             message.content.append(part)
-        shown = [_logprob(token) for token in logprobs]
+        shown = [chat_logprob(token) for token in logprobs]
         self._said.append(text)
         self._last_message().content[0].logprobs += shown
         if text or shown:
@@ -353,16 +353,4 @@ def _usage(usage: Usage, timings: Timings) -> ResponseUsage:
         output_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
         energy=wire_energy(usage.energy, timings.prefill_tokens, timings.decode_tokens),
-    )
-
-
-def _logprob(token: TokenLogprob) -> ChatLogprob:
-    return ChatLogprob(
-        token=token.raw.decode(errors="replace"),
-        logprob=token.logprob,
-        bytes=list(token.raw),
-        top_logprobs=[
-            TopLogprob(token=raw.decode(errors="replace"), logprob=logprob, bytes=list(raw))
-            for _, raw, logprob in token.top
-        ],
     )

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Raw
 
-from edge_rt.api.fields import ABSENT, Neutral, raw_text, refuse_unsupported
+from edge_rt.api.fields import ABSENT, Neutral, given, raw_text, refuse_unsupported
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.types import CHAT_SAMPLING, GenerateRequest, Message, ResponseFormat, Sampling, Tool, ToolCall
 
@@ -260,16 +260,16 @@ def _messages(wire: str | list[Item]) -> list[Message]:
         refuse_unsupported(item, NEUTRAL, f"{place}.")
         if kind == "function_call":
             call = ToolCall(
-                id=_given(item.call_id, f"{place}.call_id"),
-                name=_given(item.name, f"{place}.name"),
-                arguments=_given(item.arguments, f"{place}.arguments"),
+                id=given(item.call_id, f"{place}.call_id"),
+                name=given(item.name, f"{place}.name"),
+                arguments=given(item.arguments, f"{place}.arguments"),
             )
             if not found or found[-1].role != "assistant":
                 found.append(Message(role="assistant", content=""))
             found[-1] = replace(found[-1], tool_calls=(*found[-1].tool_calls, call))
         elif kind == "function_call_output":
             content = _content(item.output, f"{place}.output")
-            call_id = _given(item.call_id, f"{place}.call_id")
+            call_id = given(item.call_id, f"{place}.call_id")
             found.append(Message(role="tool", content=content, tool_call_id=call_id))
         else:
             found.append(_message(item, place))
@@ -301,11 +301,5 @@ def _content(wire: str | list[Part] | None, place: str) -> str:
             remedy = f"send parts of type input_text, not {part.type[:40]!r}"
             raise UnsupportedFeatureError(feature=f"{place}[{i}].type", remedy=remedy)
         refuse_unsupported(msgspec.structs.replace(part, logprobs=ABSENT), NEUTRAL, f"{place}[{i}].")
-        texts.append(_given(part.text, f"{place}[{i}].text"))
+        texts.append(given(part.text, f"{place}[{i}].text"))
     return "\n".join(texts)
-
-
-def _given(value: str | None, param: str) -> str:
-    if value is None:
-        raise InvalidRequestError(param=param, problem="is required")
-    return value

@@ -9,7 +9,7 @@ from typing import Literal, cast
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from edge_rt.api.fields import ABSENT
+from edge_rt.api.fields import ABSENT, raw_text
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.types import Tool, ToolCall, ToolCallDelta
 
@@ -67,11 +67,8 @@ def tools(wire: Sequence[WireTool] | None) -> tuple[Tool, ...]:
             remedy = f"send tools of type function, not {tool.type[:40]!r}"
             raise UnsupportedFeatureError(feature=f"tools[{i}].type", remedy=remedy)
         function = tool.function
-        try:
-            parameters = bytes(function.parameters).decode()
-        except UnicodeDecodeError as exc:
-            raise InvalidRequestError(param=f"tools[{i}].function.parameters", problem="is not valid UTF-8") from exc
-        schema = {} if parameters in ("", "null") else {"parameters": parameters}
+        parameters = raw_text(function.parameters, f"tools[{i}].function.parameters")
+        schema = {"parameters": parameters} if parameters else {}
         found.append(Tool(name=function.name, description=function.description or "", **schema))
     return tuple(found)
 
@@ -136,6 +133,14 @@ def joined(deltas: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
         else:
             found.append(delta)
     return found
+
+
+def is_object(arguments: str) -> bool:
+    """Say whether a call's arguments are whole: an answer's end may cut them off."""
+    try:
+        return isinstance(msgspec.json.decode(arguments), dict)
+    except msgspec.DecodeError:
+        return False
 
 
 def call_deltas(deltas: Iterable[ToolCallDelta]) -> list[CallDelta]:

@@ -6,9 +6,8 @@ uint8 activations are told as int8 ones, 128 less with their zero point, which m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from typing import Any, Final, Never
 
 import numpy as np
@@ -16,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, numpy_helper
 
+from edge_rt.backends.onnx_order import in_order
 from edge_rt.convert.tflite_file import Quant
 from edge_rt.errors import ModelFormatError
 
@@ -163,19 +163,10 @@ def _static(model: ModelProto, rows: int) -> ModelProto:
     for value in copy.graph.output:
         value.type.tensor_type.ClearField("shape")
     del copy.graph.value_info[:]
-    nodes = list(_in_order(copy.graph.node))
+    nodes = list(in_order(copy.graph.node))
     del copy.graph.node[:]
     copy.graph.node.extend(nodes)
     return onnx.shape_inference.infer_shapes(copy, data_prop=True)
-
-
-def _in_order(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
-    """Give nodes behind those that they read; quantisers append theirs at the end."""
-    makers = {output: n for n, node in enumerate(nodes) for output in node.output}
-    order: TopologicalSorter[int] = TopologicalSorter()
-    for n, node in enumerate(nodes):
-        order.add(n, *sorted({makers[value] for value in node.input if value in makers}))
-    return (nodes[n] for n in order.static_order())
 
 
 def _readers(nodes: list[NodeProto]) -> dict[str, list[NodeProto]]:

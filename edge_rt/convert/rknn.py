@@ -13,6 +13,7 @@ import io
 import json
 import math
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 
 from edge_rt.backends.npu import calibration
+from edge_rt.backends.npu.rknn_driver import FORM_KEY, SAMPLES_KEY
 from edge_rt.catalog.pipelines import ImageInput
 from edge_rt.convert.bert import text_feeds
 from edge_rt.convert.qdq import read_ranges
@@ -35,8 +37,6 @@ from edge_rt.engine.images import decode, prepare
 from edge_rt.errors import InvalidRequestError, ModelFormatError
 from edge_rt.regular import open_regular, read_regular
 
-FORM_KEY: Final = "edge_rt.rknn"
-SAMPLES_KEY: Final = "edge_rt.samples"
 _MAX_FILE_BYTES: Final = 64 * 2**20
 _MAX_PIXELS: Final = 50_000_000
 _MAX_ROUNDING: Final = 48  # samples; more of them change little
@@ -170,7 +170,7 @@ def read_arrays(beside: tuple[Path, ...]) -> Samples:
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
                 found = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, calibration.CalibrationDataError) as exc:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, calibration.CalibrationDataError) as exc:
         raise ModelFormatError(path=path.name, field="file", problem=str(exc)[:200]) from exc
     lengths = {len(values) if values.ndim else 0 for values in found.values()}
     if len(lengths) != 1 or 0 in lengths:

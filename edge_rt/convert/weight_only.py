@@ -19,10 +19,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from edge_rt.convert.bert import text_feeds
 from edge_rt.convert.gptq import second_moments
 from edge_rt.convert.qdq import read_ranges
+from edge_rt.convert.rounding import damped
 from edge_rt.errors import ModelFormatError
 
 BLOCK: Final = 32
-_DAMPING: Final = 0.01  # of the mean second moment, for inputs that the samples hardly move
 _MOST: Final = 15
 _OPSET: Final = 21  # the first with UINT4 and with blocks
 
@@ -73,8 +73,9 @@ def round_blocks(
     inputs   must be a multiple of block. Pure.
     """
     n_in, n_out = weights.shape
-    damped = moments + np.eye(n_in) * _DAMPING * max(float(np.diag(moments).mean()), np.finfo(np.float64).tiny)
-    spread = np.linalg.cholesky(np.linalg.inv(damped)).T  # upper: how an error goes on to inputs that come later
+    spread = np.linalg.cholesky(
+        np.linalg.inv(damped(moments))
+    ).T  # upper: how an error goes on to inputs that come later
     left = weights.copy()
     values = np.empty(weights.shape, np.uint8)
     scales, zeros = np.empty((n_in // block, n_out)), np.empty((n_in // block, n_out), np.uint8)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 
 from edge_rt.backends.base import ModelFile
 from edge_rt.backends.npu.vendor import Telemetry, VendorSession
+from edge_rt.backends.onnx_order import in_order
 from edge_rt.errors import BackendLoadError, InvalidRequestError
 from edge_rt.tensor_types import TensorSpec
 
@@ -55,7 +55,7 @@ def unsafe_reason(model: ModelProto) -> str | None:
     graph = onnx.shape_inference.infer_shapes(model).graph
     checked = {use.by for use in _uses(graph) if use.size > 0}
     from_values = set(_inputs(graph))
-    for node in _in_order(graph.node):
+    for node in in_order(graph.node):
         if kind := next((found for body in _bodies(node) for found in _held(body)), None):
             return f"{node.name or node.op_type} has a {kind} inside, {_WHY}"
         if node.op_type in UNCHECKED and node.input[1] in from_values and node.output[0] not in checked:
@@ -108,7 +108,7 @@ def index_bounds(model: ModelProto) -> Bounds:
     from_values = set(inputs)
     told_by: dict[str, frozenset[tuple[str, int]]] = {}
     sizes: dict[tuple[str, int], int] = {}
-    for node in _in_order(graph.node):
+    for node in in_order(graph.node):
         read = [name for name in node.input if name]
         if node.op_type in _SAME_NUMBERS and read and read[0] in origins:
             origins[node.output[0]] = origins[read[0]]
@@ -145,7 +145,7 @@ def _uses(graph: GraphProto) -> list[_Use]:
     constants = {each.name: each for each in graph.initializer}
     origins = {name: name for name in _inputs(graph)}
     uses: list[_Use] = []
-    for node in _in_order(graph.node):
+    for node in in_order(graph.node):
         if node.op_type in _SAME_NUMBERS and node.input[0] in origins:
             origins[node.output[0]] = origins[node.input[0]]
             continue
@@ -320,12 +320,3 @@ def _read_inside(graph: GraphProto) -> set[str]:
     """Name what a body reads, which may be values from around it."""
     names = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     return names.union(*(_read_inside(body) for node in graph.node for body in _bodies(node)))
-
-
-def _in_order(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
-    """Give nodes behind those that they read, whatever the file's order."""
-    makers = {output: n for n, node in enumerate(nodes) for output in node.output}
-    order: TopologicalSorter[int] = TopologicalSorter()
-    for n, node in enumerate(nodes):
-        order.add(n, *sorted({makers[value] for value in node.input if value in makers}))
-    return (nodes[n] for n in order.static_order())

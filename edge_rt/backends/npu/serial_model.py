@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from onnx import TensorProto, helper
 from edge_rt.backends.npu.serial_format import Model, pack
 from edge_rt.backends.npu.serial_graph import Graph, Walker, keep_constant, take_input
 from edge_rt.backends.npu.serial_layers import Quantised, UnsupportedError
+from edge_rt.backends.onnx_order import in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Program:
 def compile_model(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]] | None = None) -> Program:
     """Compile a graph; shapes: in place of those that its inputs have.
 
-    Raises ValueError where nothing of it is a layer of the device.
+    Raises ValueError where nothing of it is a layer of the device, or nodes wait for one another.
     """
     graph = Graph()
     for constant in model.graph.initializer:
@@ -95,23 +95,12 @@ def compile_model(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]] | 
     for value in model.graph.input:
         if value.name not in graph.constants:
             take_input(graph, value, shapes or {})
-    for node in _in_order(model):
+    for node in in_order(model.graph.node):
         try:
             Walker(graph, node).walk()
         except UnsupportedError as exc:
             graph.reasons[node.output[0]] = f"{node.op_type} {node.output[0]}: {exc}"
     return _link(graph, model)
-
-
-def _in_order(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """Give each node behind those whose outputs it takes: quantisers append what makes weights and biases.
-
-    Raises ValueError where nodes wait for one another.
-    """
-    nodes = model.graph.node
-    makers = {out: at for at, node in enumerate(nodes) for out in node.output}
-    needed = {at: [makers[name] for name in node.input if name in makers] for at, node in enumerate(nodes)}
-    return [nodes[at] for at in TopologicalSorter(needed).static_order()]
 
 
 def _link(graph: Graph, model: onnx.ModelProto) -> Program:

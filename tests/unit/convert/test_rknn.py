@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from PIL import Image
 
 from edge_rt.backends.npu import rknn_driver
+from edge_rt.backends.npu.rknn_driver import FORM_KEY
 from edge_rt.catalog.manifest import SHIPPED_DIR, load_manifest, load_manifests
 from edge_rt.convert import rknn
 from edge_rt.convert.recipes import run_recipe
@@ -64,7 +65,7 @@ def samples() -> bytes:
 
 def with_form(form: object, packed: bytes) -> ModelProto:
     model = picture_model()
-    helper.set_model_props(model, {rknn.FORM_KEY: json.dumps(form)})
+    helper.set_model_props(model, {FORM_KEY: json.dumps(form)})
     model.graph.initializer.append(numpy_helper.from_array(np.frombuffer(packed, np.uint8), rknn.SAMPLES_KEY))
     return model
 
@@ -86,7 +87,7 @@ def test_4_bit_weights_are_on_the_compiler_s_grid(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", image=np.random.default_rng(1).integers(0, 256, (4, 16, 16, 3), np.uint8))
     run_recipe("rknn-w4a16", tmp_path / "m.onnx", tmp_path / "out.onnx", tmp_path / "s.npz")
     made = onnx.load(tmp_path / "out.onnx")
-    assert json.loads({e.key: e.value for e in made.metadata_props}[rknn.FORM_KEY]) == {
+    assert json.loads({e.key: e.value for e in made.metadata_props}[FORM_KEY]) == {
         "dtype": "w4a16",
         "method": "group32",
     }
