@@ -19,6 +19,7 @@ from edge_rt.api.fields import ABSENT, Neutral, refuse_unsupported
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.types import CHAT_SAMPLING, Message, ResponseFormat, Sampling, Tool, ToolCall
 
+_MAX_DURATION: Final = 100  # characters
 _UNITS_S: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _DURATION: Final = re.compile(r"-?(\d{1,12}(\.\d{0,9})?(ns|us|µs|ms|s|m|h))+|-?\d{1,12}(\.\d{0,9})?")
 _PART: Final = re.compile(r"(\d+\.?\d*)(ns|us|µs|ms|s|m|h|)")
@@ -208,7 +209,7 @@ def keep_alive_s(value: float | str | None) -> float | None:
     if value is None or value == "":
         return None
     if isinstance(value, str):
-        if not _DURATION.fullmatch(value[:100]):
+        if len(value) > _MAX_DURATION or not _DURATION.fullmatch(value):
             problem = f"must be a number of seconds or a duration such as 5m, got {value[:40]!r}"
             raise InvalidRequestError(param="keep_alive", problem=problem)
         seconds = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(value))

@@ -23,7 +23,7 @@ from edge_rt.types import PinnedPrefix
 class PinRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body that pins a system prompt; a pin of the configuration has a name with a colon in it."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,100}\Z")]
     system: Annotated[str, Meta(min_length=1)]
     model: str | None = None
 

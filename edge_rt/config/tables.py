@@ -34,13 +34,13 @@ Backend = Literal[
     "null",
 ]
 NpuName = Literal["npu_qnn", "npu_openvino", "npu_rknn", "npu_serial"]
-NpuOption = Annotated[str, Meta(pattern=r"^npu_[a-z]+\.\w+$")]
+NpuOption = Annotated[str, Meta(pattern=r"^npu_[a-z]+\.\w+\Z")]
 # upper clocks of CPUs; of NPUs, GPUs and memory; the energy preference; the chip's own power limit
 Actuator = Literal["cpufreq", "devfreq", "epp", "rapl"]
 # as udev names it, with its speed in baud (921,600)
-SerialPort = Annotated[str, Meta(pattern=r"^/[^\0@]{1,200}(@[0-9]{4,8})?$")]
+SerialPort = Annotated[str, Meta(pattern=r"^/[^\0@]{1,200}(@[0-9]{4,8})?\Z")]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Mode = Annotated[str, Meta(pattern="^0?[0-7]{3}$")]
+Mode = Annotated[str, Meta(pattern=r"^0?[0-7]{3}\Z")]
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -240,7 +240,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     file: Annotated[str, Meta(min_length=1)]  # a LoRA in GGUF
-    base_sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""  # of the model's file that it was trained on
+    base_sha256: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""  # of the model's file that it was trained on
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -257,7 +257,7 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """A system prompt that is computed when its model is loaded, and stays. One of system and file is set."""
 
     model: str
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,100}$")] = ""  # "": the file's, or pin-1, pin-2, …
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,100}\Z")] = ""  # "": the file's, or pin-1, pin-2, …
     system: str = ""
     file: str = ""
 

@@ -213,8 +213,17 @@ class Constraint:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Give the first line of a matcher's error."""
-    text = str(matcher.get_error()).replace("<non-verbose/>", "").replace("failed to compile JSON schema: ", "")
+    """Give the first line of a matcher's error; of a regular expression, what is wrong with it."""
+    return plain_reason(str(matcher.get_error()))
+
+
+def plain_reason(text: str) -> str:
+    if "NoExtensionBias" in text:  # the library's word for it
+        return "allows no answer at all, as what refers to itself without an end, or to nothing"
+    text = text.replace("<non-verbose/>", "").replace("failed to compile JSON schema: ", "")
+    if "regex parse error:" in text:  # the expression and an arrow stand in between
+        found = re.search(r"^error: (.+)$", text, re.MULTILINE)
+        return f"cannot be read as a regular expression: {found[1] if found else 'it is too long'}"[:300]
     return re.sub(r"^(at )?\d+\(\d+\): ", "", text).strip().partition("\n")[0][:300]
 
 

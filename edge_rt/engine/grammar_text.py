@@ -99,6 +99,8 @@ def _gbnf(text: str) -> str:
 
     try:
         return str(gbnf_to_lark(_CODE_POINT.sub(_code_point, text)))
+    except InvalidRequestError:
+        raise
     except RecursionError as exc:
         raise InvalidRequestError(param=param, problem="is nested too deeply") from exc
     except Exception as exc:

@@ -21,17 +21,17 @@ class Pinning(Protocol):
     warm: WarmStart
     is_isolated: bool
 
-    def prompt_ids(self, request: GenerateRequest) -> list[int]: ...
+    def fitting_ids(self, request: GenerateRequest) -> list[int]: ...
 
     def call(self, act: Callable[[], None]) -> None: ...
 
 
 def system_ids(engine: Pinning, text: str) -> list[int]:
-    """Give the tokens that a chat begins with, whatever its first question. Raises as PromptReader does."""
+    """Give the tokens that a chat begins with, whatever its first question. Raises as PromptReader.read does."""
 
     def ids(question: str) -> list[int]:
         messages = (Message(role="system", content=text), Message(role="user", content=question))
-        return engine.prompt_ids(GenerateRequest(id="pin", model="", messages=messages))
+        return engine.fitting_ids(GenerateRequest(id="pin", model="", messages=messages))
 
     a, b = ids("a"), ids("What?")
     n_shared = common_prefix(a, b)

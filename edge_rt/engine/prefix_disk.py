@@ -129,8 +129,8 @@ class PrefixDisk:
         found: list[tuple[float, PrefixFile]] = []
         for name in names:
             path = self._folder / name
-            if name.endswith(_SUFFIX) and (file := _read(path, self._key)) is not None:
-                found.append((path.stat().st_mtime, file))
+            if name.endswith(_SUFFIX) and (entry := _read(path, self._key)) is not None:
+                found.append(entry)
             elif name.endswith((_SUFFIX, _NEW)):
                 self.n_refused += name.endswith(_SUFFIX)
                 _unlink(path)
@@ -232,8 +232,18 @@ def _write(new: Path, parts: Sequence[bytes], states: Iterable[NDArray[np.uint8]
     return True
 
 
-def _read(path: Path, key: str) -> PrefixFile | None:
-    """Read a file's head and tokens; None for one that is not ours, of something else, or makes no sense."""
+def _read(path: Path, key: str) -> tuple[float, PrefixFile] | None:
+    """Read a file's head and tokens, and when it was written; None for one that is not ours, of something else, makes
+    no sense, or cannot be read.
+    """
+    try:
+        return _read_head(path, key)
+    except OSError as exc:
+        _log.warning("%s cannot be read: %s", path, exc.strerror or exc)
+        return None
+
+
+def _read_head(path: Path, key: str) -> tuple[float, PrefixFile] | None:
     if (opened := open_plain(path)) is None:
         return None
     with opened as file:
@@ -257,7 +267,8 @@ def _read(path: Path, key: str) -> PrefixFile | None:
         token_ids = array("i", file.read(n_tokens))
     if len(token_ids) != head.n_tokens or min(token_ids) < 0:
         return None
-    return PrefixFile(path, head, tuple(token_ids), stat.st_size, _starts(start + n_tokens, head.sizes))
+    file_of = PrefixFile(path, head, tuple(token_ids), stat.st_size, _starts(start + n_tokens, head.sizes))
+    return stat.st_mtime, file_of
 
 
 def _checked_map(path: Path, n_bytes: int) -> mmap.mmap | None:

@@ -43,6 +43,7 @@ from edge_rt.errors import (
     DeadlineError,
     DeadlineUnreachableError,
     EdgeRtError,
+    RequestError,
     ShuttingDownError,
 )
 from edge_rt.types import EngineStats, FinishReason, GenerateRequest
@@ -90,7 +91,8 @@ class TokenEngine:
         self._clock = clock
         self._entropy = entropy
         self._prompts = PromptReader(session)
-        self.prompt_ids = self._prompts.token_ids  # any thread may call it
+        self.prompt_ids = self._prompts.token_ids  # any thread may call them
+        self.fitting_ids = self._prompts.read
         self._forms = Forms(session, lambda: self._prompts.tool_style)
         self._inbox: SimpleQueue[Sequence | _Cancel | _Stop | Callable[[], None]] = SimpleQueue()
         self._waiting = line.Line()
@@ -468,7 +470,8 @@ class TokenEngine:
         self._totals.preempted += 1
 
     def _fail_batch(self, sequences: ListOf[Sequence], error: EdgeRtError) -> None:
-        _log.error("a step of %d sequences failed: %s", len(sequences), error)
+        log = _log.debug if isinstance(error, RequestError) else _log.error  # who asked is told; ours is what we did
+        log("a step of %d sequences failed: %s", len(sequences), error)
         for sequence in sequences:
             slot = sequence.slot
             self._running.remove(sequence)

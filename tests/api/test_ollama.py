@@ -134,6 +134,7 @@ def test_options_that_set_no_limit(n: int) -> None:
         ({"format": {}}, "format"),
         ({"keep_alive": "soon"}, "keep_alive"),
         ({"keep_alive": "5 m"}, "keep_alive"),
+        ({"keep_alive": "1m" * 50 + "soon"}, "keep_alive"),
         ({"raw": True, "system": "s"}, "system"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"name": "loaded"}, "name"),

@@ -62,7 +62,7 @@ def test_a_prefix_is_pinned_and_unpinned(daemon: Daemon) -> None:
             client.unpin("null", "mine")
         with pytest.raises(InvalidRequestError, match="by the configuration"):
             client.unpin("null", "config:house")
-        for name in ("config:x", "", "a" * 101):
+        for name in ("config:x", "", "a" * 101, "a\n"):
             with pytest.raises(InvalidRequestError):
                 client.pin("null", name, other)
 

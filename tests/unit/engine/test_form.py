@@ -227,6 +227,23 @@ def test_what_is_no_form_is_refused(bench: Bench, form: ResponseFormat) -> None:
     bench.assert_idle()
 
 
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (ResponseFormat(kind="regex", text="(?!a)b"), "look-ahead"),
+        (ResponseFormat(kind="regex", text=r"[^\s\S]"), "no answer at all"),
+        (ResponseFormat(kind="grammar", text="root ::= root"), "refers to itself"),
+        (ResponseFormat(kind="grammar", text='root ::= "\\U00110000"'), "grammar: .U00110000 is no character"),
+        (schema_of({"$ref": "#"}), "refers to itself"),
+        (schema_of({"type": "string", "pattern": "(("}), "unclosed group"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.text[:20],
+)
+def test_what_is_wrong_with_a_form_is_said(bench: Bench, form: ResponseFormat, said: str) -> None:
+    assert re.match(r"(grammar|regex|response_format\S*): (?!grammar:)", str(refusal(bench, form)))
+    assert re.search(said, str(refusal(bench, form)))
+
+
 def test_stop_strings_would_cut_a_form(bench: Bench) -> None:
     error = refusal(bench, schema_of(PERSON), stop=("a",))
     assert isinstance(error, InvalidRequestError)
@@ -254,6 +271,19 @@ def test_an_ambiguous_grammar_does_not_run_for_ever(bench: Bench) -> None:
     bench.run(other, answer)
     assert other.last.finish_reason is not None
     assert answer.error is None or isinstance(answer.error, InvalidRequestError)
+    bench.assert_idle()
+
+
+def test_a_form_that_never_ends_is_the_callers_fault_and_no_error_of_ours(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    endless = schema_of({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})
+    other = bench.ask(complete("y", "other", max_tokens=20))
+    answer = bench.ask(complete("x", max_tokens=400, response_format=endless))
+    bench.run(other, answer)
+    assert other.last.finish_reason is not None
+    assert isinstance(answer.error, InvalidRequestError)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
     bench.assert_idle()
 
 

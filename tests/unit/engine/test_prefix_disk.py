@@ -163,6 +163,13 @@ def test_what_a_crash_left_unfinished_is_removed(tmp_path: Path) -> None:
     assert not unfinished.exists()
 
 
+@pytest.mark.parametrize("name", ["x.kv", "x.kv-new"])
+def test_a_folder_in_a_files_place_costs_no_load(tmp_path: Path, name: str) -> None:
+    file = saved(tmp_path)
+    (tmp_path / "prefixes" / name).mkdir()
+    assert [found.path for found in disk(tmp_path).files] == [file.path]
+
+
 def test_two_processes_do_not_share_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = disk(tmp_path)
     assert not PrefixDisk(tmp_path / "prefixes", KEY, GIB, free_bytes=lambda _: GIB).open()

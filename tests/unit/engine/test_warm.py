@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge_rt.engine.pinning import pin, system_ids
 from edge_rt.engine.prefix_disk import PrefixDisk
-from edge_rt.errors import EdgeRtError, InvalidRequestError
+from edge_rt.errors import ContextLengthError, EdgeRtError, InvalidRequestError
 from edge_rt.types import GenerateRequest, Message, PinnedPrefix
 from tests.unit.engine.null_engine import Answer, Bench, Recorder, chat
 
@@ -71,6 +71,14 @@ def pins(one: Bench, **fields: Any) -> list[PinnedPrefix]:
     if isinstance(found, EdgeRtError):
         raise found
     return found
+
+
+def test_a_prefix_that_leaves_no_room_for_a_question_is_not_pinned(tmp_path: Path) -> None:
+    one = bench(tmp_path)
+    with pytest.raises(ContextLengthError):
+        pins(one, action="pin", name="long", text="w" * 2000)
+    one.engine.step()
+    assert pins(one) == []
 
 
 @pytest.mark.parametrize("session_type", [Recorder, Whole])
