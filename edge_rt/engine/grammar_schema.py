@@ -20,6 +20,8 @@ def _words(text: str) -> frozenset[str]:
 
 MAX_FORMAT_BYTES: Final = 128 * 2**10  # of a schema, grammar, regular expression or list of choices
 _MAX_DEPTH: Final = 48
+_MAX_NESTED: Final = 120  # lists and objects in each other; the library reads 127
+_TOO_DEEP: Final = f"is nested too deeply, the limit is {_MAX_NESTED} lists and objects in each other"
 _MAX_KEYWORDS: Final = 10_000
 _MAX_VALUES: Final = 5_000  # of all enums together
 _MAX_OPTIONAL: Final = 400  # properties of one object that may be left out: each makes a step's parse longer
@@ -62,15 +64,21 @@ _EXACT: Final[Mapping[str, str]] = {
 
 
 def parse(text: str, param: str) -> Any:
-    """Read a schema's JSON. Raises InvalidRequestError naming param."""
+    """Read JSON that a client wrote, such as a schema. Raises InvalidRequestError naming param.
+
+    How deep it may be nested is bounded, so that whoever walks it may do so by recursion.
+    """
     if len(text) > MAX_FORMAT_BYTES:
         raise InvalidRequestError(param=param, problem=f"has {len(text)} bytes, the limit is {MAX_FORMAT_BYTES}")
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as exc:
-        raise InvalidRequestError(param=param, problem="is nested too deeply") from exc
+        raise InvalidRequestError(param=param, problem=_TOO_DEEP) from exc
     except ValueError as exc:
         raise InvalidRequestError(param=param, problem=f"is not valid JSON: {exc}"[:300]) from exc
+    if _is_deep(value):
+        raise InvalidRequestError(param=param, problem=_TOO_DEEP)
+    return value
 
 
 def check(schema: Any, param: str) -> None:
@@ -184,6 +192,18 @@ def _check_values(part: Mapping[str, Any], where: str) -> int:
         name = "const" if "const" in part else "enum"
         raise InvalidRequestError(param=f"{where}/{name}", problem="holds a whole number beyond 2^53")
     return len(values)
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MAX_NESTED):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, list | dict)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
 
 
 def _is_inexact(value: Any) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from edge_rt.engine import tool_styles
 from edge_rt.engine.chat import ChatTemplate
 from edge_rt.engine.tool_styles import GENERIC, ToolStyle
+from edge_rt.errors import InvalidRequestError
 from edge_rt.types import Message, Tool, ToolCall
 from tests import chat_templates
 
@@ -146,3 +147,9 @@ def test_what_is_told_of_tools_stands_in_the_system_message() -> None:
     assert told[2].content == '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Graz"}}\n</tool_call>'
     assert told[3].content == '<tool_response>\n{"t": 21}\n</tool_response>\nAnd?'
     assert tool_styles.in_messages(TALK[:1], ()) == TALK[:1]
+
+
+@pytest.mark.parametrize("depth", [130, 900, 100_000])
+def test_arguments_that_are_nested_too_deeply_are_refused(depth: int) -> None:
+    with pytest.raises(InvalidRequestError, match=r"a: (is nested too deeply|has 200006 bytes)"):
+        tool_styles.arguments_of('{"a":' + "[" * depth + "]" * depth + "}", "a")
