@@ -56,7 +56,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 @dataclass(slots=True, eq=False)
 class PrefixFile:
-    """One file. Its content is mapped and checked when the first state is read."""
+    """One file. Its content is mapped and checked when the first state is read; is_bad: it was found damaged."""
 
     path: Path
     head: Head
@@ -64,14 +64,14 @@ class PrefixFile:
     n_bytes: int
     _starts: list[int] = field(default_factory=list)
     _mapped: mmap.mmap | None = None
-    _is_bad: bool = False
+    is_bad: bool = False
 
     def state(self, number: int) -> NDArray[np.uint8] | None:
         """Give a state; None where the file is not what it was, which is then removed."""
-        if self._mapped is None and not self._is_bad:
+        if self._mapped is None and not self.is_bad:
             self._mapped = _checked_map(self.path, self.n_bytes)
             if self._mapped is None:
-                self._is_bad = True
+                self.is_bad = True
                 _log.warning("%s is damaged and removed: its prefix is computed again", self.path.name)
                 _unlink(self.path)
         if self._mapped is None:

@@ -73,6 +73,11 @@ class Node:
     def n_tokens(self) -> int:
         return len(self.key) // TOKEN_BYTES
 
+    @property
+    def is_there(self) -> bool:
+        """Say whether it is in the tree still."""
+        return self.parent is not None and self.parent.children.get(self.key) is self
+
     def ids(self) -> list[int]:
         return array("i", self.key).tolist()
 
@@ -249,21 +254,26 @@ class PrefixTree:
         self._count(child, 1)
         return child
 
-    def pin(self, owner: str, token_ids: Sequence[int], *, by: int = 1) -> bool:
-        """Let a kept prefix stay whatever comes, or with by=-1 no longer; False if not all of it is kept."""
+    def pin(self, owner: str, token_ids: Sequence[int]) -> Node | None:
+        """Let a kept prefix stay, unless it is found damaged; give its end for unpin, None if not all of it is kept."""
         match = self.find(owner, token_ids)
         if match.n_tokens < len(token_ids):
-            return False
+            return None
         for node in _path(match.nodes[-1]):
-            node.n_pins = max(0, node.n_pins + by)
-        self._age(match.nodes[-1])
-        return True
+            node.n_pins += 1
+        return match.nodes[-1]
+
+    def unpin(self, end: Node) -> None:
+        """Let what was pinned up to an end go when its turn comes, also where the end is not there any more."""
+        for node in _path(end):
+            node.n_pins -= 1
+        self._age(end)
 
     def drop(self, node: Node) -> None:
         """Forget a state that cannot be restored, and all that goes on from it."""
         for child in list(node.children.values()):
             self.drop(child)
-        if node.parent is not None and node.parent.children.get(node.key) is node:
+        if node.parent is not None and node.is_there:
             self._count(node, -1)
             node.remove()
             self._prune(node.parent)
@@ -374,11 +384,9 @@ def _path(node: Node) -> Iterator[Node]:
 
 
 def _is_end(node: Node, used: int) -> bool:
-    parent = node.parent
-    return node.used == used and not node.children and parent is not None and parent.children.get(node.key) is node
+    return node.used == used and not node.children and node.is_there
 
 
 def _is_unfinished(node: Node, n_shared: int) -> bool:
     """Say whether a node that shares so many tokens with a newer block is only its beginning, and may go."""
-    is_there = node.parent is not None and node.parent.children.get(node.key) is node
-    return is_there and n_shared == node.n_tokens and not node.n_pins
+    return node.is_there and n_shared == node.n_tokens and not node.n_pins

@@ -25,16 +25,20 @@ _MIN_SAVED_TOKENS = 64  # on disk: fewer are computed again in no time
 class Pin:
     """A prefix that stays.
 
-    is_kept      all of it is in the tree; is_asked: somebody computes it
+    end          where it ends in the tree, which holds all of it; is_asked: somebody computes it
     is_hopeless  it cannot be written to the disk
     """
 
     name: str
     owner: str
     token_ids: tuple[int, ...]
-    is_kept: bool = False
+    end: Node | None = None
     is_asked: bool = False
     is_hopeless: bool = False
+
+    @property
+    def is_kept(self) -> bool:
+        return self.end is not None and self.end.is_there
 
 
 class _Nobody:
@@ -73,7 +77,7 @@ class WarmStart:
 
     def pins(self, owners: frozenset[str]) -> list[PinnedPrefix]:
         """Describe the pins of some owners."""
-        on_disk = {(f.head.owner, f.head.pin) for f in (self._disk.files if self._disk is not None else ())}
+        on_disk = {(f.head.owner, f.head.pin) for f in self._files()}
         return [
             PinnedPrefix(name=pin.name, n_tokens=len(pin.token_ids), is_kept=pin.is_kept, is_on_disk=key in on_disk)
             for key, pin in self._pins.items()
@@ -98,8 +102,8 @@ class WarmStart:
         pin = self._pins.pop((owner, name), None)
         if pin is None:
             return False
-        if pin.is_kept:
-            self._tree.pin(owner, pin.token_ids, by=-1)
+        if pin.end is not None:
+            self._tree.unpin(pin.end)
         for file in [f for f in self._files() if (f.head.owner, f.head.pin) == (owner, name)]:
             self._remove(file)
         return True
@@ -142,7 +146,12 @@ class WarmStart:
     # The disk.
 
     def _files(self) -> list[PrefixFile]:
-        return self._disk.files if self._disk is not None else []
+        """Give the files, but for those that were found damaged."""
+        if self._disk is None:
+            return []
+        for file in [f for f in self._disk.files if f.is_bad]:
+            self._disk.remove(file)
+        return self._disk.files
 
     def _take_up(self, file: PrefixFile) -> None:
         """Put a file's prefix into the tree; its states are read when they are wanted."""
@@ -212,5 +221,8 @@ class WarmStart:
         return path_to(match.nodes[-1]) if match.nodes and match.n_tokens == len(token_ids) else ()
 
     def _settle(self, pin: Pin) -> None:
-        if not pin.is_kept and self._tree.pin(pin.owner, pin.token_ids):
-            pin.is_kept = True
+        if pin.end is not None and not pin.end.is_there:  # it could not be restored: it is computed again
+            self._tree.unpin(pin.end)
+            pin.end, pin.is_asked = None, False
+        if pin.end is None:
+            pin.end = self._tree.pin(pin.owner, pin.token_ids)

@@ -156,15 +156,16 @@ def test_what_is_pinned_stays_and_may_go_once_it_is_not() -> None:
     kept = tree(size([0] * 12))
     pinned = list(range(8))
     put(kept, "", pinned)
-    assert kept.pin("", pinned)
+    end = kept.pin("", pinned)
+    assert end is not None
     for first in range(100, 150):
         put(kept, "", [first] * 8)
         assert kept.find("", pinned).n_tokens == 8
-    assert kept.pin("", pinned, by=-1)
+    kept.unpin(end)
     for first in range(100, 110):
         put(kept, "", [first] * 12)
     assert kept.find("", pinned).n_tokens == 0
-    assert not kept.pin("", pinned)
+    assert kept.pin("", pinned) is None
 
 
 def test_an_owner_of_nothing_is_forgotten() -> None:

@@ -162,7 +162,12 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path, caplog: pytest.LogCapt
     assert after.engine.stats().prefixes_lost_total == 1
     assert "damaged" in caplog.text
     assert not path.exists()
+    assert [(p.is_kept, p.is_on_disk) for p in pins(after)] == [(False, False)]
+    rest(after)
+    assert [(p.is_kept, p.is_on_disk) for p in pins(after)] == [(True, True)]
     end(after)
+    (again,) = (tmp_path / "p").glob("*.kv")
+    assert again != path
 
 
 def test_a_state_of_fewer_tokens_than_it_should_have_is_not_used(tmp_path: Path) -> None:
