@@ -22,7 +22,8 @@ def crop_model(folder: Path, variant: str = "int4", side: int = CROP) -> ModelFi
     source = MODELS / f"pcb-defect.{variant}.onnx"
     if variant.startswith("npu-"):
         source = folder / source.name
-        apply(variant, MODELS / "pcb-defect.int8.onnx", source, MODELS / "pcb-defect-npu-ranges.json")
+        parent = "int4" if variant == "npu-w4a8" else "int8"  # as the manifest says
+        apply(variant, MODELS / f"pcb-defect.{parent}.onnx", source, MODELS / "pcb-defect-npu-ranges.json")
     model = onnx.load(source)
     for value in model.graph.input:
         for dim in value.type.tensor_type.shape.dim[2:]:

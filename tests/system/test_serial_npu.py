@@ -96,7 +96,7 @@ def plug_in(link: Path, port: str) -> None:
     link.symlink_to(port)
 
 
-@pytest.mark.parametrize("variant", ["int8", "int4", "npu-w8a8"])
+@pytest.mark.parametrize("variant", ["int8", "int4", "npu-w8a8", "npu-w4a8"])
 def test_a_crop_of_a_board_is_what_the_golden_path_gives(board: tuple[str, str], variant: str, tmp_path: Path) -> None:
     """pcb-defect on the firmware: what its device computes equals numpy's in every bit, its answer onnxruntime's."""
     if board[0] == "an500" and variant != "int4" and not N_LAYERS:
