@@ -50,9 +50,8 @@ STEP_S: Final = 0.05  # a wait at most, for a port that cannot be waited for
 
 _AHEAD_S: Final = 0.02  # handed to a port before the line is free: a busy machine may not come back sooner
 _MAX_WRITE: Final = 4096
-_QUIET_S: Final = (
-    1.0  # without a word from a device that has something to answer, until it is asked whether it is there
-)
+# Without a word from a device that has something to answer, until it is asked whether it is there.
+_QUIET_S: Final = 1.0
 _ECHO_AHEAD: Final = 12_288  # bytes to be echoed: the device ends a session that has more than a window to be answered
 _SESSION_BYTES: Final = 2**30  # after which another begins: a device counts a session's bytes in 32 bits
 

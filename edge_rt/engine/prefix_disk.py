@@ -267,21 +267,27 @@ def _read_head(path: Path, key: str) -> tuple[float, PrefixFile] | None:
         token_ids = array("i", file.read(n_tokens))
     if len(token_ids) != head.n_tokens or min(token_ids) < 0:
         return None
-    file_of = PrefixFile(path, head, tuple(token_ids), stat.st_size, _starts(start + n_tokens, head.sizes))
-    return stat.st_mtime, file_of
+    starts = _starts(start + n_tokens, head.sizes)
+    return stat.st_mtime, PrefixFile(path, head, tuple(token_ids), stat.st_size, starts)
 
 
 def _checked_map(path: Path, n_bytes: int) -> mmap.mmap | None:
+    """Map a file that is as it was written; None for another, or one that cannot be read."""
     if (opened := open_plain(path)) is None:
         return None
-    with opened as file:
-        stat = os.fstat(file.fileno())
-        if not S_ISREG(stat.st_mode) or stat.st_size != n_bytes or stat.st_uid != os.geteuid():
-            return None
-        mapped = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ)
-    with memoryview(mapped) as content, content[:-_HASH_BYTES] as body:
-        is_sound = hashlib.sha256(body).digest() == content[-_HASH_BYTES:]
-    if is_sound:
-        return mapped
-    mapped.close()
-    return None
+    try:
+        with opened as file:
+            stat = os.fstat(file.fileno())
+            if not S_ISREG(stat.st_mode) or stat.st_size != n_bytes or stat.st_uid != os.geteuid():
+                return None
+            # It is read for its hash, and mapped then: where a disk fails, looking into a mapping ends the process.
+            digest, n_left = hashlib.sha256(), n_bytes - _HASH_BYTES
+            while n_left and (part := file.read(min(n_left, 2**20))):
+                digest.update(part)
+                n_left -= len(part)
+            if n_left or file.read(_HASH_BYTES + 1) != digest.digest():
+                return None
+            return mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ)
+    except OSError as exc:
+        _log.warning("%s cannot be read: %s", path, exc.strerror or exc)
+        return None
