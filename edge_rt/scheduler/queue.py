@@ -70,6 +70,8 @@ class Admission:
             self._count(flow, 1)
             self._run(ticket, flow)
             return True
+        if deadline_s is not None:
+            self._check_deadline(flow, deadline_s)
         # Who waits only because fewer run than could takes nobody's place among those that may wait.
         n_lent = self._most_running - self.max_running
         if self.n_waiting >= self.max_waiting + n_lent:
@@ -77,12 +79,28 @@ class Admission:
         n_own = sum(len(tickets) for (_, other), tickets in self._waiting.items() if other == tenant)
         if n_own >= self.max_waiting_per_tenant + n_lent:
             raise self._full(n_own, self.max_waiting_per_tenant)
-        if deadline_s is not None:
-            self._check_deadline(flow, deadline_s)
         self._count(flow, 1)
         self._waiting.setdefault(flow, {})[ticket] = None
         self._flow_of[ticket] = flow
         return False
+
+    def yielding(self, tenant: str) -> int | None:
+        """Give the ticket that must go for one of a tenant that was refused, None where the refusal is fair.
+
+        It is the youngest of the least urgent ones of the tenant with the most that wait, if that one keeps at least
+        as many as the other then has: so nobody can fill the queue for all others.
+        """
+        if self.n_waiting > self.max_waiting + self._most_running - self.max_running:
+            return None  # the limit was lowered: one that goes would not make room
+        n_waiting: dict[str, int] = {}
+        for (_, other), tickets in self._waiting.items():
+            n_waiting[other] = n_waiting.get(other, 0) + len(tickets)
+        n_own = n_waiting.get(tenant, 0)
+        most = max(n_waiting, key=n_waiting.__getitem__, default=tenant)
+        if n_own + 1 >= n_waiting.get(most, 0) or n_own >= self.max_waiting_per_tenant:
+            return None
+        flow = max((flow for flow in self._waiting if flow[1] == most), key=lambda flow: rank(flow[0]))
+        return next(reversed(self._waiting[flow]))
 
     def limit(self, *, max_waiting: int, max_waiting_per_tenant: int) -> None:
         """Let other numbers wait from now on; those that wait already stay."""
@@ -196,7 +214,7 @@ class Queue:
 
         limit_s     how long to wait; DeadlineError then
         deadline_s  the request's own; DeadlineUnreachableError at once, where it cannot be kept
-        Raises QueueFullError at once, and what close was given.
+        Raises QueueFullError, at once or when its place is needed for another tenant, and what close was given.
         """
         return Place(self, tenant, limit_s, priority, deadline_s)
 
@@ -208,7 +226,7 @@ class Queue:
             raise self._closed()
         ticket = next(self._tickets)
         try:
-            is_admitted = self._admission.arrive(ticket, tenant, priority, deadline_s=deadline_s)
+            is_admitted = self._arrive(ticket, tenant, priority, deadline_s)
             self._report()
             if not is_admitted:
                 await self._wait(ticket, limit_s)
@@ -216,6 +234,17 @@ class Queue:
             self.leave(ticket, None)
             raise
         return ticket
+
+    def _arrive(self, ticket: int, tenant: str, priority: Priority, deadline_s: float | None) -> bool:
+        try:
+            return self._admission.arrive(ticket, tenant, priority, deadline_s=deadline_s)
+        except QueueFullError as full:
+            if (yielding := self._admission.yielding(tenant)) is None:
+                raise
+            self._admission.leave(yielding)
+            if not (waiter := self._waiters[yielding]).done():
+                waiter.set_exception(full)
+        return self._admission.arrive(ticket, tenant, priority, deadline_s=deadline_s)
 
     def enter_now(self, tenant: str) -> int | None:
         """Take a place that is free; give its ticket, which leave takes back. None: enter must be asked.

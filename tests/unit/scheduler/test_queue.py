@@ -153,6 +153,50 @@ def test_tenants_take_turns() -> None:
     virtual_time.run(main())
 
 
+async def outcome(queue: Queue, log: list[str], name: str) -> str:
+    try:
+        await hold(queue, log, name, 1.0, tenant=name[0])
+    except QueueFullError:
+        return f"{name} refused"
+    return name
+
+
+def test_nobody_fills_the_queue_for_others() -> None:
+    async def main() -> None:
+        queue, log = make(max_waiting=4), list[str]()
+        names = ["a1", "a2", "a3", "a4", "a5", "a6", "b1", "b2", "b3"]
+        outcomes = await asyncio.gather(*(outcome(queue, log, name) for name in names))
+        # a6 finds the queue full; a5 and a4 make room for b1 and b2; b3 would leave a with less than b has.
+        assert [name for name in outcomes if "refused" in name] == [
+            "a4 refused",
+            "a5 refused",
+            "a6 refused",
+            "b3 refused",
+        ]
+        assert log == ["a1", "b1", "a2", "b2", "a3"]
+        assert (queue.n_running, queue.n_waiting) == (0, 0)
+
+    virtual_time.run(main())
+
+
+def test_the_least_urgent_of_who_waits_most_makes_room() -> None:
+    admission = Admission(max_running=1, max_waiting=3)
+    for ticket, priority in enumerate(("normal", "background", "interactive", "normal")):
+        admission.arrive(ticket, "a", priority)  # type: ignore[arg-type]
+    assert admission.yielding("a") is None
+    assert admission.yielding("b") == 1
+
+
+def test_who_would_be_refused_all_the_same_displaces_nobody() -> None:
+    admission = Admission(max_running=1, max_waiting=4, max_waiting_per_tenant=4)
+    for ticket in range(5):
+        admission.arrive(ticket, "a")
+    admission.limit(max_waiting=4, max_waiting_per_tenant=1)
+    assert admission.yielding("b") == 4
+    admission.limit(max_waiting=2, max_waiting_per_tenant=1)
+    assert admission.yielding("b") is None
+
+
 def test_a_request_that_waits_too_long_is_refused_and_its_place_goes_on() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
