@@ -66,7 +66,9 @@ class LlamaCpuBackend:
         file are clean then and can be dropped.
         """
         need = _estimate(file.header, options)
-        n_bytes = sum(check_adapter(adapter, file.header, file.path) for adapter in options.adapters)
+        # Without the hash of the whole model, which the load compares.
+        adapters = [replace(adapter, base_sha256="") for adapter in options.adapters]
+        n_bytes = sum(check_adapter(adapter, file.header, file.path) for adapter in adapters)
         return replace(need, weights_bytes=need.weights_bytes + n_bytes)
 
     def load(self, file: ModelFile, options: LoadOptions) -> LlamaCpuSession:
