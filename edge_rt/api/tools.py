@@ -136,10 +136,10 @@ def joined(deltas: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
 
 
 def is_object(arguments: str) -> bool:
-    """Say whether a call's arguments are whole: an answer's end may cut them off."""
+    """Say whether a call's arguments can be read: an answer's end may cut them off, or a model nest them too deeply."""
     try:
         return isinstance(msgspec.json.decode(arguments), dict)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False
 
 

@@ -9,6 +9,7 @@ import pytest
 from edge_rt.api.answers import ChatShape
 from edge_rt.api.openai import chat_request
 from edge_rt.api.schemas import ChatRequest, decode, encode
+from edge_rt.api.tools import is_object
 from edge_rt.errors import EdgeRtError, InvalidRequestError, UnsupportedFeatureError
 from edge_rt.types import GenerateRequest, Message, Tool, ToolCall, ToolCallDelta
 
@@ -121,3 +122,12 @@ def test_a_whole_answer_has_its_calls() -> None:
     ]
     plain = msgspec.to_builtins(ChatShape().whole("", (), "stop"))["message"]
     assert plain == {"role": "assistant", "content": "", "refusal": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_readable"),
+    [('{"a": 1}', True), ('{"a": ', False), ("[1]", False), ('{"a":' * 100_000 + "1" + "}" * 100_000, False)],
+    ids=["whole", "cut-off", "no-object", "too-deep"],
+)
+def test_arguments_that_cannot_be_read_are_told_from_those_that_can(arguments: str, is_readable: bool) -> None:
+    assert is_object(arguments) is is_readable
