@@ -1,9 +1,10 @@
 """Kept prefixes in files, for the next start: written whole or not at all, and trusted in nothing.
 
 A file holds one sequence from its first token on: a head that says of which model, back end and settings, whose, and
-where its parts begin; the tokens; the back end's states; and at the end the SHA-256 of all of that. The head is read at
-the start, bounded and checked for sense; the hash is checked before the first state is used. What is damaged, cut short
-or of something else is removed. Files are the owner's alone (0600, in a folder of 0700) and name the user whose
+where its parts begin; the tokens; the SHA-256 of these; the back end's states; and at the end the SHA-256 of all of
+that. The head is read at the start, bounded and checked for sense and by its hash, because a pin is computed again by
+its tokens where the states are damaged; the last hash is checked before the first state is used. What is damaged, cut
+short or of something else is removed. Files are the owner's alone (0600, in a folder of 0700) and name the user whose
 prompt they hold where users are isolated.
 """
 
@@ -33,7 +34,7 @@ from edge_rt.catalog.packed import SPACE_MARGIN_BYTES, open_plain
 
 _log = logging.getLogger(__name__)
 
-_MAGIC: Final = b"ERTKV\0\0\1"
+_MAGIC: Final = b"ERTKV\0\0\2"
 _MAX_HEAD_BYTES: Final = 2**20
 _MAX_FILES: Final = 4096
 _HASH_BYTES: Final = 32
@@ -157,8 +158,10 @@ class PrefixDisk:
         head = Head(key=self._key, owner=owner, pin=pin, n_tokens=len(token_ids), sizes=[s.nbytes for s in states])
         encoded = msgspec.json.encode(head)
         tokens = array("i", token_ids).tobytes()
-        start = len(_MAGIC) + 4 + len(encoded)
-        n_bytes = start + len(tokens) + sum(head.sizes) + _HASH_BYTES
+        parts = [_MAGIC, len(encoded).to_bytes(4, "little"), encoded, tokens]
+        parts.append(hashlib.sha256(b"".join(parts)).digest())
+        start = sum(map(len, parts))
+        n_bytes = start + sum(head.sizes) + _HASH_BYTES
         if len(encoded) > _MAX_HEAD_BYTES or not self._make_room(n_bytes):
             return None
         path = self._folder / (secrets.token_hex(16) + _SUFFIX)
@@ -166,7 +169,6 @@ class PrefixDisk:
         try:
             if (have := self._free_bytes(self._folder)) < n_bytes + SPACE_MARGIN_BYTES:
                 raise OSError(errno.ENOSPC, f"{have >> 20} MiB are free, {(n_bytes + SPACE_MARGIN_BYTES) >> 20} needed")
-            parts = [_MAGIC, len(encoded).to_bytes(4, "little"), encoded, tokens]
             is_whole = _write(new, parts, states, go_on)
             if is_whole:
                 new.rename(path)
@@ -178,7 +180,7 @@ class PrefixDisk:
         if not is_whole:
             _unlink(new)
             return None
-        file = PrefixFile(path, head, tuple(token_ids), n_bytes, _starts(start + len(tokens), head.sizes))
+        file = PrefixFile(path, head, tuple(token_ids), n_bytes, _starts(start, head.sizes))
         self.files.append(file)
         return file
 
@@ -254,20 +256,24 @@ def _read_head(path: Path, key: str) -> tuple[float, PrefixFile] | None:
         n_head = int.from_bytes(begin[len(_MAGIC) :], "little")
         if begin[: len(_MAGIC)] != _MAGIC or not 0 < n_head <= _MAX_HEAD_BYTES:
             return None
+        encoded = file.read(n_head)
         try:
-            head = msgspec.json.decode(file.read(n_head), type=Head)
+            head = msgspec.json.decode(encoded, type=Head)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        start = len(begin) + n_head
-        n_tokens = 4 * head.n_tokens
+        start = len(begin) + n_head + 4 * head.n_tokens + _HASH_BYTES
         if head.key != key or head.n_tokens <= 0 or not head.sizes or min(head.sizes) < 0:
             return None
-        if start + n_tokens + sum(head.sizes) + _HASH_BYTES != stat.st_size:
+        if start + sum(head.sizes) + _HASH_BYTES != stat.st_size:
             return None
-        token_ids = array("i", file.read(n_tokens))
+        tokens = file.read(4 * head.n_tokens)
+        if hashlib.sha256(begin + encoded + tokens).digest() != file.read(_HASH_BYTES):
+            _log.warning("%s is damaged and removed", path.name)
+            return None
+    token_ids = array("i", tokens)
     if len(token_ids) != head.n_tokens or min(token_ids) < 0:
         return None
-    starts = _starts(start + n_tokens, head.sizes)
+    starts = _starts(start, head.sizes)
     return stat.st_mtime, PrefixFile(path, head, tuple(token_ids), stat.st_size, starts)
 
 

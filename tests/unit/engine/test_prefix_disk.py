@@ -105,7 +105,7 @@ def test_no_bytes_make_a_file(tmp_path_factory: pytest.TempPathFactory, raw: byt
     folder = tmp_path_factory.mktemp("disk")
     disk(folder).close()
     path = folder / "prefixes" / "x.kv"
-    for content in (raw, b"ERTKV\0\0\1" + raw):
+    for content in (raw, b"ERTKV\0\0\2" + raw):
         path.write_bytes(content)
         path.chmod(0o600)
         opened = disk(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,23 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path, caplog: pytest.LogCapt
     end(after)
     (again,) = (tmp_path / "p").glob("*.kv")
     assert again != path
+
+
+def test_no_token_of_a_damaged_file_is_pinned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = bench(tmp_path)
+    pins(before, action="pin", name="a", text=SYSTEM)
+    (pin_ids,) = [pin.token_ids for pin in before.engine.warm._pins.values()]
+    rest(before)
+    end(before)
+    (path,) = (tmp_path / "p").glob("*.kv")
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(array("i", pin_ids).tobytes()) + 40] ^= 1
+    path.write_bytes(raw)
+    after = bench(tmp_path)
+    assert pins(after) == []
+    assert "damaged" in caplog.text
+    assert not path.exists()
+    end(after)
 
 
 def test_a_state_of_fewer_tokens_than_it_should_have_is_not_used(tmp_path: Path) -> None:
