@@ -13,6 +13,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from edge_rt.errors import (
     UnsupportedFeatureError,
 )
 from edge_rt.telemetry import Telemetry
-from edge_rt.types import Chunk, GenerateRequest, Message, Sampling
+from edge_rt.types import Chunk, GenerateRequest, Message, Sampling, Tool
 from tests import patience
 from tests.api.daemon import Daemon
 from tests.api.llama_server import N_CTX, LlamaServer
@@ -286,13 +287,23 @@ def test_the_daemon_streams_it_on(edge: Daemon, server: LlamaServer) -> None:
     assert found[-1]["usage"]["completion_tokens"] == 24
 
 
-def test_tools_and_logprobs_are_refused_before_it_is_asked(edge: Daemon) -> None:
-    before = edge.metric('edge_rt_cloud_answers_total{endpoint="llama"}')
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+def test_tools_go_to_it_in_a_form_that_it_takes(edge: Daemon, server: LlamaServer) -> None:
+    """This model's template knows no tools, and llama-server lets it answer in words; recorded clouds call them."""
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "description": "now", "parameters": parameters}}
     with edge.client() as client:
-        tools = client.post(CHAT, json=body(tools=[tool]))
+        reply = client.post(CHAT, json=body(tools=[tool], tool_choice="required"))
+    assert (reply.status_code, route(reply)[0]) == (200, "cloud")
+    asked = chat(tools=(Tool(name="weather", description="now", parameters=json.dumps(parameters)),))
+    assert reply.json()["choices"][0]["message"]["content"] == text(
+        answer(server, replace(asked, tool_choice="required"))
+    )
+
+
+def test_logprobs_are_refused_before_it_is_asked(edge: Daemon) -> None:
+    before = edge.metric('edge_rt_cloud_answers_total{endpoint="llama"}')
+    with edge.client() as client:
         logprobs = client.post(CHAT, json=body(logprobs=True, top_logprobs=2))
-    assert (tools.status_code, tools.json()["error"]["code"]) == (400, "unsupported")
     assert (logprobs.status_code, logprobs.json()["error"]["code"]) == (403, "must_stay")
     assert edge.metric('edge_rt_cloud_answers_total{endpoint="llama"}') == before
 
