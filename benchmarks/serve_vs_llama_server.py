@@ -213,7 +213,7 @@ def json_tps(server: Server, texts: Texts, n_streams: int, n_rounds: int, **more
 
 
 @contextmanager
-def edge_rt(model: str, backend: str, *, drafts: bool) -> Iterator[Server]:
+def edge_rt(model: str, backend: str, *, drafts: bool, keeps_on_disk: bool = False) -> Iterator[Server]:
     environ = {
         "EDGE_RT__ENGINE__BACKEND": backend,
         "EDGE_RT__ENGINE__N_CTX": str(N_CTX),
@@ -222,6 +222,8 @@ def edge_rt(model: str, backend: str, *, drafts: bool) -> Iterator[Server]:
         "EDGE_RT__CACHE__ENABLED": "false",
         "EDGE_RT__SCHEDULER__MAX_WAITING": "256",
     }
+    if not keeps_on_disk:  # or a load would find what an earlier one, of the same seed, has left
+        environ["EDGE_RT__ENGINE__MAX_PREFIX_DISK_BYTES"] = "0"
     if not drafts:
         environ["EDGE_RT__ENGINE__MAX_DRAFT"] = "0"
     with daemon("--model", model, **environ) as (_, socket, _):
@@ -332,14 +334,14 @@ def restart_ttft_s(model: str, backend: str, texts: Texts, n_tenants: int) -> tu
 
         return asyncio.run(ask_each())
 
-    with edge_rt(model, backend, drafts=False) as server, Client(server.socket) as client:
+    with edge_rt(model, backend, drafts=False, keeps_on_disk=True) as server, Client(server.socket) as client:
         client.pins(model)  # which loads the model: what that takes is not the prompts'
         cold_s = first(server)
         for number, text in enumerate(systems):
             client.pin(model, f"bench-{number}", text)
         while not all(pin["is_on_disk"] for pin in client.pins(model)):
             time.sleep(0.2)
-    with edge_rt(model, backend, drafts=False) as server, Client(server.socket) as client:
+    with edge_rt(model, backend, drafts=False, keeps_on_disk=True) as server, Client(server.socket) as client:
         client.pins(model)
         warm_s = first(server)
         for number in range(n_tenants):
@@ -359,7 +361,7 @@ def main() -> None:
     bench, own = Bench(arguments), arguments.own
     settings = config.load().config
     model = settings.catalog.default_model
-    file = model_file(Store.open(settings.catalog), model)
+    file = model_file(Store.open(settings.catalog), model, own.backend)
     if bench.wants("restart"):
         bench.restart(model, Texts())
     if own.load == "restart":
@@ -381,10 +383,10 @@ def main() -> None:
     harness.finish(arguments, bench.claims, bench.extra, bench.figures)
 
 
-def model_file(store: Store, model: str) -> Path:
-    """Give the file of the model's form that the daemon serves by itself."""
+def model_file(store: Store, model: str, backend: str) -> Path:
+    """Give the file of the model's form that the daemon serves by itself with this back end."""
     manifest = store.get(model)
-    variant = pick_variant(manifest, frozenset(cpu.features()))
+    variant = pick_variant(manifest, frozenset(cpu.features()), backend=backend)
     if (path := store.path(manifest, variant)) is None:
         sys.exit(f"{model} is not here: edge_rt pull {model}")
     return path
