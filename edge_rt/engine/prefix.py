@@ -40,7 +40,7 @@ class Placement:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Count the leading tokens two lists share."""
+    """Count the leading tokens, or bytes, that two share."""
     n = min(len(a), len(b))
     if a[:n] == b[:n]:
         return n

@@ -20,6 +20,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_rt.engine.prefix import common_prefix
+
 TOKEN_BYTES = 4
 
 
@@ -124,17 +126,7 @@ def packed(token_ids: Sequence[int]) -> bytes:
 
 def common_tokens(a: bytes, b: bytes) -> int:
     """Count the leading tokens that two packed lists share."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n // TOKEN_BYTES
-    low, high = 0, n  # a[:low] == b[:low] and a[:high] != b[:high]
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low // TOKEN_BYTES
+    return common_prefix(a, b) // TOKEN_BYTES
 
 
 class PrefixTree:
