@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +38,6 @@ class Paint(pydantic.BaseModel):
     glossy: bool
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory(prefix="ert-") as directory, Daemon(Path(directory)) as running:
-        yield running
-
-
-@pytest.fixture
-def sdk(daemon: Daemon) -> Iterator[anthropic.Anthropic]:
-    with (
-        daemon.client() as http,
-        anthropic.Anthropic(base_url="http://edge_rt", api_key="none", http_client=http, max_retries=0) as client,
-    ):
-        yield client
-
-
 def user(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
@@ -63,19 +46,19 @@ def said(message: Any) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-def test_a_message(sdk: anthropic.Anthropic) -> None:
-    message = sdk.messages.create(model="null", max_tokens=100, messages=user(TEXT), system="be kind")
+def test_a_message(anthropic_sdk: anthropic.Anthropic) -> None:
+    message = anthropic_sdk.messages.create(model="null", max_tokens=100, messages=user(TEXT), system="be kind")
     assert said(message) == TEXT
     assert (message.stop_reason, message.role) == ("end_turn", "assistant")
     assert message.usage.output_tokens == len(TEXT.encode()) + 1
-    again = sdk.messages.create(
+    again = anthropic_sdk.messages.create(
         model="null", max_tokens=100, messages=user(TEXT), stop_sequences=["nothing", " and"], extra_body={"top_k": 1}
     )
     assert (said(again), again.stop_reason, again.stop_sequence) == ("grüße, 😀", "stop_sequence", " and")
 
 
-def test_a_stream(sdk: anthropic.Anthropic) -> None:
-    with sdk.messages.stream(model="null", max_tokens=100, messages=user(TEXT)) as stream:
+def test_a_stream(anthropic_sdk: anthropic.Anthropic) -> None:
+    with anthropic_sdk.messages.stream(model="null", max_tokens=100, messages=user(TEXT)) as stream:
         assert "".join(stream.text_stream) == TEXT
         final = stream.get_final_message()
     assert (said(final), final.stop_reason) == (TEXT, "end_turn")
@@ -83,40 +66,40 @@ def test_a_stream(sdk: anthropic.Anthropic) -> None:
     assert final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0) > len(TEXT.encode())
 
 
-def test_answers_of_a_form(sdk: anthropic.Anthropic) -> None:
+def test_answers_of_a_form(anthropic_sdk: anthropic.Anthropic) -> None:
     for _ in range(3):
-        message = sdk.messages.parse(model="null", max_tokens=100, messages=user("x"), output_format=Paint)
+        message = anthropic_sdk.messages.parse(model="null", max_tokens=100, messages=user("x"), output_format=Paint)
         assert isinstance(message.parsed_output, Paint)
-    with sdk.messages.stream(model="null", max_tokens=100, messages=user("x"), output_format=Paint) as stream:
+    with anthropic_sdk.messages.stream(model="null", max_tokens=100, messages=user("x"), output_format=Paint) as stream:
         assert isinstance(stream.get_final_message().parsed_output, Paint)
     schema: Any = {"format": {"type": "json_schema", "schema": {"type": "object", "not": {}}}}
     with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema#/not is not supported"):
-        sdk.messages.create(model="null", max_tokens=9, messages=user("x"), output_config=schema)
+        anthropic_sdk.messages.create(model="null", max_tokens=9, messages=user("x"), output_config=schema)
 
 
-def test_a_call_goes_out_and_its_result_comes_back(sdk: anthropic.Anthropic) -> None:
+def test_a_call_goes_out_and_its_result_comes_back(anthropic_sdk: anthropic.Anthropic) -> None:
     messages = user(f"So: {CALL}\n{CALL}")
     asked: Any = {"model": "null", "max_tokens": 300, "tools": [LOOK_UP], "extra_body": {"temperature": 0}}
-    answer = sdk.messages.create(**asked, messages=messages)
+    answer = anthropic_sdk.messages.create(**asked, messages=messages)
     assert (said(answer), answer.stop_reason) == ("So: ", "tool_use")
     calls = [block for block in answer.content if block.type == "tool_use"]
     assert [(call.name, call.input) for call in calls] == [("look_up", {"word": "Graz"})] * 2
     results = [{"type": "tool_result", "tool_use_id": call.id, "content": "a town"} for call in calls]
     messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
-    then = sdk.messages.create(**asked, messages=messages)
+    then = anthropic_sdk.messages.create(**asked, messages=messages)
     assert "a town" in said(then)
     assert then.stop_reason == "end_turn"
 
 
-def test_a_stream_of_calls_is_put_together_by_the_client(sdk: anthropic.Anthropic) -> None:
-    with sdk.messages.stream(
+def test_a_stream_of_calls_is_put_together_by_the_client(anthropic_sdk: anthropic.Anthropic) -> None:
+    with anthropic_sdk.messages.stream(
         model="null", max_tokens=300, messages=user(f"So: {CALL}"), tools=[LOOK_UP], extra_body={"temperature": 0}
     ) as stream:
         final = stream.get_final_message()
     assert said(final) == "So: "
     assert [block.input for block in final.content if block.type == "tool_use"] == [{"word": "Graz"}]
     choice: Any = {"type": "tool", "name": "look_up", "disable_parallel_tool_use": True}
-    with sdk.messages.stream(
+    with anthropic_sdk.messages.stream(
         model="null", max_tokens=300, messages=user("Hi"), tools=[LOOK_UP], tool_choice=choice
     ) as stream:
         (block,) = stream.get_final_message().content
@@ -124,42 +107,42 @@ def test_a_stream_of_calls_is_put_together_by_the_client(sdk: anthropic.Anthropi
     assert set(block.input) == {"word"}
 
 
-def test_what_is_wrong_with_a_tool_is_named(sdk: anthropic.Anthropic) -> None:
+def test_what_is_wrong_with_a_tool_is_named(anthropic_sdk: anthropic.Anthropic) -> None:
     for tool, words in (
         ({**LOOK_UP, "input_schema": {"type": "object", "not": {}}}, r"tools\[0\]\.input_schema#/not is not supported"),
         ({**LOOK_UP, "name": "two words"}, r"tools\[0\]\.name: "),
     ):
         asked: Any = {"tools": [tool]}
         with pytest.raises(anthropic.BadRequestError, match=words):
-            sdk.messages.create(model="null", max_tokens=9, messages=user("x"), **asked)
+            anthropic_sdk.messages.create(model="null", max_tokens=9, messages=user("x"), **asked)
 
 
-def test_count_tokens(sdk: anthropic.Anthropic) -> None:
-    counted = sdk.messages.count_tokens(model="null", messages=user(TEXT), system="be kind")
-    message = sdk.messages.create(model="null", max_tokens=1, messages=user(TEXT), system="be kind")
+def test_count_tokens(anthropic_sdk: anthropic.Anthropic) -> None:
+    counted = anthropic_sdk.messages.count_tokens(model="null", messages=user(TEXT), system="be kind")
+    message = anthropic_sdk.messages.create(model="null", max_tokens=1, messages=user(TEXT), system="be kind")
     assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
-    too_long = sdk.messages.count_tokens(model="null", messages=user("x" * 9000))
+    too_long = anthropic_sdk.messages.count_tokens(model="null", messages=user("x" * 9000))
     assert too_long.input_tokens > 9000
 
 
-def test_models(sdk: anthropic.Anthropic) -> None:
-    listed = list(sdk.models.list())
+def test_models(anthropic_sdk: anthropic.Anthropic) -> None:
+    listed = list(anthropic_sdk.models.list())
     assert {"null", "null-slow"} <= {model.id for model in listed}
     assert {model.type for model in listed} == {"model"}
-    assert sdk.models.retrieve("null").max_input_tokens == 4096
+    assert anthropic_sdk.models.retrieve("null").max_input_tokens == 4096
     with pytest.raises(anthropic.NotFoundError):
-        sdk.models.retrieve("nope")
+        anthropic_sdk.models.retrieve("nope")
 
 
-def test_errors(sdk: anthropic.Anthropic) -> None:
+def test_errors(anthropic_sdk: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
-        sdk.messages.create(model="nope", max_tokens=1, messages=user("x"))
+        anthropic_sdk.messages.create(model="nope", max_tokens=1, messages=user("x"))
     with pytest.raises(anthropic.BadRequestError, match="thinking is not supported"):
-        sdk.messages.create(
+        anthropic_sdk.messages.create(
             model="null", max_tokens=2000, messages=user("x"), thinking={"type": "enabled", "budget_tokens": 1024}
         )
     with pytest.raises(anthropic.BadRequestError, match="context is 4096"):
-        sdk.messages.create(model="null", max_tokens=1, messages=user("x" * 5000))
+        anthropic_sdk.messages.create(model="null", max_tokens=1, messages=user("x" * 5000))
 
 
 def test_a_worker_killed_in_mid_stream_is_told_of(socket_dir: Path) -> None:

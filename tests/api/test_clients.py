@@ -8,7 +8,6 @@ import json
 import random
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +35,6 @@ from tests.patience import PATIENCE_S
 TEXT = "grüße, 😀 and a line\nbreak"
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory(prefix="ert-") as directory, Daemon(Path(directory)) as running:
-        yield running
-
-
-@pytest.fixture
-def sdk(daemon: Daemon) -> Iterator[openai.OpenAI]:
-    with (
-        daemon.client() as http,
-        openai.OpenAI(base_url="http://edge_rt/v1", api_key="none", http_client=http, max_retries=0) as client,
-    ):
-        yield client
-
-
 def user(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
@@ -58,8 +42,8 @@ def user(text: str) -> Any:
 # The openai package
 
 
-def test_openai_chat(sdk: openai.OpenAI) -> None:
-    answer = sdk.chat.completions.create(model="null", messages=user(TEXT), temperature=0)
+def test_openai_chat(openai_sdk: openai.OpenAI) -> None:
+    answer = openai_sdk.chat.completions.create(model="null", messages=user(TEXT), temperature=0)
     ChatCompletion.model_validate(answer.model_dump())
     assert answer.choices[0].message.content == TEXT
     assert answer.choices[0].finish_reason == "stop"
@@ -69,8 +53,8 @@ def test_openai_chat(sdk: openai.OpenAI) -> None:
     assert answer.model_extra["timings"]["predicted_n"] == answer.usage.completion_tokens
 
 
-def test_openai_chat_stream(sdk: openai.OpenAI) -> None:
-    stream = sdk.chat.completions.create(
+def test_openai_chat_stream(openai_sdk: openai.OpenAI) -> None:
+    stream = openai_sdk.chat.completions.create(
         model="null", messages=user(TEXT), temperature=0, stream=True, stream_options={"include_usage": True}
     )
     chunks = [ChatCompletionChunk.model_validate(chunk.model_dump()) for chunk in stream]
@@ -83,41 +67,41 @@ def test_openai_chat_stream(sdk: openai.OpenAI) -> None:
     assert answer[0].choices[0].delta.role == "assistant"
 
 
-def test_openai_completions(sdk: openai.OpenAI) -> None:
+def test_openai_completions(openai_sdk: openai.OpenAI) -> None:
     asked: Any = {"model": "null", "prompt": "once", "max_tokens": 12, "temperature": 0}
-    answer = sdk.completions.create(**asked, logprobs=2)
+    answer = openai_sdk.completions.create(**asked, logprobs=2)
     Completion.model_validate(answer.model_dump())
     assert answer.choices[0].finish_reason == "length"
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.tokens is not None
     assert "".join(logprobs.tokens) == answer.choices[0].text
-    *pieces, last = list(sdk.completions.create(**asked, stream=True))
+    *pieces, last = list(openai_sdk.completions.create(**asked, stream=True))
     Completion.model_validate(last.model_dump())
     assert [piece.choices[0].finish_reason for piece in pieces] == [None] * len(pieces)
     assert "".join(piece.choices[0].text for piece in (*pieces, last)) == answer.choices[0].text
-    by_ids = sdk.completions.create(**{**asked, "prompt": list(b"once")})
+    by_ids = openai_sdk.completions.create(**{**asked, "prompt": list(b"once")})
     assert by_ids.choices[0].text == answer.choices[0].text
 
 
-def test_openai_several_answers(sdk: openai.OpenAI) -> None:
-    answer = sdk.chat.completions.create(model="null", messages=user("abc"), n=3)
+def test_openai_several_answers(openai_sdk: openai.OpenAI) -> None:
+    answer = openai_sdk.chat.completions.create(model="null", messages=user("abc"), n=3)
     assert [(choice.index, choice.message.content) for choice in answer.choices] == [(i, "abc") for i in range(3)]
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 12)
     texts, ends = ["", ""], ["", ""]
-    for event in sdk.chat.completions.create(model="null", messages=user("abc"), n=2, stream=True):
+    for event in openai_sdk.chat.completions.create(model="null", messages=user("abc"), n=2, stream=True):
         for choice in event.choices:
             texts[choice.index] += choice.delta.content or ""
             ends[choice.index] += choice.finish_reason or ""
     assert (texts, ends) == (["abc", "abc"], ["stop", "stop"])
 
 
-def test_openai_scores_a_prompt_as_evaluation_harnesses_do(sdk: openai.OpenAI) -> None:
+def test_openai_scores_a_prompt_as_evaluation_harnesses_do(openai_sdk: openai.OpenAI) -> None:
     asked: Any = {"model": "null", "temperature": 0, "logprobs": 2, "echo": True}
-    plain = sdk.completions.create(model="null", prompt="once", max_tokens=1, temperature=0)
+    plain = openai_sdk.completions.create(model="null", prompt="once", max_tokens=1, temperature=0)
     for max_tokens in (0, 1):
-        answer = sdk.completions.create(**asked, prompt=[list(b"once"), list(b"two")], max_tokens=max_tokens)
+        answer = openai_sdk.completions.create(**asked, prompt=[list(b"once"), list(b"two")], max_tokens=max_tokens)
         once = answer.choices[0]
         assert once.text == "once" + max_tokens * plain.choices[0].text
         assert once.logprobs is not None
@@ -130,30 +114,33 @@ def test_openai_scores_a_prompt_as_evaluation_harnesses_do(sdk: openai.OpenAI) -
         assert answer.choices[1].text.startswith("two")
         assert answer.usage is not None
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 2 * max_tokens)
-    events = list(sdk.completions.create(**asked, prompt="once", max_tokens=1, stream=True))
+    events = list(openai_sdk.completions.create(**asked, prompt="once", max_tokens=1, stream=True))
     pieces = [choice for event in events for choice in event.choices]
     assert "".join(piece.text for piece in pieces) == "once" + plain.choices[0].text
     streamed = [p for piece in pieces if piece.logprobs is not None for p in piece.logprobs.token_logprobs or ()]
-    assert streamed == sdk.completions.create(**asked, prompt="once", max_tokens=1).choices[0].logprobs.token_logprobs  # type: ignore[union-attr]
+    assert (
+        streamed
+        == openai_sdk.completions.create(**asked, prompt="once", max_tokens=1).choices[0].logprobs.token_logprobs
+    )  # type: ignore[union-attr]
 
 
-def test_openai_best_of(sdk: openai.OpenAI) -> None:
-    answer = sdk.completions.create(model="null", prompt="once", max_tokens=3, best_of=3, n=2, seed=1)
+def test_openai_best_of(openai_sdk: openai.OpenAI) -> None:
+    answer = openai_sdk.completions.create(model="null", prompt="once", max_tokens=3, best_of=3, n=2, seed=1)
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert answer.choices[0].logprobs is None
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 9)
     with pytest.raises(openai.BadRequestError) as streamed:
-        sdk.completions.create(model="null", prompt="once", best_of=2, stream=True)
+        openai_sdk.completions.create(model="null", prompt="once", best_of=2, stream=True)
     assert (streamed.value.code, streamed.value.param) == ("invalid_request", "best_of")
 
 
-def test_openai_beam_search(sdk: openai.OpenAI) -> None:
+def test_openai_beam_search(openai_sdk: openai.OpenAI) -> None:
     asked: Any = {"model": "null", "prompt": "once", "max_tokens": 4}
-    answer = sdk.completions.create(**asked, n=2, logprobs=1, extra_body={"num_beams": 3, "length_penalty": 0.5})
+    answer = openai_sdk.completions.create(**asked, n=2, logprobs=1, extra_body={"num_beams": 3, "length_penalty": 0.5})
     Completion.model_validate(answer.model_dump(exclude={"choices": {"__all__": {"cumulative_logprob", "score"}}}))
     best, second = answer.choices
-    assert best.text == sdk.completions.create(**asked, temperature=0).choices[0].text
+    assert best.text == openai_sdk.completions.create(**asked, temperature=0).choices[0].text
     assert [(c.index, c.finish_reason) for c in answer.choices] == [(0, "length"), (1, "length")]
     assert best.logprobs is not None
     assert second.text != best.text
@@ -163,44 +150,46 @@ def test_openai_beam_search(sdk: openai.OpenAI) -> None:
     assert extra[1]["score"] < extra[0]["score"]
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 8)
-    chat = sdk.chat.completions.create(model="null", messages=user("abc"), extra_body={"use_beam_search": True}, n=2)
+    chat = openai_sdk.chat.completions.create(
+        model="null", messages=user("abc"), extra_body={"use_beam_search": True}, n=2
+    )
     assert chat.choices[0].message.content == "abc"
     with pytest.raises(openai.BadRequestError) as many:
-        sdk.completions.create(**asked, extra_body={"num_beams": 9})
+        openai_sdk.completions.create(**asked, extra_body={"num_beams": 9})
     assert many.value.param == "num_beams"
 
 
-def test_openai_adapters(sdk: openai.OpenAI) -> None:
+def test_openai_adapters(openai_sdk: openai.OpenAI) -> None:
     asked: Any = {"prompt": "once", "max_tokens": 8, "temperature": 0}
-    plain = sdk.completions.create(**asked, model="null-lora").choices[0].text
-    named = sdk.completions.create(**asked, model="null-lora:poems").choices[0].text
-    assert named != plain == sdk.completions.create(**asked, model="null").choices[0].text
+    plain = openai_sdk.completions.create(**asked, model="null-lora").choices[0].text
+    named = openai_sdk.completions.create(**asked, model="null-lora:poems").choices[0].text
+    assert named != plain == openai_sdk.completions.create(**asked, model="null").choices[0].text
     for entry in ({"id": "poems"}, {"id": 0, "scale": 1.0}):
-        answer = sdk.completions.create(**asked, model="null-lora", extra_body={"lora": [entry]})
+        answer = openai_sdk.completions.create(**asked, model="null-lora", extra_body={"lora": [entry]})
         assert (answer.choices[0].text, answer.model) == (named, "null-lora")
-    assert (sdk.models.retrieve("null-lora").model_extra or {})["meta"]["adapters"] == ["poems"]
-    other = sdk.completions.create(**asked, model="null-lora", extra_body={"lora": [{"id": 0, "scale": 0.5}]})
+    assert (openai_sdk.models.retrieve("null-lora").model_extra or {})["meta"]["adapters"] == ["poems"]
+    other = openai_sdk.completions.create(**asked, model="null-lora", extra_body={"lora": [{"id": 0, "scale": 0.5}]})
     assert other.choices[0].text not in (plain, named)
     for model, entry in (("null-lora", {"id": "prose"}), ("null-lora", {"id": 1}), ("null", {"id": "poems"})):
         with pytest.raises(openai.BadRequestError) as refused:
-            sdk.completions.create(**asked, model=model, extra_body={"lora": [entry]})
+            openai_sdk.completions.create(**asked, model=model, extra_body={"lora": [entry]})
         assert str(refused.value.param).startswith("lora")
 
 
-def test_openai_models(sdk: openai.OpenAI) -> None:
-    assert {"null", "null-slow"} <= {model.id for model in sdk.models.list()}
-    assert sdk.models.retrieve("null").object == "model"
+def test_openai_models(openai_sdk: openai.OpenAI) -> None:
+    assert {"null", "null-slow"} <= {model.id for model in openai_sdk.models.list()}
+    assert openai_sdk.models.retrieve("null").object == "model"
 
 
-def test_openai_errors(sdk: openai.OpenAI) -> None:
+def test_openai_errors(openai_sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
-        sdk.chat.completions.create(model="nope", messages=user("x"))
+        openai_sdk.chat.completions.create(model="nope", messages=user("x"))
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        sdk.completions.create(model="null", prompt="x", suffix="y")
+        openai_sdk.completions.create(model="null", prompt="x", suffix="y")
     assert (unsupported.value.code, unsupported.value.param) == ("unsupported", "suffix")
     with pytest.raises(openai.BadRequestError) as too_long:
-        sdk.chat.completions.create(model="null", messages=user("x" * 5000), stream=True)
+        openai_sdk.chat.completions.create(model="null", messages=user("x" * 5000), stream=True)
     assert too_long.value.code == "context_length_exceeded"
     body: Any = too_long.value.body
     assert body["details"]["n_ctx"] == 4096

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,18 +46,6 @@ class Paint(pydantic.BaseModel, extra="forbid"):  # or a small model goes on wit
     glossy: bool
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory(prefix="ert-") as directory, Daemon(Path(directory)) as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: Daemon) -> Iterator[ollama.Client]:
-    with ollama.Client(host="http://edge_rt", transport=httpx.HTTPTransport(uds=str(daemon.socket))) as found:
-        yield found
-
-
 def async_client(daemon: Daemon, **settings: Any) -> ollama.AsyncClient:
     return ollama.AsyncClient(
         host="http://edge_rt", transport=httpx.AsyncHTTPTransport(uds=str(daemon.socket)), **settings
@@ -69,8 +56,8 @@ def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def test_chat(client: ollama.Client) -> None:
-    answer = client.chat(model="null", messages=user(TEXT), options={"temperature": 0, "num_thread": 2})
+def test_chat(ollama_sdk: ollama.Client) -> None:
+    answer = ollama_sdk.chat(model="null", messages=user(TEXT), options={"temperature": 0, "num_thread": 2})
     assert answer.message.content == TEXT
     assert (answer.done, answer.done_reason) == (True, "stop")
     assert answer.eval_count == len(TEXT.encode()) + 1
@@ -79,96 +66,98 @@ def test_chat(client: ollama.Client) -> None:
     assert answer.total_duration >= answer.eval_duration > 0
 
 
-def test_a_stream_of_chat(client: ollama.Client) -> None:
-    *pieces, last = client.chat(model="null:latest", messages=user(TEXT), stream=True)
+def test_a_stream_of_chat(ollama_sdk: ollama.Client) -> None:
+    *pieces, last = ollama_sdk.chat(model="null:latest", messages=user(TEXT), stream=True)
     assert "".join(piece.message.content or "" for piece in pieces) == TEXT
     assert not any(piece.done for piece in pieces)
     assert (last.done, last.done_reason) == (True, "stop")
 
 
-def test_generate(client: ollama.Client) -> None:
+def test_generate(ollama_sdk: ollama.Client) -> None:
     asked: Any = {"model": "null", "prompt": "once", "raw": True, "options": {"num_predict": 12, "temperature": 0}}
-    answer = client.generate(**asked, logprobs=True, top_logprobs=2)
+    answer = ollama_sdk.generate(**asked, logprobs=True, top_logprobs=2)
     assert answer.done_reason == "length"
     assert answer.logprobs is not None
     assert "".join(token.token for token in answer.logprobs) == answer.response
-    assert "".join(piece.response or "" for piece in client.generate(**asked, stream=True)) == answer.response
-    assert client.generate(model="null", system="be kind", prompt="echo").response == "echo"
+    assert "".join(piece.response or "" for piece in ollama_sdk.generate(**asked, stream=True)) == answer.response
+    assert ollama_sdk.generate(model="null", system="be kind", prompt="echo").response == "echo"
 
 
-def test_answers_of_a_form(client: ollama.Client) -> None:
+def test_answers_of_a_form(ollama_sdk: ollama.Client) -> None:
     schema = Paint.model_json_schema()
     for seed in range(3):
-        answer = client.chat(model="null", messages=user("x"), format=schema, options={"seed": seed})
+        answer = ollama_sdk.chat(model="null", messages=user("x"), format=schema, options={"seed": seed})
         Paint.model_validate_json(answer.message.content or "")
-    pieces = client.generate(model="null", prompt="x", format=schema, stream=True)
+    pieces = ollama_sdk.generate(model="null", prompt="x", format=schema, stream=True)
     Paint.model_validate_json("".join(piece.response or "" for piece in pieces))
-    whole = client.generate(model="null", prompt="x", format="json", options={"temperature": 0, "num_predict": 300})
+    whole = ollama_sdk.generate(model="null", prompt="x", format="json", options={"temperature": 0, "num_predict": 300})
     if whole.done_reason == "stop":
         assert isinstance(json.loads(whole.response), dict)
     with pytest.raises(ollama.ResponseError, match="format#/not is not supported"):
-        client.chat(model="null", messages=user("x"), format={"type": "object", "not": {}})
+        ollama_sdk.chat(model="null", messages=user("x"), format={"type": "object", "not": {}})
 
 
-def test_a_call_goes_out_and_its_result_comes_back(client: ollama.Client) -> None:
+def test_a_call_goes_out_and_its_result_comes_back(ollama_sdk: ollama.Client) -> None:
     messages: list[Any] = [{"role": "user", "content": f"So: {CALL}\n{CALL}"}]
-    answer = client.chat(model="null", messages=messages, tools=[look_up], options={"temperature": 0})
+    answer = ollama_sdk.chat(model="null", messages=messages, tools=[look_up], options={"temperature": 0})
     assert answer.message.content == "So: "
     assert answer.done_reason == "stop"
     assert [dict(call.function) for call in answer.message.tool_calls or ()] == [
         {"name": "look_up", "arguments": {"word": "Graz"}}
     ] * 2
     results = [{"role": "tool", "tool_name": "look_up", "content": text} for text in ("a town", "again")]
-    then = client.chat(model="null", messages=[*messages, answer.message, *results], tools=[look_up])
+    then = ollama_sdk.chat(model="null", messages=[*messages, answer.message, *results], tools=[look_up])
     assert "again" in (then.message.content or "")
-    streamed = list(client.chat(model="null", messages=messages, tools=[look_up], options={"seed": 1}, stream=True))
+    streamed = list(ollama_sdk.chat(model="null", messages=messages, tools=[look_up], options={"seed": 1}, stream=True))
     calls = [call for piece in streamed for call in piece.message.tool_calls or ()]
     assert [call.function.arguments for call in calls] == [{"word": "Graz"}] * 2
     assert "".join(piece.message.content or "" for piece in streamed) == "So: "
     wrong = {"type": "function", "function": {"name": "two words", "parameters": {"type": "object"}}}
     with pytest.raises(ollama.ResponseError, match=r"tools\[0\]\.function\.name"):
-        client.chat(model="null", messages=user("x"), tools=[wrong])
+        ollama_sdk.chat(model="null", messages=user("x"), tools=[wrong])
 
 
-def test_models(client: ollama.Client) -> None:
-    assert {"null:latest", "null-slow:latest"} <= {model.model for model in client.list().models}
-    shown = client.show("null")
+def test_models(ollama_sdk: ollama.Client) -> None:
+    assert {"null:latest", "null-slow:latest"} <= {model.model for model in ollama_sdk.list().models}
+    shown = ollama_sdk.show("null")
     assert shown.capabilities == ["completion", "tools"]
     with pytest.raises(ollama.ResponseError) as missing:
-        client.show("nope")
+        ollama_sdk.show("nope")
     assert missing.value.status_code == 404
 
 
-def test_a_tag_may_name_an_adapter(client: ollama.Client) -> None:
+def test_a_tag_may_name_an_adapter(ollama_sdk: ollama.Client) -> None:
     asked: Any = {"prompt": "once", "raw": True, "options": {"num_predict": 12, "temperature": 0}}
-    plain, named = (client.generate(model=model, **asked).response for model in ("null-lora:latest", "null-lora:poems"))
+    plain, named = (
+        ollama_sdk.generate(model=model, **asked).response for model in ("null-lora:latest", "null-lora:poems")
+    )
     assert plain != named
     with pytest.raises(ollama.ResponseError, match="null-lora:prose"):
-        client.generate(model="null-lora:prose", **asked)
+        ollama_sdk.generate(model="null-lora:prose", **asked)
 
 
-def test_a_model_stays_in_memory_as_long_as_a_request_asks(client: ollama.Client) -> None:
-    assert client.generate(model="null", keep_alive=-1).done_reason == "load"
-    (kept,) = (model for model in client.ps().models if model.model == "null:latest")
+def test_a_model_stays_in_memory_as_long_as_a_request_asks(ollama_sdk: ollama.Client) -> None:
+    assert ollama_sdk.generate(model="null", keep_alive=-1).done_reason == "load"
+    (kept,) = (model for model in ollama_sdk.ps().models if model.model == "null:latest")
     assert kept.expires_at is not None
     assert kept.expires_at.year > 2100
-    client.chat(model="null", messages=user("x"), keep_alive="5m")
-    (kept,) = (model for model in client.ps().models if model.model == "null:latest")
+    ollama_sdk.chat(model="null", messages=user("x"), keep_alive="5m")
+    (kept,) = (model for model in ollama_sdk.ps().models if model.model == "null:latest")
     assert kept.expires_at is not None
     assert kept.expires_at.year < 2100
-    assert client.generate(model="null", keep_alive=0).done_reason == "unload"
-    assert "null:latest" not in [model.model for model in client.ps().models]
-    client.chat(model="null", messages=user("x"), keep_alive=0)
-    patience.until(lambda: "null:latest" not in [model.model for model in client.ps().models])
+    assert ollama_sdk.generate(model="null", keep_alive=0).done_reason == "unload"
+    assert "null:latest" not in [model.model for model in ollama_sdk.ps().models]
+    ollama_sdk.chat(model="null", messages=user("x"), keep_alive=0)
+    patience.until(lambda: "null:latest" not in [model.model for model in ollama_sdk.ps().models])
 
 
-def test_errors(client: ollama.Client) -> None:
+def test_errors(ollama_sdk: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="501"):
-        client.pull("llama3.2")
+        ollama_sdk.pull("llama3.2")
     with pytest.raises(ollama.ResponseError, match=r"options\.mirostat is not supported"):
-        client.chat(model="null", messages=user("x"), options={"mirostat": 2})
+        ollama_sdk.chat(model="null", messages=user("x"), options={"mirostat": 2})
     with pytest.raises(ollama.ResponseError, match="context is 4096") as too_long:
-        list(client.chat(model="null", messages=user("x" * 5000), stream=True))
+        list(ollama_sdk.chat(model="null", messages=user("x" * 5000), stream=True))
     assert too_long.value.status_code == 400
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import ollama
 import openai
 import pydantic
@@ -45,30 +44,6 @@ def daemon(model_store: Path) -> Iterator[Daemon]:
         Daemon(Path(directory), extra=extra, environ=environ) as running,
     ):
         yield running
-
-
-@pytest.fixture
-def openai_sdk(daemon: Daemon) -> Iterator[openai.OpenAI]:
-    with (
-        daemon.client() as http,
-        openai.OpenAI(base_url="http://edge_rt/v1", api_key="none", http_client=http, max_retries=0) as client,
-    ):
-        yield client
-
-
-@pytest.fixture
-def anthropic_sdk(daemon: Daemon) -> Iterator[anthropic.Anthropic]:
-    with (
-        daemon.client() as http,
-        anthropic.Anthropic(base_url="http://edge_rt", api_key="none", http_client=http, max_retries=0) as client,
-    ):
-        yield client
-
-
-@pytest.fixture
-def ollama_sdk(daemon: Daemon) -> Iterator[ollama.Client]:
-    with ollama.Client(host="http://edge_rt", transport=httpx.HTTPTransport(uds=str(daemon.socket))) as client:
-        yield client
 
 
 def test_all_protocols_give_the_same_answer(

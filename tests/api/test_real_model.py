@@ -43,15 +43,6 @@ def daemon(model_store: Path) -> Iterator[Daemon]:
         yield running
 
 
-@pytest.fixture
-def sdk(daemon: Daemon) -> Iterator[openai.OpenAI]:
-    with (
-        daemon.client() as http,
-        openai.OpenAI(base_url="http://edge_rt/v1", api_key="none", http_client=http, max_retries=0) as client,
-    ):
-        yield client
-
-
 @pytest.fixture(scope="module")
 def llama(model_store: Path) -> Iterator[Any]:
     """llama-cpp-python's own class, which knows the vocabulary by another way than edge_rt does."""
@@ -87,9 +78,9 @@ def test_guesses_come_from_what_was_written_and_are_counted(daemon: Daemon) -> N
 
 
 @pytest.mark.parametrize("model", ["null", MODEL])
-def test_input_that_is_too_long_is_refused_with_both_numbers(sdk: openai.OpenAI, model: str) -> None:
+def test_input_that_is_too_long_is_refused_with_both_numbers(openai_sdk: openai.OpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        sdk.completions.create(model=model, prompt=[65] * 1500, max_tokens=1)
+        openai_sdk.completions.create(model=model, prompt=[65] * 1500, max_tokens=1)
     assert (caught.value.status_code, caught.value.code) == (400, "context_length_exceeded")
     body: Any = caught.value.body
     assert (body["details"]["prompt_tokens"], body["details"]["n_ctx"]) == (1500, 1024)
@@ -97,15 +88,15 @@ def test_input_that_is_too_long_is_refused_with_both_numbers(sdk: openai.OpenAI,
     assert "1024" in body["message"]
 
 
-def test_the_joined_stream_is_the_whole_answer(sdk: openai.OpenAI) -> None:
+def test_the_joined_stream_is_the_whole_answer(openai_sdk: openai.OpenAI) -> None:
     asked: Any = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Name three colours, with an emoji for each."}],
         "temperature": 0,
         "max_tokens": 48,
     }
-    pieces = [c.choices[0].delta.content or "" for c in sdk.chat.completions.create(**asked, stream=True)]
-    whole = sdk.chat.completions.create(**asked)
+    pieces = [c.choices[0].delta.content or "" for c in openai_sdk.chat.completions.create(**asked, stream=True)]
+    whole = openai_sdk.chat.completions.create(**asked)
     assert len(pieces) > 5  # guessed tokens come several at a time
     assert "".join(pieces) == whole.choices[0].message.content
 
@@ -113,7 +104,7 @@ def test_the_joined_stream_is_the_whole_answer(sdk: openai.OpenAI) -> None:
 @pytest.mark.parametrize("character", ["é", "漢", "🙂"])
 @pytest.mark.parametrize("n_over", [0, 1], ids=["whole", "cut"])
 def test_byte_tokens_are_never_sent_in_part(
-    sdk: openai.OpenAI, llama: Any, model_store: Path, character: str, n_over: int
+    openai_sdk: openai.OpenAI, llama: Any, model_store: Path, character: str, n_over: int
 ) -> None:
     raw = character.encode()
     byte_tokens = {llama.detokenize([i], special=True): i for i in range(llama.n_vocab())}
@@ -132,9 +123,9 @@ def test_byte_tokens_are_never_sent_in_part(
             "speculative.n_max": 0,  # or the tokens of several characters share an event
         },
     }
-    events = list(sdk.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    events = list(openai_sdk.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     pieces = [event.choices[0].text for event in events if event.choices]
-    whole = sdk.completions.create(**asked)
+    whole = openai_sdk.completions.create(**asked)
     assert "".join(pieces) == whole.choices[0].text == character * 3 + "\N{REPLACEMENT CHARACTER}" * n_over
     assert set(pieces[:3]) == {character}
     assert whole.usage is not None

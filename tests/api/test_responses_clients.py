@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,38 +40,23 @@ class Paint(pydantic.BaseModel):
     glossy: bool
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory(prefix="ert-") as directory, Daemon(Path(directory)) as running:
-        yield running
-
-
-@pytest.fixture
-def sdk(daemon: Daemon) -> Iterator[openai.OpenAI]:
-    with (
-        daemon.client() as http,
-        openai.OpenAI(base_url="http://edge_rt/v1", api_key="none", http_client=http, max_retries=0) as client,
-    ):
-        yield client
-
-
-def test_a_response(sdk: openai.OpenAI) -> None:
-    answer = sdk.responses.create(model="null", input=TEXT, instructions="be kind", temperature=0)
+def test_a_response(openai_sdk: openai.OpenAI) -> None:
+    answer = openai_sdk.responses.create(model="null", input=TEXT, instructions="be kind", temperature=0)
     Response.model_validate(answer.model_dump())
     assert (answer.output_text, answer.status) == (TEXT, "completed")
     assert answer.usage is not None
     assert answer.usage.output_tokens == len(TEXT.encode()) + 1
     # What came back goes into the next request as it is.
     conversation: Any = [{"role": "user", "content": "first"}, *answer.output, {"role": "user", "content": "second"}]
-    assert sdk.responses.create(model="null", input=conversation).output_text == "second"
-    cut = sdk.responses.create(model="null", input=TEXT, max_output_tokens=3)
+    assert openai_sdk.responses.create(model="null", input=conversation).output_text == "second"
+    cut = openai_sdk.responses.create(model="null", input=TEXT, max_output_tokens=3)
     assert cut.status == "incomplete"
     assert cut.incomplete_details is not None
     assert cut.incomplete_details.reason == "max_output_tokens"
 
 
-def test_a_stream(sdk: openai.OpenAI) -> None:
-    with sdk.responses.stream(
+def test_a_stream(openai_sdk: openai.OpenAI) -> None:
+    with openai_sdk.responses.stream(
         model="null", input=TEXT, include=["message.output_text.logprobs"], top_logprobs=2
     ) as stream:
         events = list(stream)
@@ -85,20 +68,20 @@ def test_a_stream(sdk: openai.OpenAI) -> None:
     assert sum(len(event.logprobs) for event in deltas) == len(TEXT.encode())
 
 
-def test_answers_of_a_form(sdk: openai.OpenAI) -> None:
+def test_answers_of_a_form(openai_sdk: openai.OpenAI) -> None:
     for _ in range(3):
-        assert isinstance(sdk.responses.parse(model="null", input="x", text_format=Paint).output_parsed, Paint)
-    with sdk.responses.stream(model="null", input="x", text_format=Paint) as stream:
+        assert isinstance(openai_sdk.responses.parse(model="null", input="x", text_format=Paint).output_parsed, Paint)
+    with openai_sdk.responses.stream(model="null", input="x", text_format=Paint) as stream:
         assert isinstance(stream.get_final_response().output_parsed, Paint)
     schema: Any = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object", "not": {}}}}
     with pytest.raises(openai.BadRequestError) as refused:
-        sdk.responses.create(model="null", input="x", text=schema)
+        openai_sdk.responses.create(model="null", input="x", text=schema)
     assert refused.value.param == "text.format.schema#/not"
 
 
-def test_a_call_goes_out_and_its_result_comes_back(sdk: openai.OpenAI) -> None:
+def test_a_call_goes_out_and_its_result_comes_back(openai_sdk: openai.OpenAI) -> None:
     conversation: Any = [{"role": "user", "content": f"So: {CALL}"}]
-    answer = sdk.responses.create(model="null", input=conversation, tools=[LOOK_UP], temperature=0)
+    answer = openai_sdk.responses.create(model="null", input=conversation, tools=[LOOK_UP], temperature=0)
     Response.model_validate(answer.model_dump())
     said, call = answer.output
     assert said.type == "message"
@@ -107,12 +90,12 @@ def test_a_call_goes_out_and_its_result_comes_back(sdk: openai.OpenAI) -> None:
     assert (call.name, json.loads(call.arguments)) == ("look_up", {"word": "Graz"})
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "a town"}
     conversation += [*answer.output, result]
-    then = sdk.responses.create(model="null", input=conversation, tools=[LOOK_UP], temperature=0)
+    then = openai_sdk.responses.create(model="null", input=conversation, tools=[LOOK_UP], temperature=0)
     assert "a town" in then.output_text
 
 
-def test_a_stream_of_calls_is_put_together_by_the_client(sdk: openai.OpenAI) -> None:
-    with sdk.responses.stream(model="null", input=f"{CALL}\n{CALL}", tools=[LOOK_UP], temperature=0) as stream:
+def test_a_stream_of_calls_is_put_together_by_the_client(openai_sdk: openai.OpenAI) -> None:
+    with openai_sdk.responses.stream(model="null", input=f"{CALL}\n{CALL}", tools=[LOOK_UP], temperature=0) as stream:
         events = list(stream)
         final = stream.get_final_response()
     calls = [item for item in final.output if item.type == "function_call"]
@@ -122,8 +105,8 @@ def test_a_stream_of_calls_is_put_together_by_the_client(sdk: openai.OpenAI) -> 
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "look_up"}])
-def test_a_call_that_must_come_comes(sdk: openai.OpenAI, choice: Any) -> None:
-    answer = sdk.responses.create(
+def test_a_call_that_must_come_comes(openai_sdk: openai.OpenAI, choice: Any) -> None:
+    answer = openai_sdk.responses.create(
         model="null", input="Hi", tools=[LOOK_UP], tool_choice=choice, parallel_tool_calls=False, temperature=1.5
     )
     (call,) = answer.output
@@ -131,7 +114,7 @@ def test_a_call_that_must_come_comes(sdk: openai.OpenAI, choice: Any) -> None:
     assert set(json.loads(call.arguments)) == {"word"}
 
 
-def test_what_is_wrong_with_a_tool_is_named(sdk: openai.OpenAI) -> None:
+def test_what_is_wrong_with_a_tool_is_named(openai_sdk: openai.OpenAI) -> None:
     for tool, choice, param in (
         ({**LOOK_UP, "parameters": {"type": "object", "not": {}}}, "auto", "tools[0].parameters#/not"),
         ({**LOOK_UP, "name": "two words"}, "auto", "tools[0].name"),
@@ -139,25 +122,25 @@ def test_what_is_wrong_with_a_tool_is_named(sdk: openai.OpenAI) -> None:
     ):
         asked: Any = {"tools": [tool], "tool_choice": choice}
         with pytest.raises(openai.BadRequestError) as refused:
-            sdk.responses.create(model="null", input="x", **asked)
+            openai_sdk.responses.create(model="null", input="x", **asked)
         assert refused.value.param == param
 
 
-def test_a_model_may_name_an_adapter(sdk: openai.OpenAI) -> None:
-    answer = sdk.responses.create(model="null-lora:poems", input="x", temperature=0)
+def test_a_model_may_name_an_adapter(openai_sdk: openai.OpenAI) -> None:
+    answer = openai_sdk.responses.create(model="null-lora:poems", input="x", temperature=0)
     assert (answer.model, answer.status) == ("null-lora", "completed")
     with pytest.raises(openai.NotFoundError):
-        sdk.responses.create(model="null-lora:prose", input="x")
+        openai_sdk.responses.create(model="null-lora:prose", input="x")
 
 
-def test_input_tokens(sdk: openai.OpenAI) -> None:
-    counted = sdk.responses.input_tokens.count(model="null", input=TEXT, instructions="be kind")
-    answer = sdk.responses.create(model="null", input=TEXT, instructions="be kind", max_output_tokens=1)
+def test_input_tokens(openai_sdk: openai.OpenAI) -> None:
+    counted = openai_sdk.responses.input_tokens.count(model="null", input=TEXT, instructions="be kind")
+    answer = openai_sdk.responses.create(model="null", input=TEXT, instructions="be kind", max_output_tokens=1)
     assert answer.usage is not None
     assert counted.input_tokens == answer.usage.input_tokens
 
 
-def test_errors(sdk: openai.OpenAI) -> None:
+def test_errors(openai_sdk: openai.OpenAI) -> None:
     for fields, param in (
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),
@@ -165,13 +148,13 @@ def test_errors(sdk: openai.OpenAI) -> None:
     ):
         asked: Any = {"model": "null", "input": "x", **fields}
         with pytest.raises(openai.BadRequestError) as refused:
-            sdk.responses.create(**asked)
+            openai_sdk.responses.create(**asked)
         assert (refused.value.code, refused.value.param) == ("unsupported", param)
     with pytest.raises(openai.BadRequestError) as too_long:
-        sdk.responses.create(model="null", input="x" * 5000, stream=True)
+        openai_sdk.responses.create(model="null", input="x" * 5000, stream=True)
     assert too_long.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError, match="no response is kept"):
-        sdk.responses.retrieve("resp_1")
+        openai_sdk.responses.retrieve("resp_1")
 
 
 def test_a_worker_killed_in_mid_stream_is_told_of(socket_dir: Path) -> None:

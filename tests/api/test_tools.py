@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pydantic
 import pytest
-
-from tests.api.daemon import Daemon
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "Graz"}}\n</tool_call>'
 LOOK_UP: Any = {
@@ -38,28 +33,13 @@ class Town(pydantic.BaseModel):
     n_people: int = pydantic.Field(ge=0, le=999)
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory(prefix="ert-") as directory, Daemon(Path(directory)) as running:
-        yield running
-
-
-@pytest.fixture
-def sdk(daemon: Daemon) -> Iterator[openai.OpenAI]:
-    with (
-        daemon.client() as http,
-        openai.OpenAI(base_url="http://edge_rt/v1", api_key="none", http_client=http, max_retries=0) as client,
-    ):
-        yield client
-
-
 def user(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
-def test_a_call_goes_out_and_its_result_comes_back(sdk: openai.OpenAI) -> None:
+def test_a_call_goes_out_and_its_result_comes_back(openai_sdk: openai.OpenAI) -> None:
     messages = user(f"So: {CALL}")
-    answer = sdk.chat.completions.create(model="null", messages=messages, tools=[LOOK_UP], temperature=0)
+    answer = openai_sdk.chat.completions.create(model="null", messages=messages, tools=[LOOK_UP], temperature=0)
     choice = answer.choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "So: ")
     assert choice.message.tool_calls is not None
@@ -70,12 +50,12 @@ def test_a_call_goes_out_and_its_result_comes_back(sdk: openai.OpenAI) -> None:
         choice.message.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": call.id, "content": "a town"},
     ]
-    then = sdk.chat.completions.create(model="null", messages=messages, tools=[LOOK_UP], temperature=0)
+    then = openai_sdk.chat.completions.create(model="null", messages=messages, tools=[LOOK_UP], temperature=0)
     assert then.choices[0].message.content == "<tool_response>\na town\n</tool_response>"
 
 
-def test_a_stream_of_calls_is_put_together_by_the_client(sdk: openai.OpenAI) -> None:
-    with sdk.chat.completions.stream(
+def test_a_stream_of_calls_is_put_together_by_the_client(openai_sdk: openai.OpenAI) -> None:
+    with openai_sdk.chat.completions.stream(
         model="null", messages=user(f"{CALL}\n{CALL}"), tools=[LOOK_UP], temperature=0
     ) as stream:
         kinds = [event.type for event in stream]
@@ -89,40 +69,42 @@ def test_a_stream_of_calls_is_put_together_by_the_client(sdk: openai.OpenAI) -> 
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look_up"}}])
-def test_a_call_that_must_come_comes(sdk: openai.OpenAI, choice: Any) -> None:
-    answer = sdk.chat.completions.create(
+def test_a_call_that_must_come_comes(openai_sdk: openai.OpenAI, choice: Any) -> None:
+    answer = openai_sdk.chat.completions.create(
         model="null", messages=user("Hi"), tools=[LOOK_UP], tool_choice=choice, temperature=1.5, seed=1, max_tokens=400
     )
     assert answer.choices[0].finish_reason == "tool_calls"
     assert answer.choices[0].message.tool_calls
 
 
-def test_an_answer_parses_as_the_model_of_its_schema(sdk: openai.OpenAI) -> None:
-    answer = sdk.chat.completions.parse(
+def test_an_answer_parses_as_the_model_of_its_schema(openai_sdk: openai.OpenAI) -> None:
+    answer = openai_sdk.chat.completions.parse(
         model="null", messages=user("Graz?"), response_format=Town, temperature=1.5, seed=3
     )
     assert isinstance(answer.choices[0].message.parsed, Town)
 
 
-def test_what_cannot_be_asked_is_named(sdk: openai.OpenAI) -> None:
+def test_what_cannot_be_asked_is_named(openai_sdk: openai.OpenAI) -> None:
     tool = json.loads(json.dumps(LOOK_UP))
     tool["function"]["parameters"]["properties"]["word"]["not"] = {}
     with pytest.raises(openai.BadRequestError) as caught:
-        sdk.chat.completions.create(model="null", messages=user("x"), tools=[tool], stream=True)
+        openai_sdk.chat.completions.create(model="null", messages=user("x"), tools=[tool], stream=True)
     assert caught.value.param == "tools[0].function.parameters#/properties/word/not"
     with pytest.raises(openai.BadRequestError, match="uniqueItems"):
-        sdk.chat.completions.create(
+        openai_sdk.chat.completions.create(
             model="null",
             messages=user("x"),
             response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"uniqueItems": True}}},
         )
 
 
-def test_grammars_and_choices_are_other_fields(sdk: openai.OpenAI) -> None:
+def test_grammars_and_choices_are_other_fields(openai_sdk: openai.OpenAI) -> None:
     for extra, allowed in (
         ({"grammar": 'root ::= "yes" | "no"'}, {"yes", "no"}),
         ({"guided_choice": ["red", "green"]}, {"red", "green"}),
         ({"structured_outputs": {"regex": "[ab]{3}"}}, {f"{a}{b}{c}" for a in "ab" for b in "ab" for c in "ab"}),
     ):
-        answer = sdk.chat.completions.create(model="null", messages=user("x"), extra_body=extra, temperature=1, seed=1)
+        answer = openai_sdk.chat.completions.create(
+            model="null", messages=user("x"), extra_body=extra, temperature=1, seed=1
+        )
         assert answer.choices[0].message.content in allowed
