@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListOf
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from edge_rt.backends.base import NoCellsError, SeqRows, TokenSession, device_st
 from edge_rt.engine import adapters, line
 from edge_rt.engine.batching import share_rows
 from edge_rt.engine.beam_sequence import BeamSequence, make_sequence
+from edge_rt.engine.choices import Choices
 from edge_rt.engine.form import Forms
 from edge_rt.engine.prefix import Slot
 from edge_rt.engine.prefix_disk import PrefixDisk
@@ -107,6 +107,7 @@ class TokenEngine:
         self._n_threads = 0
         self._rest_at_s = 0.0
         self._totals = Totals()
+        self._choices = Choices(session, self._slots, self._totals)
         self._stop_at_s: float | None = None
         self._accepting = True
         self._lock = Lock()
@@ -351,11 +352,13 @@ class TokenEngine:
             sequence.computed(n_own, row_engine_s * n_own)
             self._waiting.charge(sequence, n_own)
             try:
-                goes_on = self._follow(sequence, own, logits, ended_s)
+                finish = self._choices.take(sequence, own, logits, ended_s)
             except EdgeRtError as exc:
                 self._fail_batch([sequence], exc)
                 continue
-            if goes_on and sequence.is_due(ended_s, self._settings.stream_interval_s):
+            if finish is not None:
+                self._end(sequence, finish)
+            elif sequence.is_due(ended_s, self._settings.stream_interval_s):
                 sequence.send(ended_s)
 
     def _set_threads(self, n_threads: int) -> None:
@@ -363,79 +366,10 @@ class TokenEngine:
             self._session.set_threads(n_threads)
             self._n_threads = n_threads
 
-    def _follow(self, sequence: Sequence, own: ListOf[SeqRows], logits: Iterator[_F32], now_s: float) -> bool:
-        """Take the logits of a sequence's rows, if it wanted any; False if its answer has ended with them.
-
-        Raises BackendStepError for broken ones, and what a form raises.
-        """
-        rows = own[0]
-        if rows.want_all and sequence.is_scored_from(rows.start):
-            scored = next(logits)
-            sequence.score(rows.start, scored, self._session.piece)
-            return not rows.want_logits or self._choose(sequence, scored[-1], now_s)
-        if not rows.want_logits:
-            return False
-        if isinstance(sequence, BeamSequence):
-            return self._search(sequence, [next(logits) for _ in own], now_s)
-        if rows.want_all:
-            return self._check_draft(sequence, rows.token_ids[1:], next(logits), now_s)
-        return self._choose(sequence, next(logits), now_s)
-
-    def _check_draft(self, sequence: Sequence, draft: ListOf[int], logits: _F32, now_s: float) -> bool:
-        """Choose tokens as long as they are the guessed ones, then forget the rows of the other guesses.
-
-        Each token is chosen once, by the request's own rule and from the logits after the tokens before it, as without
-        guesses; so the answer is the same, and with a seed the same in every token.
-        """
-        slot = sequence.slot
-        assert slot is not None
-        n_before, n_known, n_right = len(slot.token_ids) - len(draft), len(sequence.token_ids), 0
-        sequence.n_drafted += len(draft)
-        self._totals.drafted += len(draft)
-        while goes_on := self._choose(sequence, logits[n_right], now_s):
-            n_chosen = len(sequence.token_ids) - n_known - n_right  # a form may have forced some after the first
-            n_same = sequence.n_guessed(n_known + n_right, draft[n_right:])
-            n_right += n_same
-            sequence.n_accepted += n_same
-            self._totals.accepted += n_same
-            if n_same < n_chosen:
-                break
-        n_right += n_before
-        if n_right < len(slot.token_ids):
-            self._session.seq_trim(slot.seq_id, n_right)
-            del slot.token_ids[n_right:]
-        return goes_on
-
-    def _search(self, sequence: BeamSequence, logits: ListOf[_F32], now_s: float) -> bool:
-        """Choose the next beams, and copy those that go on in several ways; False if the search is over."""
-        copies = sequence.advance(logits)
-        if sequence.first_s is None:
-            sequence.first_s = now_s
-        if copies is None:
-            self._totals.completion_tokens += sequence.n_answer
-            return self._end(sequence, sequence.found[0].finish_reason)
-        for source, slot in copies:
-            self._slots.copy(source, slot)
-        return True
-
-    def _choose(self, sequence: Sequence, logits: _F32, now_s: float) -> bool:
-        """Choose a sequence's next token; False if the answer has ended with it."""
-        request = sequence.request
-        if request.max_tokens == 0:
-            return self._end(sequence, "length")
-        token_ids = sequence.choose(logits)
-        if sequence.first_s is None:
-            sequence.first_s = now_s
-        n_before = sequence.n_answer
-        finish = sequence.extend(token_ids, logits, self._session)
-        self._totals.completion_tokens += sequence.n_answer - n_before
-        return finish is None or self._end(sequence, finish)
-
-    def _end(self, sequence: Sequence, finish: FinishReason) -> Literal[False]:
+    def _end(self, sequence: Sequence, finish: FinishReason) -> None:
         self._running.remove(sequence)
         self._release(sequence)
         sequence.finish(finish, self._clock())
-        return False
 
     # -- slots and trouble -----------------------------------------------------------------------------------------
 
