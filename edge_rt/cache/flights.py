@@ -18,7 +18,7 @@ from typing import Final
 from edge_rt.errors import DeadlineError, EdgeRtError, SlowReaderError
 from edge_rt.types import Chunk
 
-# In tokens and logprob rivals, as worker/process.py counts what one client has not read.
+# In tokens and logprob rivals, as worker/answer_stream.py counts what one client has not read.
 MAX_UNREAD: Final = 16_384
 MAX_JOINABLE: Final = 16_384
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import socket
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,13 +23,12 @@ from edge_rt.tensor_types import (
 )
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, PinAction, PinnedPrefix
 from edge_rt.worker import channel
+from edge_rt.worker.answer_stream import MAX_UNREAD, AnswerStream
 from edge_rt.worker.lending import Lending
 from edge_rt.worker.parent_end import ParentChannel
 
 _log = logging.getLogger(__name__)
 
-# What one request may hold unread, in tokens and logprob rivals: minutes of decode, a few MiB.
-MAX_UNREAD = 16 * 1024
 _KILL_CONFIRM_S = 5.0
 _EXIT_S = 0.4  # from the end of a child's work to its exit
 
@@ -56,47 +54,6 @@ OnReply = Callable[[channel.Inferred | EdgeRtError], None]
 Launch = Callable[[], Awaitable[tuple[socket.socket, Handle]]]
 
 
-class _Stream:
-    """Chunks on their way from the channel to one reader."""
-
-    __slots__ = ("chunks", "error", "n_unread", "waiter")
-
-    def __init__(self) -> None:
-        self.chunks: deque[Chunk] = deque()
-        self.error: EdgeRtError | None = None
-        self.n_unread = 0
-        self.waiter: asyncio.Future[None] | None = None
-
-    def push(self, chunk: Chunk) -> None:
-        self.n_unread += _weight(chunk)
-        self.chunks.append(chunk)
-        self._wake()
-
-    def fail(self, error: EdgeRtError) -> None:
-        self.error = error
-        self._wake()
-
-    async def next(self) -> Chunk:
-        while not self.chunks:
-            if self.error is not None:
-                raise self.error
-            self.waiter = asyncio.get_running_loop().create_future()
-            await self.waiter
-        chunk = self.chunks.popleft()
-        self.n_unread -= _weight(chunk)
-        return chunk
-
-    def _wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-
-def _weight(chunk: Chunk) -> int:
-    if chunk.logprobs or chunk.prompt_logprobs:
-        return sum(1 + len(entry.top) for entry in (*chunk.logprobs, *chunk.prompt_logprobs))
-    return len(chunk.token_ids) + 1
-
-
 class Process:
     """One child with one loaded model. Made by start; once lost it stays lost."""
 
@@ -117,7 +74,7 @@ class Process:
         self._on_stats, self._on_info = on_stats, on_info
         self._channel = ParentChannel(self._received, self._disconnected)
         self._loaded: asyncio.Future[ModelInfo | TensorModelInfo] = asyncio.get_running_loop().create_future()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, AnswerStream] = {}
         self._replies: dict[str, Callable[[Any], None]] = {}  # each hears a _Reply or an EdgeRtError, once
         self._ids = count()
         self._lending = Lending(self._channel)
@@ -192,7 +149,7 @@ class Process:
         """
         self._check_alive()
         wire_id = f"{request.id}~{next(self._ids)}"
-        stream = _Stream()
+        stream = AnswerStream()
         # Sent first: a request too large for the channel raises here and leaves nothing behind.
         self._channel.send(channel.Generate(replace(request, id=wire_id)))
         self._streams[wire_id] = stream

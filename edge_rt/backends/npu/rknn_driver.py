@@ -7,23 +7,19 @@ Standard library, numpy and the environment's packages only.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import shutil
-import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Iterator  # noqa: UP035 - Python 3.8 knows no others at run time
+from typing import Any
 
 import numpy as np
 
 from . import calibration
-from .printed import Printed
 from .rknn_layers import placement, read_layers
+from .rknn_toolkit import RknnError, Said, called, inside, must, stopping_adb, toolkit
 
 # As boards' device trees name them, too: the first that fits.
 SOCS = ("rk3588", "rk3576", "rk3568", "rk3566", "rk3562", "rv1126b")
@@ -39,14 +35,6 @@ FORM_KEY, SAMPLES_KEY = "edge_rt.rknn", "edge_rt.samples"
 _DATATYPES = {1: "FP32", 2: "UINT8", 3: "INT8", 6: "INT32", 7: "INT64", 10: "FP16"}
 
 
-class RknnError(Exception):
-    """What the toolkit says; kind: memory, unsupported or failed."""
-
-    def __init__(self, said: str) -> None:
-        super().__init__(said)
-        self.kind = "unsupported" if "not support" in said else "failed"
-
-
 class Driver:
     """See hosted.py for what its methods take and give."""
 
@@ -58,7 +46,7 @@ class Driver:
         from importlib.metadata import version
 
         found = version("rknn-toolkit2")
-        _import()
+        toolkit()
         device = {
             "id": "sim",
             "detail": f"simulator of {SOCS[0]} and others by rknn-toolkit2 {found}; it runs no exported file",
@@ -73,7 +61,7 @@ class Driver:
         check_soc(soc)
         found = []
         for dtype in DTYPES:
-            with tempfile.TemporaryDirectory() as folder, _inside(folder):
+            with tempfile.TemporaryDirectory() as folder, inside(folder):
                 Path("try.onnx").write_bytes(tiny_model())
                 np.savez("try.npz", x=np.random.default_rng(0).standard_normal((2, 32, 8, 8)).astype(np.float32))
                 options = {"dtype": dtype} | ({} if dtype == "fp16" else {"dataset": f"{folder}/try.npz"})
@@ -119,7 +107,7 @@ class Driver:
             "outputs": outputs,
             "plan": plan,
         }
-        with _inside(folder), stopping_adb(), Said() as said:
+        with inside(folder), stopping_adb(), Said() as said:
             onnx.save(proto, SOURCE)
             if dtype != "fp16":
                 _find_ranges(facts, options)
@@ -146,7 +134,7 @@ class Driver:
         rows: int,  # noqa: ARG002
         facts: dict[str, Any],
     ) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as scratch, _inside(scratch), stopping_adb(), Said() as said:
+        with tempfile.TemporaryDirectory() as scratch, inside(scratch), stopping_adb(), Said() as said:
             for name in (SOURCE, *BUILT):
                 if Path(folder, name).exists():
                     shutil.copyfile(Path(folder, name), name)
@@ -215,7 +203,7 @@ def build(facts: dict[str, Any]) -> tuple[Any, str]:
 
     Raises RknnError; the toolkit itself gives -1 or raises, by the call.
     """
-    rknn = _import()(verbose=True)
+    rknn = toolkit()(verbose=True)
     settings: dict[str, Any] = {"target_platform": facts["soc"]}
     if any("mean" in each for each in facts["plan"]):
         settings["mean_values"] = [each.get("mean", []) for each in facts["plan"]]
@@ -226,16 +214,16 @@ def build(facts: dict[str, Any]) -> tuple[Any, str]:
         settings["quantized_algorithm"] = facts["algorithm"]
         settings["quantized_method"] = facts["method"]
     with Said() as said:
-        must(_called(rknn.config, **settings), said, "config")
+        must(called(rknn.config, **settings), said, "config")
         if is_float:
-            must(_called(rknn.load_onnx, model=SOURCE), said, "load_onnx")
-            must(_called(rknn.build, do_quantization=False), said, "build")
+            must(called(rknn.load_onnx, model=SOURCE), said, "load_onnx")
+            must(called(rknn.build, do_quantization=False), said, "build")
         elif Path(BUILT[0]).exists():
             names = dict(zip(("model_input", "data_input", "model_quantization_cfg"), BUILT))  # noqa: B905 - Python 3.8
-            must(_called(rknn.hybrid_quantization_step2, **names), said, "hybrid_quantization_step2")
+            must(called(rknn.hybrid_quantization_step2, **names), said, "hybrid_quantization_step2")
         else:
-            must(_called(rknn.load_onnx, model=SOURCE), said, "load_onnx")
-            must(_called(rknn.hybrid_quantization_step1, dataset="dataset.txt"), said, "hybrid_quantization_step1")
+            must(called(rknn.load_onnx, model=SOURCE), said, "load_onnx")
+            must(called(rknn.hybrid_quantization_step1, dataset="dataset.txt"), said, "hybrid_quantization_step1")
     return rknn, said.text
 
 
@@ -374,72 +362,6 @@ def named(answers: list[Any], facts: dict[str, Any], outputs: list[str]) -> dict
             raise RknnError(f"{spec['name']} came with {np.size(answer)} values, the model says {size}")
         found[spec["name"]] = np.asarray(answer).reshape(spec["shape"]).astype(types[spec["datatype"]])
     return {name: found[name] for name in outputs}
-
-
-class Said(Printed):
-    """What the toolkit prints within."""
-
-    def words(self) -> str:
-        """Give the last lines that tell of an error."""
-        lines = [line.strip() for line in self.plain().splitlines()]
-        telling = [line for line in lines if re.match(r"E (?!rknn-toolkit2 version)|\w*Error\b", line)]
-        return " | ".join(dict.fromkeys(telling[-3:]))[:600] or "it said nothing"
-
-
-def must(code: Any, said: Said, call: str) -> None:
-    """Raise RknnError unless the toolkit says that a call went well."""
-    if code != 0:
-        raise RknnError(f"{call} gave {code}: {said.words()}")
-
-
-def _called(call: Any, **arguments: Any) -> Any:
-    try:
-        return call(**arguments)
-    except Exception as exc:
-        # The toolkit puts its whole traceback into the message.
-        last = [line.strip() for line in str(exc).splitlines() if line.strip()][-1:]
-        raise RknnError(f"{call.__name__}: {' '.join(last)[:600] or type(exc).__name__}") from exc
-
-
-def _import() -> Any:
-    with Said():
-        from rknn.api import RKNN
-    return RKNN
-
-
-@contextlib.contextmanager
-def _inside(folder: str) -> Iterator[None]:
-    """Work in folder: the toolkit writes into the working folder whatever it likes."""
-    before = os.getcwd()  # noqa: PTH109
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-@contextlib.contextmanager
-def stopping_adb() -> Iterator[None]:
-    """End an adb server that the toolkit has started within, and leaves running on TCP 5037; nobody else's is ended."""
-    before = set(_adb_servers())
-    try:
-        yield
-    finally:
-        for pid in set(_adb_servers()) - before:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGTERM)
-
-
-def _adb_servers() -> list[int]:
-    """List the processes that run the adb of this environment."""
-    found = []
-    for entry in os.listdir("/proc"):  # noqa: PTH208
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                path = os.readlink(f"/proc/{entry}/exe")  # noqa: PTH115
-                if path.startswith(sys.prefix + os.sep) and path.endswith("/adb"):
-                    found.append(int(entry))
-    return found
 
 
 def tiny_model() -> bytes:

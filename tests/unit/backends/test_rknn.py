@@ -259,7 +259,7 @@ def test_the_adb_server_that_the_toolkit_starts_is_ended(toolkit: Environment, t
         "    except BaseException:\n"
         "        code = -1\n"
         "    assert code != 0\n"
-        "    print('\\nstarted', len(driver._adb_servers()))\n"
+        "    print('\\nstarted', len(sys.modules['npu_driver.rknn_toolkit'].adb_servers()))\n"
     )
     done = subprocess.run(
         with_driver(toolkit, code), capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path
