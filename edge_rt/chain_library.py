@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from edge_rt.catalog.chains import Chain
@@ -58,9 +57,7 @@ class ChainModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _part(self, name: str) -> TensorModel:

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 
 from edge_rt.convert.round_weights import round_model
+from edge_rt.errors import EdgeRtError
 from tools.feeds import Feeds, image_input
 
 
@@ -31,8 +32,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         model = onnx.load(str(arguments.model))
         feeds = Feeds(arguments.inputs, model, image_input(arguments.manifest))
-        rounded = round_model(model, feeds, but=frozenset(arguments.but), group=arguments.group)
-    except (OSError, ValueError) as exc:
+        rounded = round_model(
+            model, feeds, but=frozenset(arguments.but), group=arguments.group, name=arguments.model.name
+        )
+    except (EdgeRtError, OSError, ValueError) as exc:
         sys.exit(f"round_weights: {exc}")
     arguments.rounded.write_bytes(rounded.SerializeToString(deterministic=True))
 

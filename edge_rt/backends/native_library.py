@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import sysconfig
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from edge_rt.catalog.part import hash_file
 from edge_rt.errors import BackendUnavailableError
 
 ABI = 4
@@ -201,8 +201,7 @@ def load_external() -> Any:
 @cache
 def build() -> str:
     """Tell one build of the library from another."""
-    with _path().open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return hash_file(_path())[:16]
 
 
 def has_ranges(lib: Any) -> bool:

@@ -20,7 +20,7 @@ from typing import Protocol
 from edge_rt.cache import admission, stored
 from edge_rt.cache.admission import Decision
 from edge_rt.cache.entries import Meta, StoreEvents
-from edge_rt.cache.key import Identity, answer_key, partition_key, question
+from edge_rt.cache.key import Identity, answer_key, partition_key
 from edge_rt.cache.store import Store
 from edge_rt.cache.stored import Recorder, StoredAnswer
 from edge_rt.config import Cache
@@ -203,7 +203,7 @@ class ExactTier:
         # A cloud's own waiting is part of what a hit saves; the wait for a place on this device is not.
         first_s = 0.0 if times is None else (times.ttft_s if identity.endpoint else times.prefill_s)
         compute_s = first_s + (0.0 if times is None else times.decode_s)
-        asked = question(request)
+        asked = request.question
         partition = self.partition(request, identity)
         value = stored.encode(
             StoredAnswer(

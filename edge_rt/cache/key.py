@@ -67,13 +67,6 @@ def partition_key(request: GenerateRequest, identity: Identity, *, epoch: int, i
     return _hash("partition", request, identity, epoch, isolate, {"messages": request.messages[:-1]})
 
 
-def question(request: GenerateRequest) -> str:
-    """Give what was asked: the last user message, else the prompt; "" for token ids."""
-    if request.messages:
-        return next((m.content for m in reversed(request.messages) if m.role == "user"), "")
-    return request.prompt or ""
-
-
 def normalised(text: str) -> str:
     """Give a text in NFC with \\n line ends."""
     if "\r" in text:

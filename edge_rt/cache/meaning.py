@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from edge_rt.cache.exact import ExactTier
-from edge_rt.cache.key import Identity, question
+from edge_rt.cache.key import Identity
 from edge_rt.cache.semantic import Match, SemanticTier
 from edge_rt.cache.stored import StoredAnswer
 from edge_rt.errors import CacheStoreError
@@ -66,7 +66,7 @@ class Meanings:
         partition = self._tier.partition(request, identity)
         if partition is None:
             return None
-        asked = question(request)
+        asked = request.question
         found = self.semantic.lookup(partition, asked)
         if found.outcome == "hit" and found.match is not None:
             stored = await self._tier.stored(found.match.answer_ref, request, now_s)

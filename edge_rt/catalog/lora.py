@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from pathlib import Path
 
 from edge_rt.catalog.gguf import GgufHeader, TensorInfo, read_tensors
+from edge_rt.catalog.part import hash_file
 from edge_rt.errors import ModelFormatError
-from edge_rt.regular import open_regular
 from edge_rt.types import AdapterFile
 
 _MAX_RANK = 4096
@@ -51,7 +50,7 @@ def check_adapter(adapter: AdapterFile, base: GgufHeader, base_path: Path) -> in
     for target in {name.rpartition(".lora_")[0] for name in named}:
         if problem := _misfit(matrices[target], named[f"{target}.lora_a"], named[f"{target}.lora_b"]):
             raise refuse(f"tensor {target}", problem)
-    if adapter.base_sha256 and (found := _sha256(base_path)) != adapter.base_sha256:
+    if adapter.base_sha256 and (found := hash_file(base_path)) != adapter.base_sha256:
         problem = f"belongs to the model with SHA-256 {adapter.base_sha256}, this one's is {found}"
         raise refuse("base_sha256", problem)
     return sum(tensor.size_bytes for tensor in tensors)
@@ -65,11 +64,3 @@ def _misfit(base: TensorInfo, a: TensorInfo, b: TensorInfo) -> str:
     if (a.shape, b.shape) == ((base.shape[0], rank), (rank, base.shape[1])) and rank <= _MAX_RANK:
         return ""
     return f"{a.shape} and {b.shape} do not make up the model's {base.shape} by a rank of 1 to {_MAX_RANK}"
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

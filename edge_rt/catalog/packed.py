@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from edge_rt.catalog.part import sync_dir
+from edge_rt.catalog.part import hash_rest, sync_dir
 from edge_rt.catalog.place import Place
 from edge_rt.errors import ModelFormatError
 
@@ -89,13 +89,10 @@ def verify_packed(path: Path, report: Callable[[int], None], done_bytes: int = 0
     with file:
         if (head := _head_of(file)) is None:
             return
-        digest = hashlib.sha256()
         file.seek(HEAD_BYTES)
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-            report(done_bytes := done_bytes + len(chunk))
-    if digest.hexdigest() != head.packed_sha256:
-        problem = f"sha256 is {digest.hexdigest()}, {head.packed_sha256} was written; the next load makes it anew"
+        found = hash_rest(file, report, done_bytes)
+    if found != head.packed_sha256:
+        problem = f"sha256 is {found}, {head.packed_sha256} was written; the next load makes it anew"
         raise ModelFormatError(path=str(packed), field="packed weights", problem=problem)
 
 

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import BinaryIO, Literal, Self
 
 import msgspec
 
 from edge_rt.errors import DiskFullError, PullError
+from edge_rt.regular import open_regular
 
 _CHUNK_BYTES = 1 << 20
 
@@ -195,14 +196,20 @@ def sync_dir(directory: Path) -> None:
         os.close(fd)
 
 
-def hash_file(path: Path, report: Callable[[int], None]) -> str:
-    """Give a file's sha256, reporting the bytes read so far."""
+def hash_file(path: Path, report: Callable[[int], None] | None = None) -> str:
+    """Give a regular file's sha256, reporting the bytes read so far. Raises OSError."""
+    with open_regular(path, buffering=0) as file:
+        return hash_rest(file, report)
+
+
+def hash_rest(file: BinaryIO, report: Callable[[int], None] | None = None, done_bytes: int = 0) -> str:
+    """Give the sha256 of what is left of a file; report counts on from done_bytes."""
     digest = hashlib.sha256()
-    done = 0
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            report(done := done + len(chunk))
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+        done_bytes += len(chunk)
+        if report is not None:
+            report(done_bytes)
     return digest.hexdigest()
 
 

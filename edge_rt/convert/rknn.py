@@ -86,7 +86,7 @@ def convert(form: Form, read: Reader, src: Path, dst: Path, beside: tuple[Path, 
         chosen = np.unique(np.linspace(0, n - 1, min(n, _MAX_ROUNDING)).astype(int))
         feeds = [{name: values[at : at + 1] for name, values in samples.items()} for at in chosen]
         group = _GROUP if form.method == f"group{_GROUP}" else 0
-        model = round_model(model, feeds, but=form.kept_nodes, group=group)
+        model = round_model(model, feeds, but=form.kept_nodes, group=group, name=src.name)
     entry = model.metadata_props.add()
     entry.key, entry.value = FORM_KEY, json.dumps(form.options(), sort_keys=True)
     if form.dtype != "fp16":

@@ -20,8 +20,10 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from edge_rt.backends.onnx_cpu import first_line
 from edge_rt.convert import rounding
 from edge_rt.convert.qdq import weight_rows
+from edge_rt.errors import ModelFormatError
 
 _LIMIT = 7  # of 4 bit
 _PULL = 0.1  # of the mean energy, towards the weights as they were
@@ -52,13 +54,25 @@ class Layer:
 
 
 def round_model(
-    model: ModelProto, feeds: Sequence[Feed], *, but: frozenset[str] = frozenset(), group: int = 0
+    model: ModelProto,
+    feeds: Sequence[Feed],
+    *,
+    but: frozenset[str] = frozenset(),
+    group: int = 0,
+    name: str = "model",
 ) -> ModelProto:
     """Give the model with its layers' weights rounded, one after the other, each fed by those rounded before.
 
     but    names of nodes that stay as they are
     group  inputs of an output that share a scale; 0: all of them
+    name   of the model, for errors
+
+    Raises ModelFormatError for a model that onnxruntime does not take.
     """
+    try:
+        _open(model)
+    except Exception as exc:  # onnxruntime's own, which share no base
+        raise ModelFormatError(path=name, field="graph", problem=first_line(exc)) from exc
     rounded = ModelProto()
     rounded.CopyFrom(model)
     layers = [layer for layer in find_layers(model) if layer.node.name not in but]
@@ -175,14 +189,27 @@ def input_rows(layer: Layer, given: NDArray[Any]) -> NDArray[Any]:
     attributes = _attributes(layer.node)
     kernel = layer.shape[2:]
     strides, dilations = (attributes.get(name, [1, 1]) for name in ("strides", "dilations"))
-    if attributes.get("auto_pad", b"NOTSET") not in {b"NOTSET", b"VALID"}:
-        raise ValueError(f"{layer.node.name}: auto_pad {attributes['auto_pad'].decode()} is not known here; write pads")
-    top, left, bottom, right = attributes.get("pads", [0, 0, 0, 0])
-    padded = np.pad(given, ((0, 0), (0, 0), (top, bottom), (left, right)))
     reach = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    padded = np.pad(given, ((0, 0), (0, 0), *_edges(attributes, given.shape[2:], reach, strides)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))
     windows = windows[:, :, :: strides[0], :: strides[1], :: dilations[0], :: dilations[1]]
     return np.moveaxis(windows, 1, -1).reshape(-1, layer.rows.shape[1])
+
+
+def _edges(
+    attributes: Mapping[str, Any], sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Give the zeros that a convolution puts before and behind its input, by dimension."""
+    auto = attributes.get("auto_pad", b"NOTSET")
+    if auto not in {b"SAME_UPPER", b"SAME_LOWER"}:  # NOTSET, or VALID, which has no pads
+        top, left, bottom, right = attributes.get("pads", [0, 0, 0, 0])
+        return [(top, bottom), (left, right)]
+    edges = []
+    for size, length, stride in zip(sizes, reach, strides, strict=True):
+        missing = max((-(-size // stride) - 1) * stride + length - size, 0)
+        less, more = missing // 2, missing - missing // 2
+        edges.append((less, more) if auto == b"SAME_UPPER" else (more, less))
+    return edges
 
 
 def _channel_means(layer: Layer, output: NDArray[Any]) -> NDArray[np.float64]:
@@ -197,9 +224,13 @@ def _session(model: ModelProto, names: Sequence[str]) -> Any:
     for name in names:
         if name not in {value.name for value in model.graph.input}:
             seen.graph.output.append(helper.make_empty_tensor_value_info(name))
+    return _open(seen)
+
+
+def _open(model: ModelProto) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(seen.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _values(session: Any, names: Sequence[str], feed: Feed) -> list[NDArray[Any]]:

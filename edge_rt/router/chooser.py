@@ -147,7 +147,7 @@ class Chooser:
         if score is not None and self._teacher is not None:
             self._teacher.score_seen(score)
         self.budget.observe(request.tenant, gain, went=decision.where == "cloud")
-        self._open[request.id] = _Open(decision, score, request.tenant, hash(question(request)))
+        self._open[request.id] = _Open(decision, score, request.tenant, hash(request.question))
         if len(self._open) > _MAX_OPEN:
             self._open.popitem(last=False)
         on_probation = (
@@ -255,7 +255,7 @@ class Chooser:
         score = None
         if verdict.may_leave and self._scorer is not None:
             n_turns = len(request.messages or ()) or 1
-            score = self._scorer.score(question(request), n_turns=n_turns, max_tokens=request.max_tokens)
+            score = self._scorer.score(request.question, n_turns=n_turns, max_tokens=request.max_tokens)
         allowance = self.budget.allowance(request.tenant, now_s=self._clock(), wall_s=self._wall_clock())
         decision = decide(
             verdict,
@@ -267,10 +267,3 @@ class Chooser:
             expected_cost=self._surroundings.expected_cost(request, expected),
         )
         return decision, score
-
-
-def question(request: GenerateRequest) -> str:
-    """Give what is judged: the last user message, else the prompt."""
-    if request.messages:
-        return next((m.content for m in reversed(request.messages) if m.role == "user"), "")
-    return request.prompt or ""

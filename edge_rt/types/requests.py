@@ -195,3 +195,10 @@ class GenerateRequest:
     adapters: tuple[Adapter, ...] = ()
     prompt_logprobs: int | None = None
     beams: Beams | None = None
+
+    @property
+    def question(self) -> str:
+        """What was asked: the last user message, else the prompt; "" for token ids."""
+        if self.messages:
+            return next((m.content for m in reversed(self.messages) if m.role == "user"), "")
+        return self.prompt or ""

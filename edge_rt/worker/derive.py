@@ -12,13 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from edge_rt.catalog.ggml_types import GGML_TYPES
 from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.part import Derivation
-from edge_rt.errors import BackendLoadError, BackendUnavailableError, EdgeRtError
-from edge_rt.worker.child import run_child
+from edge_rt.errors import BackendLoadError, BackendUnavailableError
+from edge_rt.worker.child import answer_parent, run_child
 from edge_rt.worker.recipe import apply
 
 _EMBEDDING = "token_embd.weight"
@@ -63,11 +61,7 @@ def _quantise(src: Path, dst: Path, quant: str) -> int:
 def main(argv: Sequence[str] = sys.argv[1:]) -> int:
     """Run as the child."""
     src, dst, quant = argv
-    try:
-        return _quantise(Path(src), Path(dst), quant)
-    except EdgeRtError as exc:
-        sys.stdout.buffer.write(msgspec.json.encode(exc.to_wire()))
-        return 1
+    return answer_parent(lambda: _quantise(Path(src), Path(dst), quant))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from edge_rt.catalog.part import disk_full
 from edge_rt.catalog.store import free_bytes
-from edge_rt.errors import BackendUnavailableError, EdgeRtError
-from edge_rt.worker.child import run_child
+from edge_rt.errors import BackendUnavailableError
+from edge_rt.worker.child import answer_parent, run_child
 
 
 def apply(recipe: str, src: Path, dst: Path, *beside: Path) -> None:
@@ -41,12 +39,7 @@ def _apply(recipe: str, src: Path, dst: Path, *beside: Path) -> None:
 def main(argv: Sequence[str] = sys.argv[1:]) -> int:
     """Run as the child."""
     recipe, src, dst, *beside = argv
-    try:
-        _apply(recipe, Path(src), Path(dst), *map(Path, beside))
-    except EdgeRtError as exc:
-        sys.stdout.buffer.write(msgspec.json.encode(exc.to_wire()))
-        return 1
-    return 0
+    return answer_parent(lambda: _apply(recipe, *map(Path, (src, dst, *beside))))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,13 @@ def test_the_default_sampling_is_greedy_and_changes_nothing() -> None:
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.logit_bias) == (0.0, 0.0, {})
 
 
+def test_the_question_is_what_the_user_said_last() -> None:
+    said = (Message(role="user", content="one"), Message(role="assistant", content="x"))
+    assert GenerateRequest(id="1", model="m", messages=said).question == "one"
+    assert GenerateRequest(id="1", model="m", prompt="two").question == "two"
+    assert GenerateRequest(id="1", model="m", prompt_token_ids=(1,)).question == ""
+
+
 def test_every_value_type_is_frozen_slotted_and_keyword_only() -> None:
     values = [cls for cls in vars(types).values() if isinstance(cls, type) and dataclasses.is_dataclass(cls)]
     assert values

@@ -20,13 +20,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from edge_rt.backends.base import ModelFile
 from edge_rt.backends.npu.vendor import Artifact, Compiled, Target
+from edge_rt.catalog.part import hash_file, hash_rest
 from edge_rt.errors import AcceleratorLostError, BackendLoadError
 from edge_rt.regular import open_regular, read_regular
 
@@ -77,8 +78,7 @@ def model_digest(file: ModelFile, external: tuple[Path, ...] = ()) -> str:
     digest = hashlib.sha256()
     for path in (file.path, *sorted(external)):
         try:
-            with open_regular(path) as opened:
-                digest.update(bytes.fromhex(sha256_of(opened)))
+            digest.update(bytes.fromhex(hash_file(path)))
         except OSError as exc:
             raise BackendLoadError(model=file.model, reason=f"{path.name} cannot be read: {exc.strerror}") from exc
     return digest.hexdigest()
@@ -303,7 +303,7 @@ def _problem(folder: Path, description: Description, model: Path) -> str:
                     continue
                 if found.st_size != told.size_bytes:
                     return f"{told.name} has {found.st_size} bytes, {told.size_bytes} were written"
-                if sha256_of(opened) != told.sha256:
+                if hash_rest(opened) != told.sha256:
                     return f"{told.name} is not what was written"
         except OSError as exc:
             return f"{told.name} cannot be read: {exc.strerror}"
@@ -324,7 +324,7 @@ def _describe(folder: Path, name: str, file: ModelFile) -> File:
         with open_regular(folder / name) as opened:
             os.fsync(opened.fileno())
             size = os.fstat(opened.fileno()).st_size
-            return File(name=name, size_bytes=size, sha256=sha256_of(opened))
+            return File(name=name, size_bytes=size, sha256=hash_rest(opened))
     except OSError as exc:
         reason = f"its compiler has not written {name}: {exc.strerror}"
         raise BackendLoadError(model=file.model, reason=reason) from exc
@@ -353,14 +353,6 @@ def _remove_left_overs(folder: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _LEFT_OVER_S:
                 shutil.rmtree(left, ignore_errors=True)
-
-
-def sha256_of(file: BinaryIO) -> str:
-    """Hash what is left of an open file."""
-    digest = hashlib.sha256()
-    while chunk := file.read(2**20):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -13,10 +13,10 @@ from typing import ClassVar, Final
 
 from edge_rt.backends.base import Absent, Device, ModelFile, TensorOptions
 from edge_rt.backends.npu import calibration, environments, stacks
-from edge_rt.backends.npu.artifacts import sha256_of
 from edge_rt.backends.npu.backend import NpuBackend
 from edge_rt.backends.npu.hosted import HostedVendor, Limits, Stack
 from edge_rt.backends.npu.vendor import Artifact, Capabilities, Target, VendorSession, Versions
+from edge_rt.catalog.part import hash_rest
 from edge_rt.errors import BackendLoadError
 from edge_rt.regular import open_regular
 
@@ -119,7 +119,7 @@ def _digest(file: ModelFile, dataset: str) -> str:
         with open_regular(path) as data:
             calibration.check(data)
             data.seek(0)
-            return sha256_of(data)
+            return hash_rest(data)
     except OSError as exc:
         reason = f"the calibration data {path} cannot be read: {exc.strerror}"
         raise BackendLoadError(model=file.model, reason=reason) from exc

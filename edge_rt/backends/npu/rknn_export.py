@@ -5,7 +5,6 @@ rknnlite_driver.py takes both on the board. Runs where the toolkit is (`edge_rt 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from edge_rt.backends.npu.needs import unmet_soc
 from edge_rt.backends.npu.rknn import NAME, RknnBackend
 from edge_rt.backends.npu.rknn_driver import COMPILED
 from edge_rt.backends.npu.vendor import CompileRequest
+from edge_rt.catalog.part import hash_file
 from edge_rt.errors import BackendLoadError, BackendUnavailableError
 from edge_rt.tensor_types import ChipNeeds, NodePlacement
 
@@ -75,8 +75,8 @@ def export(
         told: dict[str, Any] = {
             "soc": soc,
             "compiler": target.versions.compiler,
-            "model_sha256": _sha256(file.path),
-            "sha256": _sha256(Path(scratch, COMPILED)),
+            "model_sha256": hash_file(file.path),
+            "sha256": hash_file(Path(scratch, COMPILED)),
             "calibration_sha256": target.calibration,
             "facts": msgspec.to_builtins(compiled.facts),
         }
@@ -90,8 +90,3 @@ def export(
     )
     exported.facts.write_text(json.dumps(told, indent=1))
     return exported
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

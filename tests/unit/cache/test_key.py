@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from edge_rt.cache.key import KEY_BYTES, UNKEYED, Identity, answer_key, partition_key, question
+from edge_rt.cache.key import KEY_BYTES, UNKEYED, Identity, answer_key, partition_key
 from edge_rt.types import (
     Adapter,
     Beams,
@@ -223,10 +223,3 @@ def test_that_a_partition_is_everything_but_the_last_question() -> None:
     assert key(messages=(hello, answer)) is None
     assert key(messages=None, prompt="Hello") is None
     assert key(messages=(hello,)) != _key(_request(messages=(hello,)))
-
-
-def test_that_the_question_is_what_the_user_said_last() -> None:
-    said = (Message(role="user", content="one"), Message(role="assistant", content="x"))
-    assert question(_request(messages=said)) == "one"
-    assert question(_request(messages=None, prompt="two")) == "two"
-    assert question(_request(messages=None, prompt_token_ids=(1,))) == ""

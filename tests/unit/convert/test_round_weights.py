@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from edge_rt.convert.round_weights import Energy, find_layers, input_rows, made_up, round_model, round_rows
+from edge_rt.errors import ModelFormatError
 from tests.npu.picture_model import picture_model
 from tools.round_weights import main
 
@@ -99,15 +101,22 @@ def test_named_layers_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strides", "dilations", "pads"), [((1, 1), (1, 1), (0, 0, 0, 0)), ((2, 1), (1, 2), (1, 2, 0, 1))]
+    ("strides", "dilations", "edges"),
+    [
+        ((1, 1), (1, 1), {"pads": (0, 0, 0, 0)}),
+        ((2, 1), (1, 2), {"pads": (1, 2, 0, 1)}),
+        ((2, 3), (1, 1), {"auto_pad": "SAME_UPPER"}),
+        ((2, 1), (1, 1), {"auto_pad": "SAME_LOWER"}),
+        ((1, 2), (1, 1), {"auto_pad": "VALID"}),
+    ],
 )
 def test_rows_times_weights_are_the_convolution(
-    strides: tuple[int, ...], dilations: tuple[int, ...], pads: tuple[int, ...]
+    strides: tuple[int, ...], dilations: tuple[int, ...], edges: dict[str, Any]
 ) -> None:
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((5, 3, 3, 2)).astype(np.float32)
     x = rng.standard_normal((2, 3, 9, 8)).astype(np.float32)
-    node = helper.make_node("Conv", ["x", "w"], ["y"], "c", strides=strides, dilations=dilations, pads=pads)
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "c", strides=strides, dilations=dilations, **edges)
     values = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape),
         helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
@@ -120,6 +129,14 @@ def test_rows_times_weights_are_the_convolution(
     (right,) = session.run(None, {"x": x})
     found = (input_rows(layer, x) @ layer.rows.T).reshape(2, *right.shape[2:], 5)
     np.testing.assert_allclose(np.moveaxis(found, -1, 1), right, atol=1e-4)
+
+
+def test_a_model_that_onnxruntime_does_not_take_is_refused_by_name() -> None:
+    model = picture_model()
+    conv = next(node for node in model.graph.node if node.op_type == "Conv")
+    conv.attribute.append(helper.make_attribute("auto_pad", "AROUND"))
+    with pytest.raises(ModelFormatError, match=r"^m\.onnx: graph: onnxruntime says: .*AutoPadType"):
+        round_model(model, [{"image": pictures(1, seed=1)}], name="m.onnx")
 
 
 def test_the_command_writes_the_rounded_model(tmp_path: Path) -> None:
