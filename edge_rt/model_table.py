@@ -247,10 +247,14 @@ class ModelTable:
 
     def _check_names(self, loaded: config.Loaded, known: Iterable[str]) -> None:
         names = tuple(known)
-        for model in {pin.model for pin in loaded.config.pin}:
+        for number, pin in enumerate(loaded.config.pin):
+            model = pin.model
             if model not in names and model not in loaded.config.models and model not in self._store.left_out():
-                raise _bad_key(loaded, ("pin",), f"no such model as {model}; there are {', '.join(names)}")
-            pinned_texts(loaded.config, model)
+                problem = f"no such model as {model}; there are {', '.join(names)}"
+                origin = config.origin_of(number, loaded.pin_places)
+                raise ConfigError(key=f"pin[{number}].model", problem=problem, origin=origin)
+        for model in {pin.model for pin in loaded.config.pin}:
+            pinned_texts(loaded.config, model, loaded.pin_places)
         for model in loaded.config.unknown_models(names):
             if loaded.config.models[model].backend != "null" and model not in self._store.left_out():
                 raise _bad_key(loaded, ("models", model), f"no such model; there are {', '.join(names)}")

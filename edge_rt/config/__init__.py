@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edge_rt.config.loading import SYSTEM_FILE, Key, Loaded, Setting, dotted, load, named, parse_key
+from edge_rt.config.pins import origin_of, pin_name
 from edge_rt.config.tables import (
     Actuator,
     Backend,
@@ -53,6 +54,8 @@ __all__ = [
     "dotted",
     "load",
     "named",
+    "origin_of",
     "parse_key",
+    "pin_name",
     "plain_id",
 ]

@@ -21,6 +21,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from edge_rt.config.pins import check_pins, pin_error, pin_places
 from edge_rt.config.tables import NAMED, Config, plain_id
 from edge_rt.errors import ConfigError
 from edge_rt.regular import read_regular
@@ -44,10 +45,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A checked configuration and the origin of each key that is not a default."""
+    """A checked configuration and the origin of each key that is not a default; pin_places: of each pin, its line."""
 
     config: Config
     origins: Mapping[str, str]
+    pin_places: tuple[str, ...] = ()
 
     def settings(self) -> tuple[Setting, ...]:
         return tuple(
@@ -71,10 +73,13 @@ def load(
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     origins: dict[Key, str] = {}
+    places: tuple[str, ...] = ()
     if (path := _find(file, environ, system_file)) is not None:
-        values = _read(path)
+        values, text = _read(path)
         origins = {key: str(path) for key, _ in _flatten(values)}
-        _convert(values, origins, strict=True)
+        if isinstance(pins := values.get("pin"), list):
+            places = pin_places(text, path, len(pins))
+        _convert(values, origins, places, strict=True)
     for name in sorted(environ):
         if name.startswith(_PREFIX):
             origin = f"env {name}"
@@ -86,8 +91,9 @@ def load(
             key = parse_key(flag)
             _put(values, key, value, "flag")
             origins[key] = "flag"
-    config = _convert(values, origins, strict=False)
-    return Loaded(config=config, origins={dotted(key): origin for key, origin in origins.items()})
+    config = _convert(values, origins, places, strict=False)
+    check_pins(config.pin, places)
+    return Loaded(config=config, origins={dotted(key): origin for key, origin in origins.items()}, pin_places=places)
 
 
 @contextmanager
@@ -124,9 +130,10 @@ def _find(file: Path | None, environ: Mapping[str, str], system_file: Path) -> P
     return system_file if os.path.lexists(system_file) else None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        return tomllib.loads(read_regular(path, _MAX_BYTES).decode("utf-8"))
+        text = read_regular(path, _MAX_BYTES).decode("utf-8")
+        return tomllib.loads(text), text
     except OSError as exc:
         raise ConfigError(
             key="configuration file", problem=f"cannot be read: {exc.strerror}", origin=str(path)
@@ -153,11 +160,13 @@ def _split_list(key: Key, value: str) -> str | list[str]:
     return [part for part in value.split(os.pathsep) if part] if isinstance(default, tuple) else value
 
 
-def _convert(values: dict[str, Any], origins: Mapping[Key, str], *, strict: bool) -> Config:
+def _convert(values: dict[str, Any], origins: Mapping[Key, str], places: tuple[str, ...], *, strict: bool) -> Config:
     try:
         config = msgspec.convert(values, Config, strict=strict)
     except msgspec.ValidationError as exc:
         problem, _, place = str(exc).partition(" - at `")
+        if (error := pin_error(place, problem, values, places)) is not None:
+            raise error from exc
         is_name = place.startswith("key` in `")  # what is wrong is a name in a table of plain values
         key = _locate(values, place.removeprefix("key` in `").lstrip("$").rstrip("`"), strict=strict)
         if "unknown field" in problem:

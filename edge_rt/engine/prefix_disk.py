@@ -1,9 +1,11 @@
 """Kept prefixes in files, for the next start: written whole or not at all, and trusted in nothing.
 
 A file holds one sequence from its first token on: a head that says of which model, back end and settings, whose, and
-where its parts begin; the tokens; the SHA-256 of these; the back end's states; and at the end the SHA-256 of all of
-that. The head is read at the start, bounded and checked for sense and by its hash, because a pin is computed again by
-its tokens where the states are damaged; the last hash is checked before the first state is used. What is damaged, cut
+of each state its size and CRC-32; the tokens; the SHA-256 of these; and the back end's states. The head is read at the
+start, bounded and checked for sense and by its hash, because a pin is computed again by its tokens where the states
+are damaged. A state is read into memory and checked there each time: once, and never through a mapping, in which a
+failing disk or a file cut short would end the process. A CRC finds what disks and crashes do, and takes a third of
+SHA-256's time; who could change a file on purpose is its owner, who could write a right hash too. What is damaged, cut
 short or of something else is removed. Files are the owner's alone (0600, in a folder of 0700) and name the user whose
 prompt they hold where users are isolated.
 """
@@ -14,9 +16,9 @@ import errno
 import fcntl
 import hashlib
 import logging
-import mmap
 import os
 import secrets
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -34,7 +36,7 @@ from edge_rt.catalog.packed import SPACE_MARGIN_BYTES, open_plain
 
 _log = logging.getLogger(__name__)
 
-_MAGIC: Final = b"ERTKV\0\0\2"
+_MAGIC: Final = b"ERTKV\0\0\3"
 _MAX_HEAD_BYTES: Final = 2**20
 _MAX_FILES: Final = 4096
 _HASH_BYTES: Final = 32
@@ -45,7 +47,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What a file says of itself. key names model, back end and all settings that a state depends on.
 
     owner  as PrefixTree has it; pin: the name of a pinned prefix, "" for one that was often used
-    sizes  of the states, in bytes
+    sizes  of the states, in bytes; sums: their CRC-32
     """
 
     key: str
@@ -53,36 +55,36 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     pin: str
     n_tokens: int
     sizes: list[int]
+    sums: list[int]
 
 
 @dataclass(slots=True, eq=False)
 class PrefixFile:
-    """One file. Its content is mapped and checked when the first state is read; is_bad: it was found damaged."""
+    """One file. is_gone: it was found damaged, or made room for others, and nothing more can be read from it."""
 
     path: Path
     head: Head
     token_ids: tuple[int, ...]
     n_bytes: int
     _starts: list[int] = field(default_factory=list)
-    _mapped: mmap.mmap | None = None
-    is_bad: bool = False
+    is_gone: bool = False
 
     def state(self, number: int) -> NDArray[np.uint8] | None:
-        """Give a state; None where the file is not what it was, which is then removed."""
-        if self._mapped is None and not self.is_bad:
-            self._mapped = _checked_map(self.path, self.n_bytes)
-            if self._mapped is None:
-                self.is_bad = True
-                _log.warning("%s is damaged and removed: its prefix is computed again", self.path.name)
-                _unlink(self.path)
-        if self._mapped is None:
+        """Read a state; None where the file is not what it was, which is then removed."""
+        if self.is_gone:
             return None
-        return np.frombuffer(self._mapped, np.uint8, self.head.sizes[number], self._starts[number])
+        state = _read_part(self.path, self.n_bytes, self._starts[number], self.head.sizes[number])
+        if state is None or zlib.crc32(state.data) != self.head.sums[number]:
+            self.is_gone = True
+            _log.warning("%s is damaged and removed: its prefix is computed again", self.path.name)
+            _unlink(self.path)
+            return None
+        return state
 
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """A state in a file. It takes no memory that the kernel could not have back."""
+    """A state in a file. It takes no memory."""
 
     file: PrefixFile
     number: int
@@ -90,6 +92,10 @@ class OnDisk:
     @property
     def n_bytes(self) -> int:
         return 0
+
+    @property
+    def is_there(self) -> bool:
+        return not self.file.is_gone
 
     def read(self) -> NDArray[np.uint8] | None:
         return self.file.state(self.number)
@@ -107,6 +113,7 @@ class PrefixDisk:
         self._has_warned = False
         self.files: list[PrefixFile] = []  # the oldest first
         self.n_refused = 0
+        self.before_remove: Callable[[PrefixFile], None] = lambda _: None
 
     @property
     def n_bytes(self) -> int:
@@ -155,13 +162,20 @@ class PrefixDisk:
         go_on: Callable[[], bool] = lambda: True,
     ) -> PrefixFile | None:
         """Write a prefix; None where go_on ends it, or it cannot be written, which is told in the log once."""
-        head = Head(key=self._key, owner=owner, pin=pin, n_tokens=len(token_ids), sizes=[s.nbytes for s in states])
+        head = Head(
+            key=self._key,
+            owner=owner,
+            pin=pin,
+            n_tokens=len(token_ids),
+            sizes=[state.nbytes for state in states],
+            sums=[zlib.crc32(state.data) for state in states],
+        )
         encoded = msgspec.json.encode(head)
         tokens = array("i", token_ids).tobytes()
         parts = [_MAGIC, len(encoded).to_bytes(4, "little"), encoded, tokens]
         parts.append(hashlib.sha256(b"".join(parts)).digest())
         start = sum(map(len, parts))
-        n_bytes = start + sum(head.sizes) + _HASH_BYTES
+        n_bytes = start + sum(head.sizes)
         if len(encoded) > _MAX_HEAD_BYTES or not self._make_room(n_bytes):
             return None
         path = self._folder / (secrets.token_hex(16) + _SUFFIX)
@@ -186,6 +200,8 @@ class PrefixDisk:
 
     def remove(self, file: PrefixFile) -> None:
         """Forget a file. Where it cannot be unlinked, the next start tries again."""
+        self.before_remove(file)
+        file.is_gone = True
         _unlink(file.path)
         if file in self.files:
             self.files.remove(file)
@@ -219,18 +235,13 @@ def _starts(first: int, sizes: Sequence[int]) -> list[int]:
 
 
 def _write(new: Path, parts: Sequence[bytes], states: Iterable[NDArray[np.uint8]], go_on: Callable[[], bool]) -> bool:
-    """Write a file that the last 32 bytes vouch for; so it need not be flushed: what a crash cuts short is noticed."""
-    digest = hashlib.sha256()
+    """Write a file. It need not be flushed: what a crash cuts short or leaves out is noticed by the sums."""
     with open(new, "xb", opener=_private) as out:
-        for part in parts:
-            digest.update(part)
-            out.write(part)
+        out.writelines(parts)
         for state in states:
             if not go_on():
                 return False
-            digest.update(state)  # type: ignore[arg-type]  # numpy's arrays are buffers
-            out.write(state)  # type: ignore[arg-type]
-        out.write(digest.digest())
+            out.write(state)  # type: ignore[arg-type]  # numpy's arrays are buffers
     return True
 
 
@@ -264,7 +275,7 @@ def _read_head(path: Path, key: str) -> tuple[float, PrefixFile] | None:
         start = len(begin) + n_head + 4 * head.n_tokens + _HASH_BYTES
         if head.key != key or head.n_tokens <= 0 or not head.sizes or min(head.sizes) < 0:
             return None
-        if start + sum(head.sizes) + _HASH_BYTES != stat.st_size:
+        if start + sum(head.sizes) != stat.st_size or len(head.sums) != len(head.sizes):
             return None
         tokens = file.read(4 * head.n_tokens)
         if hashlib.sha256(begin + encoded + tokens).digest() != file.read(_HASH_BYTES):
@@ -277,23 +288,20 @@ def _read_head(path: Path, key: str) -> tuple[float, PrefixFile] | None:
     return stat.st_mtime, PrefixFile(path, head, tuple(token_ids), stat.st_size, starts)
 
 
-def _checked_map(path: Path, n_bytes: int) -> mmap.mmap | None:
-    """Map a file that is as it was written; None for another, or one that cannot be read."""
+def _read_part(path: Path, n_bytes: int, start: int, size: int) -> NDArray[np.uint8] | None:
+    """Read a part of a file of n_bytes; None for one of another size, that is not ours, or cannot be read."""
     if (opened := open_plain(path)) is None:
         return None
+    part = np.empty(size, np.uint8)
     try:
         with opened as file:
             stat = os.fstat(file.fileno())
             if not S_ISREG(stat.st_mode) or stat.st_size != n_bytes or stat.st_uid != os.geteuid():
                 return None
-            # It is read for its hash, and mapped then: where a disk fails, looking into a mapping ends the process.
-            digest, n_left = hashlib.sha256(), n_bytes - _HASH_BYTES
-            while n_left and (part := file.read(min(n_left, 2**20))):
-                digest.update(part)
-                n_left -= len(part)
-            if n_left or file.read(_HASH_BYTES + 1) != digest.digest():
-                return None
-            return mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ)
+            n_read = 0
+            while n_read < size and (n := os.preadv(file.fileno(), [part[n_read:].data], start + n_read)):
+                n_read += n
     except OSError as exc:
         _log.warning("%s cannot be read: %s", path, exc.strerror or exc)
         return None
+    return part if n_read == size else None

@@ -26,7 +26,10 @@ TOKEN_BYTES = 4
 
 
 class Kept(Protocol):
-    """A saved state, in memory or on disk."""
+    """A saved state, in memory or on disk; is_there: it can be read, as far as is known."""
+
+    @property
+    def is_there(self) -> bool: ...
 
     @property
     def n_bytes(self) -> int:
@@ -43,6 +46,23 @@ class InMemory:
     """A state in memory."""
 
     state: NDArray[np.uint8]
+    is_there = True
+
+    @property
+    def n_bytes(self) -> int:
+        return self.state.nbytes
+
+    def read(self) -> NDArray[np.uint8]:
+        return self.state
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """A state in memory that a file has too: when memory is wanted, letting it go costs another look into the file."""
+
+    state: NDArray[np.uint8]
+    on_disk: Kept
+    is_there = True
 
     @property
     def n_bytes(self) -> int:
@@ -145,8 +165,10 @@ class PrefixTree:
         self._ages: list[tuple[int, int, Node]] = []  # a heap of ends by their last use; some are out of date
         self._max_ages = 256
         self._ticks, self._order = count(1), count()
+        self._both: dict[int, Node] = {}  # those whose memory can be had back
         self._growing: Node | None = None  # where put is: it leads to no state yet, and stays
         self.n_bytes = 0
+        self.n_lost = self.n_restored = 0  # states that were of no use; tokens of those that came from the disk
 
     def find_shared(self, owner: str, token_ids: Sequence[int]) -> Match:
         """Find the longest kept beginning of a prompt that is the owner's, or everybody's."""
@@ -223,11 +245,15 @@ class PrefixTree:
                     break
                 elif nearest is not None and _is_unfinished(nearest, n_shared):
                     self._drop_end(nearest)  # an unfinished block, now the beginning of a whole one
+            elif child.kept is not None and not child.kept.is_there:  # its file has gone
+                child.is_written = False
+                self._exchange(child, save(start // TOKEN_BYTES, (start + len(block)) // TOKEN_BYTES))
             child.used = tick
             child.n_hits += start + len(child.key) <= n_hot * TOKEN_BYTES
             node = child
         else:
-            if not self._keeps_ranges and node.kept is None and not node.children:
+            is_missing = node.kept is None or not node.kept.is_there
+            if not self._keeps_ranges and is_missing and not node.children:
                 self._growing = node
                 self._keep_whole(node, save(0, None))
         self._growing = None
@@ -263,12 +289,33 @@ class PrefixTree:
 
     def drop(self, node: Node) -> None:
         """Forget a state that cannot be restored, and all that goes on from it."""
+        self.n_lost += 1
+        self._forget(node)
+
+    def _forget(self, node: Node) -> None:
         for child in list(node.children.values()):
-            self.drop(child)
+            self._forget(child)
         if node.parent is not None and node.is_there:
             self._count(node, -1)
             node.remove()
             self._prune(node.parent)
+
+    def hold(self, node: Node, state: NDArray[np.uint8], on_disk: Kept) -> bool:
+        """Keep in memory what was read from the disk for a node; False where something would have to leave for it."""
+        if self.n_bytes + state.nbytes > self._max_bytes(self.n_bytes):
+            return False
+        self._exchange(node, Both(state, on_disk))
+        return True
+
+    def has_file(self, node: Node, on_disk: Kept) -> None:
+        """Note that a file has a node's state too, which need not stay in memory then."""
+        if isinstance(node.kept, InMemory):
+            self._exchange(node, Both(node.kept.state, on_disk))
+
+    def rescue(self, node: Node, state: NDArray[np.uint8]) -> None:
+        """Have a state in memory alone, as its file goes; the caller shrinks then."""
+        self._exchange(node, InMemory(state))
+        self._age(node)
 
     def shrink(self) -> None:
         """Drop what is more than may be kept by now."""
@@ -298,6 +345,16 @@ class PrefixTree:
 
     def _count(self, node: Node, sign: int) -> None:
         self.n_bytes += sign * (len(node.key) + (node.kept.n_bytes if node.kept is not None else 0))
+        if isinstance(node.kept, Both):
+            if sign > 0:
+                self._both[id(node)] = node
+            else:
+                del self._both[id(node)]
+
+    def _exchange(self, node: Node, kept: Kept | None) -> None:
+        self._count(node, -1)
+        node.kept = kept
+        self._count(node, 1)
 
     def _age(self, node: Node) -> None:
         if node.children or node.parent is None:
@@ -309,8 +366,17 @@ class PrefixTree:
             self._max_ages = 256 + 2 * len(self._ages)
 
     def _make_room(self, n_bytes: int, *, beside: Node) -> bool:
-        """Drop the oldest ends until n_bytes fit; False if what is left is pinned or on the way to beside."""
+        """Drop the oldest ends until n_bytes fit; False if what is left is pinned or on the way to beside.
+
+        What is on the disk too leaves memory before anything is dropped, pinned or not: it is not lost by it.
+        """
         limit = self._max_bytes(self.n_bytes) - n_bytes
+        if self.n_bytes <= limit:
+            return True
+        for node in sorted(self._both.values(), key=lambda node: (node.n_pins > 0, node.used)):
+            if self.n_bytes > limit and isinstance(node.kept, Both):
+                on_disk = node.kept.on_disk
+                self._exchange(node, on_disk if on_disk.is_there else InMemory(node.kept.state))
         if self.n_bytes <= limit:
             return True
         own = set(map(id, _path(beside)))
@@ -318,8 +384,8 @@ class PrefixTree:
         while self.n_bytes > limit and self._ages:
             entry = heappop(self._ages)
             used, _, node = entry
-            if not _is_end(node, used):
-                continue
+            if not _is_end(node, used) or (node.kept is not None and node.kept.n_bytes == 0):
+                continue  # what is on the disk alone would free nothing
             if node.n_pins or id(node) in own:
                 held.append(entry)
             else:
@@ -351,11 +417,9 @@ class PrefixTree:
         """Put a whole sequence at its end, instead of those that are only its beginning."""
         for before in _path(node):
             if before.kept is not None and before.n_pins == 0:
-                self.n_bytes -= before.kept.n_bytes
-                before.kept = None
+                self._exchange(before, None)
         if self._make_room(kept.n_bytes, beside=node):
-            node.kept = kept
-            self.n_bytes += kept.n_bytes
+            self._exchange(node, kept)
 
 
 def path_to(node: Node) -> tuple[Node, ...]:

@@ -32,7 +32,7 @@ class Slots:
         self.tree = PrefixTree(max_prefix_bytes, n_block=n_block, keeps_ranges=caps.can_save_ranges)
         self._max_prefix_bytes = max_prefix_bytes
         self._slots = [Slot(seq_id) for seq_id in range(caps.n_seq_max)]
-        self.n_hits = self.n_lost = self.n_restored = 0
+        self.n_hits = 0
 
     @property
     def n_busy_cells(self) -> int:
@@ -49,8 +49,8 @@ class Slots:
             "cells_used": self.n_busy_cells,
             "prefix_bytes": self.prefix_bytes,
             "prefix_hits_total": self.n_hits,
-            "prefixes_lost_total": self.n_lost,
-            "restored_tokens_total": self.n_restored,
+            "prefixes_lost_total": self.tree.n_lost,
+            "restored_tokens_total": self.tree.n_restored,
         }
 
     @property
@@ -171,13 +171,12 @@ class Slots:
                 self._load(node, slot.seq_id, len(token_ids))
             except BackendStepError as exc:
                 _log.warning("a kept prefix is computed again: %s", exc)
-                self.n_lost += 1
                 self.tree.drop(node)
                 if self._session.seq_length(slot.seq_id) != len(slot.token_ids):
                     self.empty(slot)
                 return
             if isinstance(node.kept, OnDisk):
-                self.n_restored += len(token_ids) - len(slot.token_ids)
+                self.tree.n_restored += len(token_ids) - len(slot.token_ids)
             slot.token_ids = token_ids
 
     def _load(self, node: Node, seq_id: int, n_tokens: int) -> None:

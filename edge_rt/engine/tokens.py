@@ -195,6 +195,7 @@ class TokenEngine:
         wait = wait and not (self._running or self._waiting) and self._stop_at_s is None
         if wait:
             self._slots.save_idle(self._inbox.empty)
+            self.warm.read_ahead(self._inbox.empty)
             if (request := self.warm.request()) is not None:
                 self.submit(request, NOBODY)
         if not self._running:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -64,9 +65,14 @@ class WarmStart:
         self._tree = tree
         self._disk = disk if disk is not None and disk.open() else None
         self._pins: dict[tuple[str, str], Pin] = {}
+        self._to_read: deque[PrefixFile] = deque()  # into memory, before anybody asks
         self.is_due = False  # since something was computed, nothing has been written
         for file in list(self._disk.files) if self._disk is not None else []:
             self._take_up(file)
+        if self._disk is not None:
+            self._disk.before_remove = self._rescue
+            self._to_read.extend(self._disk.files[::-1])  # the newest first, but pinned ones before them
+            self._to_read = deque(sorted(self._to_read, key=lambda file: not file.head.pin))
 
     def stats(self) -> dict[str, Any]:
         """Give the fields of EngineStats that tell of them."""
@@ -130,6 +136,23 @@ class WarmStart:
         for pin in self._pins.values():
             self._settle(pin)
 
+    def read_ahead(self, go_on: Callable[[], bool]) -> None:
+        """Read what a start found on the disk into memory, while go_on and there is room: one state at a time."""
+        while self._to_read:
+            file = self._to_read[0]
+            for node in self._path(file.head.owner, file.token_ids):
+                if not isinstance(node.kept, OnDisk):
+                    continue
+                if not go_on():
+                    return
+                if (state := node.kept.read()) is None:
+                    self._tree.drop(node)
+                    break
+                if not self._tree.hold(node, state, node.kept):
+                    return
+                self._tree.n_restored += node.n_tokens if len(file.head.sizes) > 1 else file.head.n_tokens
+            self._to_read.popleft()
+
     def save(self, go_on: Callable[[], bool]) -> None:
         """Write what is worth it to the disk, while go_on."""
         self.settle()
@@ -149,7 +172,7 @@ class WarmStart:
         """Give the files, but for those that were found damaged."""
         if self._disk is None:
             return []
-        for file in [f for f in self._disk.files if f.is_bad]:
+        for file in [f for f in self._disk.files if f.is_gone]:
             self._disk.remove(file)
         return self._disk.files
 
@@ -180,7 +203,7 @@ class WarmStart:
             has_file = any((f.head.owner, f.head.pin) == (pin.owner, pin.name) for f in self._files())
             if nodes and not has_file and not pin.is_hopeless:
                 found.append((pin.owner, nodes, pin.name))
-                seen.add(id(nodes[-1]))
+                seen.update(map(id, nodes))
         for owner, _, end in self._tree.ends():
             nodes = path_to(end)
             n_hot = max((i for i, node in enumerate(nodes, 1) if node.n_hits), default=0)
@@ -195,26 +218,39 @@ class WarmStart:
     def _write(self, owner: str, nodes: tuple[Node, ...], name: str, go_on: Callable[[], bool]) -> None:
         assert self._disk is not None
         states: list[NDArray[np.uint8]] = []
-        for node in nodes:
-            if node.kept is not None:
-                if (state := node.kept.read()) is None:
-                    self._tree.drop(node)
-                    return
-                states.append(state)
+        kept = [node for node in nodes if node.kept is not None]
+        for node in kept:
+            assert node.kept is not None
+            if (state := node.kept.read()) is None:
+                self._tree.drop(node)
+                return
+            states.append(state)
         token_ids = [token_id for node in nodes for token_id in node.ids()]
-        is_saved = self._disk.save(owner, token_ids, states, pin=name, go_on=go_on) is not None
-        if not is_saved and not go_on():
+        file = self._disk.save(owner, token_ids, states, pin=name, go_on=go_on)
+        if file is None and not go_on():
             return
+        if file is not None:
+            for number, node in enumerate(kept):
+                self._tree.has_file(node, OnDisk(file, number))
         for node in nodes:  # what cannot be written is not tried again and again
             node.is_written = True
-        if name and not is_saved:
+        if name and file is None:
             self._pins[owner, name].is_hopeless = True
 
     def _remove(self, file: PrefixFile) -> None:
         assert self._disk is not None
+        self._disk.remove(file)
+
+    def _rescue(self, file: PrefixFile) -> None:
+        """Read what only a file has, which is about to be removed: others may go on from it, and it has its turn."""
         for node in self._path(file.head.owner, file.token_ids):
             node.is_written = False
-        self._disk.remove(file)
+            if isinstance(node.kept, OnDisk) and node.kept.file is file:
+                if (state := node.kept.read()) is None:
+                    self._tree.drop(node)
+                    break
+                self._tree.rescue(node, state)
+        self._tree.shrink()
 
     def _path(self, owner: str, token_ids: tuple[int, ...]) -> tuple[Node, ...]:
         match = self._tree.find(owner, token_ids)

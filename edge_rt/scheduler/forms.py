@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 from edge_rt.catalog.manifest import Asset, Batching, Manifest, Requires, Variant
 from edge_rt.catalog.store import pick_variant
-from edge_rt.config import Config, ModelSettings, Npu
+from edge_rt.config import Config, ModelSettings, Npu, origin_of, pin_name
 from edge_rt.errors import ConfigError, ModelNotPulledError
 from edge_rt.regular import read_regular
 from edge_rt.tensor_types import ChipNeeds
@@ -175,21 +175,24 @@ def _form(
     return best, None
 
 
-def pinned_texts(config: Config, model: str) -> dict[str, str]:
-    """Read the system prompts that the configuration pins for a model, by name. Raises ConfigError."""
+def pinned_texts(config: Config, model: str, places: Sequence[str] = ()) -> dict[str, str]:
+    """Read the system prompts that the configuration pins for a model, by name.
+
+    places  where each pin of the configuration stands, for the ConfigError that is raised for an unreadable file
+    """
     texts: dict[str, str] = {}
-    for number, pin in enumerate(config.pin, 1):
+    for number, pin in enumerate(config.pin):
         if pin.model != model:
             continue
-        name = pin.name or (Path(pin.file).name if pin.file else f"pin-{number}")
-        if name in texts or bool(pin.system) == bool(pin.file):
-            problem = f"{name!r} is there twice" if name in texts else "give one of system and file"
-            raise ConfigError(key=f"pin[{number - 1}]", problem=problem, origin="configuration")
         try:
-            texts[name] = pin.system or read_regular(Path(pin.file), config.limits.max_prompt_bytes).decode("utf-8")
+            text = pin.system or read_regular(Path(pin.file), config.limits.max_prompt_bytes).decode("utf-8")
         except (OSError, UnicodeDecodeError) as exc:
             problem = f"{pin.file} cannot be read: {exc}"
-            raise ConfigError(key=f"pin[{number - 1}].file", problem=problem, origin="configuration") from exc
+            raise ConfigError(key=f"pin[{number}].file", problem=problem, origin=origin_of(number, places)) from exc
+        if not text:
+            problem = f"{pin.file} is empty; write the system prompt into it"
+            raise ConfigError(key=f"pin[{number}].file", problem=problem, origin=origin_of(number, places))
+        texts[pin_name(pin, number)] = text
     return texts
 
 

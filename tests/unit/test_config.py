@@ -33,6 +33,42 @@ def failure(*args: Any, **kwargs: Any) -> ConfigError:
     return caught.value
 
 
+PINS = '[engine]\nn_ctx = 512\n\n[[pin]]\nmodel = "m"\nsystem = """\nBe brief."""\n\n'
+
+
+@pytest.mark.parametrize(
+    ("second", "key", "problem"),
+    [
+        ('model = "m"', "pin[1]", "neither system nor file is given, or it is empty"),
+        ('model = "m"\nsystem = ""', "pin[1]", "neither system nor file is given, or it is empty"),
+        ('model = "m"\nsystem = "a"\nfile = "b"', "pin[1]", "both system and file are given; leave one out"),
+        ('model = "m"\nsystem = "a"\nname = "pin-1"', "pin[1].name", "m has a pin named 'pin-1' already, pin[0]"),
+        ('system = "a"', "pin[1]", "missing required field"),
+        ('model = 3\nsystem = "a"', "pin[1].model", "Expected `str`, got 3"),
+        ('model = "m"\nsystem = "a"\nname = "a b"', "pin[1].name", "got 'a b'"),
+        ('model = "m"\nsystm = "a"', "pin[1].systm", "no such key; a pin has model, name, system, file"),
+    ],
+)
+def test_what_is_wrong_with_a_pin_is_told_with_its_field_and_line(
+    file: Path, second: str, key: str, problem: str
+) -> None:
+    error = failure(file, f"{PINS}[[ pin ]]\n{second}\n")
+    assert (error.key, error.origin) == (key, f"{file}, line 9")
+    assert problem in error.problem
+
+
+def test_a_text_that_looks_like_a_pin_makes_no_line_wrong(file: Path) -> None:
+    error = failure(file, f'{PINS}[[pin]]\nmodel = "m"\nsystem = """\n[[pin]]\n"""\nfile = "x"\n')
+    assert (error.key, error.origin) == ("pin[1]", str(file))
+
+
+def test_pins_are_named_after_their_files_or_numbers(file: Path) -> None:
+    loaded = load(file, f'{PINS}[[pin]]\nmodel = "m"\nfile = "/etc/house.txt"\n[[pin]]\nmodel = "n"\nsystem = "x"\n')
+    names = [config.pin_name(pin, number) for number, pin in enumerate(loaded.config.pin)]
+    assert names == ["pin-1", "house.txt", "pin-3"]
+    assert loaded.pin_places == (f"{file}, line 4", f"{file}, line 9", f"{file}, line 12")
+
+
 def test_nothing_set_gives_the_defaults() -> None:
     loaded = load()
     assert loaded.config == Config()

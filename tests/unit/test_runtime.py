@@ -15,6 +15,7 @@ from edge_rt.assembly import identities
 from edge_rt.cache.key import Identity
 from edge_rt.catalog.chains import Chain, Ocr
 from edge_rt.catalog.manifest import Asset, Manifest, Variant
+from edge_rt.config.tables import Pin
 from edge_rt.devices.base import Reading, known
 from edge_rt.devices.meters import Sample
 from edge_rt.errors import (
@@ -573,6 +574,11 @@ def test_settings_of_models_that_are_not_there_are_found_before_they_are_used() 
         runtime = make(World())
         with pytest.raises(ConfigError, match="no such model"):
             runtime.check(loaded(models__nobody__n_ctx=5))
+        pinned = replace(
+            loaded(), config=config.Config(pin=(Pin(model="nobody", system="x"),)), pin_places=("c, line 3",)
+        )
+        with pytest.raises(ConfigError, match=r"pin\[0\]\.model: no such model as nobody.*from c, line 3"):
+            runtime.check(pinned)
         with pytest.raises(ConfigError, match="no such variant; there are tiny:q4_1, tiny:q4_0"):
             runtime.check(loaded(models__tiny__variant="q9"))
         runtime.check(loaded(models__new__backend="null"))

@@ -100,6 +100,128 @@ def test_what_was_often_used_is_there_after_a_restart(tmp_path: Path, session_ty
     end(after)
 
 
+def stored(folder: Path, *names: str, **settings: Any) -> None:
+    """Let an engine pin texts and end."""
+    before = bench(folder, **settings)
+    for name in names:
+        pins(before, action="pin", name=name, text=f"{name}: {SYSTEM}")
+    rest(before)
+    end(before)
+
+
+@pytest.mark.parametrize("session_type", [Recorder, Whole])
+def test_prefixes_are_read_before_anybody_asks(tmp_path: Path, session_type: type[Recorder]) -> None:
+    stored(tmp_path, "a", "b", session_type=session_type)
+    after = bench(tmp_path, session_type=session_type)
+    n_bytes = after.engine.stats().prefix_bytes
+    after.engine.warm.read_ahead(lambda: True)
+    stats = after.engine.stats()
+    assert stats.restored_tokens_total == sum(p.n_tokens for p in pins(after))
+    assert stats.prefix_bytes > n_bytes + 4 * stats.restored_tokens_total
+    for path in (tmp_path / "p").glob("*.kv"):
+        path.unlink()
+    for name in "ab":
+        answer = after.ask(talk("x", name, f"{name}: {SYSTEM}"))
+        after.run(answer)
+        assert (answer.text, cached(answer)) == ("x", len(SYSTEM) + 4)
+    assert after.engine.stats().restored_tokens_total == stats.restored_tokens_total
+    end(after)
+
+
+def test_reading_ahead_stops_for_a_request_and_goes_on_later(tmp_path: Path) -> None:
+    stored(tmp_path, "a", "b")
+    after = bench(tmp_path)
+    left = [True] * 3 + [False]
+    after.engine.warm.read_ahead(lambda: left.pop(0))
+    assert after.engine.stats().restored_tokens_total == 3 * 32
+    answer = after.ask(talk("x", "x", f"b: {SYSTEM}"))
+    after.run(answer)  # it reads what is not there yet itself
+    assert cached(answer) == len(SYSTEM) + 4
+    after.engine.warm.read_ahead(lambda: True)
+    assert all(p.is_kept for p in pins(after))
+    end(after)
+
+
+def test_nothing_leaves_for_what_is_read_ahead(tmp_path: Path) -> None:
+    stored(tmp_path, "a", "b", "c")
+    after = bench(tmp_path, max_prefix_bytes=4500)
+    after.run(after.ask(chat("something else " * 10, "other")))
+    after.engine._slots.save_idle(lambda: True)
+    after.engine.warm.read_ahead(lambda: True)
+    assert 0 < after.engine.stats().restored_tokens_total < sum(p.n_tokens for p in pins(after))
+    assert after.engine.stats().prefix_bytes <= 4500
+    again = after.ask(chat("something else " * 10, "again"))
+    after.run(again)
+    assert cached(again) > 150
+    end(after)
+
+
+def test_what_is_on_the_disk_leaves_memory_first_and_is_not_lost(tmp_path: Path) -> None:
+    stored(tmp_path, "a")
+    after = bench(tmp_path, max_prefix_bytes=3500)
+    after.engine.warm.read_ahead(lambda: True)
+    n_read = after.engine.stats().restored_tokens_total
+    for number in range(4):
+        after.run(after.ask(chat(f"{number}" * 150, str(number))))
+        after.engine._slots.save_idle(lambda: True)
+    assert after.engine.stats().prefix_bytes <= 3500
+    answer = after.ask(talk("x", "x", f"a: {SYSTEM}"))
+    after.run(answer)
+    assert cached(answer) == n_read
+    assert after.engine.stats().restored_tokens_total > n_read
+    assert after.engine.stats().prefixes_lost_total == 0
+    end(after)
+
+
+def test_what_has_been_written_is_not_lost_when_memory_is_wanted(tmp_path: Path) -> None:
+    one = bench(tmp_path, max_prefix_bytes=3500)
+    for name in "abc":
+        one.run(one.ask(talk(name, name)))
+    rest(one)
+    for number in range(4):
+        one.run(one.ask(chat(f"{number}" * 150, str(number))))
+        one.engine._slots.save_idle(lambda: True)
+    answer = one.ask(talk("d", "d"))
+    one.run(answer)
+    assert cached(answer) >= len(SYSTEM) // 32 * 32
+    assert one.engine.stats().restored_tokens_total > 0
+    end(one)
+
+
+def test_a_damaged_file_is_found_while_reading_ahead_and_its_pin_computed_again(tmp_path: Path) -> None:
+    stored(tmp_path, "a")
+    (path,) = (tmp_path / "p").glob("*.kv")
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    after = bench(tmp_path)
+    after.engine.warm.read_ahead(lambda: True)
+    assert after.engine.stats().prefixes_lost_total == 1
+    rest(after)
+    assert [(p.is_kept, p.is_on_disk) for p in pins(after)] == [(True, True)]
+    end(after)
+
+
+def test_what_two_pins_share_outlasts_the_file_of_one(tmp_path: Path) -> None:
+    texts = {"a": SYSTEM + "Be brief. " * 8, "b": SYSTEM + "Be kind. " * 8}
+    before = bench(tmp_path)
+    for name, text in texts.items():
+        pins(before, action="pin", name=name, text=text)
+    rest(before)
+    end(before)
+    for gone, left in (("a", "b"), ("b", "a")):
+        after = bench(tmp_path)
+        pins(after, action="unpin", name=gone)
+        assert [(p.name, p.is_kept) for p in pins(after)] == [(left, True)]
+        answer = after.ask(talk("x", "x", texts[left]))
+        after.run(answer)
+        assert cached(answer) == len(texts[left]) + 1
+        assert after.engine.stats().prefixes_lost_total == 0
+        pins(after, action="pin", name=gone, text=texts[gone])
+        rest(after)
+        end(after)
+
+
 def test_what_was_used_once_is_not_written(tmp_path: Path) -> None:
     one = bench(tmp_path)
     one.run(one.ask(talk("a", "a")))
@@ -159,7 +281,7 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path, caplog: pytest.LogCapt
     after = bench(tmp_path)
     answer = after.ask(talk("x", "x"))
     after.run(answer)
-    assert (answer.text, cached(answer)) == ("x", 0)
+    assert (answer.text, cached(answer)) == ("x", 96)  # the blocks before the one that is damaged
     assert after.engine.stats().prefixes_lost_total == 1
     assert "damaged" in caplog.text
     assert not path.exists()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from edge_rt import config
 from edge_rt.backends.base import NpuOptions
 from edge_rt.catalog.manifest import Manifest, Requires, Variant
-from edge_rt.scheduler.forms import Placement, load_message, place
+from edge_rt.config.tables import Pin
+from edge_rt.errors import ConfigError
+from edge_rt.scheduler.forms import Placement, load_message, pinned_texts, place
 from edge_rt.tensor_types import ChipNeeds
 from edge_rt.worker.channel import FrameReader, Load, ToWorker, encode
 from edge_rt.worker.tensor_load import unpack_tensor
@@ -96,3 +100,28 @@ def test_another_form_than_the_best_runs_only_with_a_reason() -> None:
     assert "edge_rt models pull m:int8" in lost.variant_reason
     assert placed({"fp32"}, "fp32").variant_reason == ""  # it is meant
     assert placed({"fp32"}, "int8").path is None
+
+
+def test_the_texts_of_pins_are_read_for_their_model_alone(tmp_path: Path) -> None:
+    text = tmp_path / "house.txt"
+    text.write_text("Be kind.", encoding="utf-8")
+    pins = (
+        Pin(model="a", system="Be brief."),
+        Pin(model="b", file=str(text)),
+        Pin(model="a", name="x", file=str(text)),
+    )
+    settings = config.Config(pin=pins)
+    assert pinned_texts(settings, "a") == {"pin-1": "Be brief.", "x": "Be kind."}
+    assert pinned_texts(settings, "b") == {"house.txt": "Be kind."}
+
+
+@pytest.mark.parametrize(("raw", "problem"), [(None, "cannot be read"), (b"", "is empty"), (b"\xff", "cannot be read")])
+def test_a_pins_file_that_tells_nothing_is_named_with_its_line(tmp_path: Path, raw: bytes | None, problem: str) -> None:
+    path = tmp_path / "house.txt"
+    if raw is not None:
+        path.write_bytes(raw)
+    settings = config.Config(pin=(Pin(model="a", system="x"), Pin(model="a", file=str(path))))
+    with pytest.raises(ConfigError, match=problem) as caught:
+        pinned_texts(settings, "a", ("c.toml, line 1", "c.toml, line 5"))
+    assert (caught.value.key, caught.value.origin) == ("pin[1].file", "c.toml, line 5")
+    assert str(path) in caught.value.problem
