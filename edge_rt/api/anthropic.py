@@ -26,6 +26,7 @@ from edge_rt.api.status import HttpError
 from edge_rt.errors import InvalidRequestError, ModelNotFoundError
 
 _VERSION: Final = "anthropic-version"
+_Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class _Model(msgspec.Struct, kw_only=True, tag_field="type", tag="model"):
@@ -89,12 +90,13 @@ def routes(api: Api) -> list[Route]:
     async def unknown(request: Request) -> ASGIApp:
         raise HttpError(404, f"not found: {request.method} {request.scope['path'][:200]}")
 
-    def route(path: str, handler: Callable[[Request], Awaitable[ASGIApp]], *methods: str) -> Route:
-        return Route(path, Endpoint(handler, error_body=error_body), methods=methods or None)
+    def route(path: str, handler: _Handler, *methods: str, kind: type[Route] = Route) -> Route:
+        endpoint = Endpoint(handler, error_body=error_body, id_header=b"request-id")
+        return kind(path, endpoint, methods=methods or None)
 
     return [
-        _ForVersion("/v1/models", Endpoint(models, error_body=error_body), methods=["GET"]),
-        _ForVersion("/v1/models/{model_id:path}", Endpoint(model, error_body=error_body), methods=["GET"]),
+        route("/v1/models", models, "GET", kind=_ForVersion),
+        route("/v1/models/{model_id:path}", model, "GET", kind=_ForVersion),
         route("/v1/messages", messages, "POST"),
         route("/v1/messages/count_tokens", count_tokens, "POST"),
         route("/v1/messages/{path:path}", unknown),

@@ -15,7 +15,8 @@ from edge_rt.api.schemas import WireEnergy, WireOrigin, encode, wire_energy
 from edge_rt.api.sse import EVENT_STREAM, named_event
 from edge_rt.api.status import ErrorReply
 from edge_rt.api.tools import is_object, joined
-from edge_rt.types import Chunk, GenerateRequest, ToolCallDelta
+from edge_rt.errors import ContextLengthError
+from edge_rt.types import Chunk, GenerateRequest, ToolCallDelta, Usage
 
 # Of a status; 4xx and 5xx that are not here are invalid_request_error and api_error.
 _KINDS: Final = {
@@ -114,9 +115,10 @@ class MessageWriter:
         self._n_blocks = 0
         self._open: Literal["", "text", "tool_use"] = ""  # the type of the block that is being written
 
-    def opening(self) -> bytes:
-        # How long the prompt is shows at the end: until then nothing has been counted.
-        message = self._message([], MessageUsage())
+    def opening(self, usage: Usage | None) -> bytes:
+        counted = MessageUsage() if usage is None else _usage(usage)
+        counted.output_tokens = 0
+        message = self._message([], counted)
         return _written(Event(type="message_start", message=message)) + _written(Event(type="ping"))
 
     def piece(self, chunk: Chunk) -> bytes:
@@ -127,7 +129,7 @@ class MessageWriter:
         events += self._end_block()
         reason, stop_sequence = self._stop(outcome)
         delta = Delta(stop_reason=reason, stop_sequence=stop_sequence)
-        events += [Event(type="message_delta", delta=delta, usage=_usage(outcome)), Event(type="message_stop")]
+        events += [Event(type="message_delta", delta=delta, usage=_final_usage(outcome)), Event(type="message_stop")]
         return b"".join(map(_written, events))
 
     def whole(self, outcome: Outcome) -> bytes:
@@ -138,7 +140,7 @@ class MessageWriter:
             if not is_object(call.arguments):  # cut off, as stop_reason says
                 continue
             content.append(ToolUse(id=call.id, name=call.name, input=Raw(call.arguments.encode())))
-        message = self._message(content, _usage(outcome))
+        message = self._message(content, _final_usage(outcome))
         message.stop_reason, message.stop_sequence = self._stop(outcome)
         message.origin = wire_origin(outcome.origin)
         return encode(message)
@@ -190,7 +192,12 @@ class MessageWriter:
 
 def error_body(error: ErrorReply) -> bytes:
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    body = _ErrorBody(error=_Error(type=kind, message=error.message), request_id=logs.request_id.get())
+    message = error.message
+    if error.code == ContextLengthError.code:  # Anthropic's words: at them its clients shorten a conversation
+        message = (
+            f"prompt is too long: {error.details['prompt_tokens']} tokens > {error.details['n_ctx']} maximum. {message}"
+        )
+    body = _ErrorBody(error=_Error(type=kind, message=message), request_id=logs.request_id.get())
     return encode(body)
 
 
@@ -198,11 +205,16 @@ def _written(event: Event) -> bytes:
     return named_event(event.type, event)
 
 
-def _usage(outcome: Outcome) -> MessageUsage:
-    _, usage, timings = outcome.end()
+def _usage(usage: Usage) -> MessageUsage:
     return MessageUsage(
         input_tokens=usage.prompt_tokens - usage.cached_tokens,
         cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.completion_tokens,
-        energy=wire_energy(usage.energy, timings.prefill_tokens, timings.decode_tokens),
     )
+
+
+def _final_usage(outcome: Outcome) -> MessageUsage:
+    _, usage, timings = outcome.end()
+    told = _usage(usage)
+    told.energy = wire_energy(usage.energy, timings.prefill_tokens, timings.decode_tokens)
+    return told

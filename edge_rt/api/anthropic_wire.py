@@ -22,12 +22,11 @@ NEUTRAL: Final[Neutral] = {
     "allowed_callers": (["direct"],),
     "caller": (_DIRECT,),
     "citations": ([],),
-    "context_management": ({}, {"edits": []}),
     "defer_loading": (False,),
+    "effort": ("high",),  # what leaving it out means
     "mcp_servers": ([],),
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
-    "thinking": ({"type": "disabled"},),
 }
 
 
@@ -99,6 +98,31 @@ class OutputConfig(Wire, kw_only=True):
     effort: Raw = ABSENT
 
 
+class Thinking(Wire, kw_only=True):
+    """disabled, or adaptive, which leaves it to the model: ours do not."""
+
+    type: str
+    display: str | None = None
+    budget_tokens: int | None = None
+
+
+class Edit(Wire, kw_only=True):
+    type: str
+    keep: Raw = ABSENT
+    trigger: Raw = ABSENT
+    clear_at_least: Raw = ABSENT
+    clear_tool_inputs: Raw = ABSENT
+    exclude_tools: Raw = ABSENT
+    instructions: Raw = ABSENT
+    pause_after_compaction: Raw = ABSENT
+
+
+class ContextManagement(Wire, kw_only=True):
+    """What shall be left out of a long conversation. Of thinking there is none to leave out."""
+
+    edits: list[Edit] | None = None
+
+
 class Metadata(Wire, kw_only=True):
     """Labels of the caller's own; they change no answer."""
 
@@ -116,10 +140,10 @@ class CountRequest(Wire, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # the older place of output_config.format
     cache_control: CacheControl | None = None
-    context_management: Raw = ABSENT
+    context_management: ContextManagement | None = None
     mcp_servers: Raw = ABSENT
     speed: Raw = ABSENT
-    thinking: Raw = ABSENT
+    thinking: Thinking | None = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -144,13 +168,16 @@ COUNT: Final = msgspec.json.Decoder(CountRequest)
 def count_request(wire: CountRequest, *, request_id: str, tenant: str) -> GenerateRequest:
     """Translate what decides of the prompt. Raises InvalidRequestError or UnsupportedFeatureError naming the field."""
     refuse_unsupported(wire, NEUTRAL)
+    _refuse_thinking(wire)
     choice, tool_name = _tool_choice(wire.tool_choice)
     if choice == "required" and not wire.tools:
         raise InvalidRequestError(param="tool_choice", problem="asks for a call, but there are no tools")
+    messages = (*_system(wire.system), *_messages(wire.messages))
     return GenerateRequest(
         id=request_id,
         model=wire.model,
-        messages=(*_system(wire.system), *_messages(wire.messages)),
+        messages=messages,
+        continues=messages[-1:] != () and messages[-1].role == "assistant",
         tenant=tenant,
         response_format=_format(wire),
         tools=_tools(wire.tools or ()),
@@ -169,6 +196,15 @@ def messages_request(wire: MessagesRequest, *, request_id: str, tenant: str) -> 
         sampling=_sampling(wire),
         stream=bool(wire.stream),
     )
+
+
+def _refuse_thinking(wire: CountRequest) -> None:
+    if wire.thinking is not None and wire.thinking.type not in ("disabled", "adaptive"):
+        raise UnsupportedFeatureError(feature="thinking", remedy='leave it out or send {"type":"disabled"}')
+    for i, edit in enumerate((wire.context_management or ContextManagement()).edits or ()):
+        if not edit.type.startswith("clear_thinking_"):
+            remedy = "leave it out: a conversation is answered as it is"
+            raise UnsupportedFeatureError(feature=f"context_management.edits[{i}].type", remedy=remedy)
 
 
 def _sampling(wire: MessagesRequest) -> Sampling:
@@ -238,11 +274,6 @@ def _messages(wire: Sequence[WireMessage]) -> list[Message]:
         else:
             problem = f"must be user, assistant or system, got {message.role[:40]!r}"
             raise InvalidRequestError(param=f"messages[{i}].role", problem=problem)
-    if found and found[-1].role == "assistant":
-        raise UnsupportedFeatureError(
-            feature=f"messages[{len(wire) - 1}].role: an answer that goes on with the assistant's own words",
-            remedy="end with a user's message",
-        )
     return found
 
 

@@ -51,7 +51,11 @@ class Boundary:
         async def observed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                headers = message["headers"] = [*message["headers"], (b"x-request-id", exchange.request_id.encode())]
+                names = [b"x-request-id"]
+                if isinstance(endpoint := scope.get("endpoint"), Endpoint) and endpoint.id_header:
+                    names.append(endpoint.id_header)
+                headers = [*message["headers"], *((name, exchange.request_id.encode()) for name in names)]
+                message["headers"] = headers
                 exchange.is_stream = any(value in (EVENT_STREAM, JSON_LINES) for _, value in headers)
             await send(message)
 

@@ -23,6 +23,7 @@ class Endpoint:
     starlette wraps plain functions so that each event of a stream passes more wrappers; errors are the boundary's here.
 
     error_body  writes error bodies as its protocol wants them; None takes OpenAI's
+    id_header   in which its clients look for the request's id, beside x-request-id
     """
 
     def __init__(
@@ -30,9 +31,11 @@ class Endpoint:
         handler: Callable[[Request], Awaitable[ASGIApp]],
         *,
         error_body: Callable[[ErrorReply], bytes] | None = None,
+        id_header: bytes = b"",
     ) -> None:
         self._handler = handler
         self.error_body = error_body
+        self.id_header = id_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = await self._handler(Request(scope, receive))

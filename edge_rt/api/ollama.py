@@ -89,7 +89,9 @@ def routes(api: Api) -> list[Route]:
         status, base = _request(api, asked, request)
         if not asked.messages:
             return _Loading(api, status, asked, ChatWriter(asked.wanted()))
-        base = replace(base, messages=wire.messages(asked.messages), tools=wire.tools(asked.tools))
+        messages = wire.messages(asked.messages)
+        goes_on = messages[-1].role == "assistant"
+        base = replace(base, messages=messages, tools=wire.tools(asked.tools), continues=goes_on)
         return _answer(api, base, ChatWriter(asked.wanted()), asked)
 
     async def embed(request: Request) -> ASGIApp:

@@ -15,7 +15,7 @@ from edge_rt.api.schemas import WireEnergy, encode, wire_energy
 from edge_rt.api.sse import JSON_LINES
 from edge_rt.api.status import ErrorReply
 from edge_rt.api.tools import is_object
-from edge_rt.types import Chunk, TokenLogprob, ToolCall
+from edge_rt.types import Chunk, TokenLogprob, ToolCall, Usage
 
 
 class Function(msgspec.Struct, kw_only=True):
@@ -107,7 +107,7 @@ class TextWriter:
         self._held: tuple[str, str, list[str]] | None = None  # a call that is not whole yet: id, name, arguments
         self._n_calls = 0
 
-    def opening(self) -> bytes:
+    def opening(self, usage: Usage | None) -> bytes:  # noqa: ARG002 - told at the end
         return b""
 
     def piece(self, chunk: Chunk) -> bytes:

@@ -311,11 +311,6 @@ def messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
                 name=name,
             )
         )
-    if found and found[-1].role == "assistant":
-        raise UnsupportedFeatureError(
-            feature=f"messages[{len(found) - 1}].role: an answer that goes on with the assistant's own words",
-            remedy="end with a user's message, or send a raw prompt to /api/generate",
-        )
     return tuple(found)
 
 

@@ -58,10 +58,23 @@ def chat_request(wire: ChatRequest, *, request_id: str, model: str, tenant: str)
     asked = _request(
         wire, request_id, model, tenant, max_tokens=max_tokens, top_logprobs=top_logprobs, messages=messages
     )
+    asked = replace(asked, continues=_continues(wire, messages))
     if not tools:
         return asked
     parallel = wire.parallel_tool_calls is not False
     return replace(asked, tools=tools, tool_choice=choice, tool_name=name, parallel_tool_calls=parallel)
+
+
+def _continues(wire: ChatRequest, messages: Sequence[Message]) -> bool:
+    """Tell whether the answer goes on with the last message: an assistant's text, unless the request says otherwise."""
+    continues = wire.continue_final_message
+    if continues is None:
+        continues = bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
+    if wire.add_generation_prompt is continues:
+        problem = f"must be {str(not continues).lower()} where the answer "
+        problem += "goes on with the last message" if continues else "begins anew"
+        raise InvalidRequestError(param="add_generation_prompt", problem=problem)
+    return continues
 
 
 def completion_requests(

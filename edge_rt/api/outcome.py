@@ -64,6 +64,7 @@ class Writer(Protocol):
     """How a protocol writes one answer: as a stream's opening, pieces and closing, or whole.
 
     piece    may be b"" where there is nothing to say
+    opening  usage is the prompt's, None where nothing was counted before the answer, as a cloud does
     closing  comes after the pieces of all chunks
     failed   ends a stream that breaks off
     names    what the protocol calls the fields that errors of runtime and engine name
@@ -77,7 +78,7 @@ class Writer(Protocol):
     @property
     def names(self) -> Mapping[str, str]: ...
 
-    def opening(self) -> bytes: ...
+    def opening(self, usage: Usage | None) -> bytes: ...
 
     def piece(self, chunk: Chunk) -> bytes: ...
 
@@ -118,9 +119,11 @@ class Written:
         return answer
 
     async def _stream(self, receive: Receive, sender: EventSender) -> None:
-        outcome, events = Outcome(), self._writer.opening()
+        outcome, events = Outcome(), b""
         async with StopOnHangUp(receive), aclosing(self._api.runtime.generate(self._request)) as chunks:
             async for chunk in chunks:
+                if outcome.is_empty:
+                    events = self._writer.opening(chunk.usage)
                 self._take(chunk, outcome)
                 if chunk.origin is not None:
                     sender.headers = origin_headers(chunk.origin)

@@ -244,7 +244,7 @@ class ResponseWriter:
         self._items = Items(request.id)
         self._n_events = 0
 
-    def opening(self) -> bytes:
+    def opening(self, usage: Usage | None) -> bytes:  # noqa: ARG002 - told at the end
         begun = self._response("in_progress")
         return self._events(
             Event(type="response.created", response=begun), Event(type="response.in_progress", response=begun)

@@ -32,7 +32,7 @@ NEUTRAL: Final[Neutral] = {
     "moderation": ({},),
     "phase": ("final_answer", "commentary"),
     "prompt_cache_options": ({}, {"mode": "implicit"}),
-    "reasoning": ({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
+    "effort": ("none",),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "truncation": ("disabled",),
@@ -117,6 +117,14 @@ class StreamOptions(Wire, kw_only=True):
     include_obfuscation: Raw = ABSENT
 
 
+class Reasoning(Wire, kw_only=True):
+    """How much a model shall think before it answers: ours do not, so that any summary of it says nothing."""
+
+    effort: Raw = ABSENT
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
 class ResponsesRequest(Wire, kw_only=True):
     input: str | list[Item]
     model: str | None = None  # None: catalog.default_model
@@ -133,7 +141,8 @@ class ResponsesRequest(Wire, kw_only=True):
     include: list[str] | None = None
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
-    user: str | None = None  # labels of the caller's own, as the two below; they change no answer
+    user: str | None = None  # labels of the caller's own, as the three below; they change no answer
+    client_metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     max_tool_calls: int | None = None  # of tools that run here, of which there are none
@@ -148,7 +157,7 @@ class ResponsesRequest(Wire, kw_only=True):
     prompt: Raw = ABSENT
     prompt_cache_options: Raw = ABSENT
     prompt_cache_retention: Raw = ABSENT
-    reasoning: Raw = ABSENT
+    reasoning: Reasoning | None = None
     service_tier: Raw = ABSENT
     store: Raw = ABSENT
     truncation: Raw = ABSENT
@@ -162,6 +171,8 @@ def generate_request(wire: ResponsesRequest, *, request_id: str, model: str, ten
     refuse_unsupported(wire, NEUTRAL)
     if wire.stream_options is not None:
         refuse_unsupported(wire.stream_options, NEUTRAL, "stream_options.")
+    if wire.reasoning is not None:
+        refuse_unsupported(wire.reasoning, NEUTRAL, "reasoning.")
     choice, tool_name = _tool_choice(wire.tool_choice)
     if choice == "required" and not wire.tools:
         raise InvalidRequestError(param="tool_choice", problem="asks for a call, but there are no tools")

@@ -37,6 +37,8 @@ def device_only(request: GenerateRequest) -> str:
         return "beam search"
     if request.adapters:
         return "lora"
+    if request.continues:  # each endpoint does something else with it
+        return "an answer that goes on with the assistant's own words"
     return "ignore_eos" if request.ignore_eos else ""
 
 

@@ -98,10 +98,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         style: ToolStyle = GENERIC,
         add_generation_prompt: bool = True,
+        answer: str = "",
     ) -> tuple[Segment, ...]:
         """Write the prompt.
 
         tools, style  as tool_styles says; a template that shows no tools gets plain messages
+        answer        how the model's answer begins: it comes as it is after all that the template writes
 
         Raises UnsupportedFeatureError for a model without a template, InvalidRequestError where the template refuses
         the messages, ModelFormatError where it fails or exceeds its limits.
@@ -114,14 +116,14 @@ class ChatTemplate:
         if not messages:
             raise InvalidRequestError(param="messages", problem="there is none; send at least one message")
         shown = [_shown(message, style, f"messages[{i}]") for i, message in enumerate(messages)]
-        texts = [*_texts(shown), *_texts(list(tools))]
+        texts = [*_texts(shown), *_texts(list(tools)), answer]
         marks = self._marks(texts)
         if marks and (control := self._control) is not None:
 
             def hide(text: str) -> str:
                 return control.sub(lambda match: marks[match[0]], text)
 
-            shown, tools = _mapped(shown, hide), _mapped(list(tools), hide)
+            shown, tools, answer = _mapped(shown, hide), _mapped(list(tools), hide), hide(answer)
         with self._lock:
             prompt = self._run(
                 self._template,
@@ -130,7 +132,7 @@ class ChatTemplate:
                 n_chars=sum(map(len, texts)),
                 add_generation_prompt=add_generation_prompt,
             )
-        return _split(prompt, {mark: text for text, mark in marks.items()})
+        return _split(prompt + answer, {mark: text for text, mark in marks.items()})
 
     def _compile_control(self, texts: Collection[str]) -> re.Pattern[str] | None:
         n_chars = sum(map(len, texts))

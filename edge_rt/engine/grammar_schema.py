@@ -45,6 +45,8 @@ REFUSED: Final = _words(
     "dependentSchemas else if maxContains minContains not propertyNames then unevaluatedItems unevaluatedProperties "
     "uniqueItems"
 )
+# propertyNames that ask for nothing, as names are strings: what zod writes for every record.
+_ANY_NAME: Final[tuple[dict[str, str], ...]] = ({}, {"type": "string"})
 FORMATS: Final = _words("date date-time duration email hostname ipv4 ipv6 time uri uuid")
 
 # The library knows these three by less exact expressions: 29 February in every year, and leap seconds at any time.
@@ -96,6 +98,8 @@ def check(schema: Any, param: str) -> None:
         if n_keywords > _MAX_KEYWORDS:
             raise InvalidRequestError(param=param, problem=f"has more than {_MAX_KEYWORDS} keywords")
         for name in part:
+            if name == "propertyNames" and (part[name] is True or part[name] in _ANY_NAME):
+                continue
             if name not in KEYWORDS and name not in _NOTES and not _is_private(name):
                 remedy = "leave it out" if name in REFUSED else "it is no keyword; leave it out or begin it with x-"
                 raise UnsupportedFeatureError(feature=f"{where}/{_escaped(name)}", remedy=remedy)
@@ -122,6 +126,8 @@ def plain(schema: Any) -> Any:
             written[name] = {key: plain(item) for key, item in value.items()}
         elif name in _NESTED:
             written[name] = plain(value)
+        elif name == "propertyNames":
+            continue
         elif name == "format" and value in _EXACT:
             written.setdefault("allOf", []).append({"pattern": _EXACT[value]})
         else:

@@ -52,7 +52,10 @@ class PromptReader:
         if request.messages is None:
             return session.tokenize(request.prompt or "", special=True, add_bos=True)
         ids: list[int] = []
-        for segment in self._segments(request.messages, () if request.tool_choice == "none" else request.tools):
+        messages, answer = request.messages, ""
+        if request.continues:
+            messages, answer = messages[:-1], messages[-1].content
+        for segment in self._segments(messages, () if request.tool_choice == "none" else request.tools, answer):
             ids += session.tokenize(segment.text, special=segment.special)
         if session.vocab.add_bos and ids[:1] != [session.vocab.bos_id]:
             ids.insert(0, session.vocab.bos_id)
@@ -67,14 +70,14 @@ class PromptReader:
 
         return tool_styles.detect(render)
 
-    def _segments(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Segment, ...]:
+    def _segments(self, messages: Sequence[Message], tools: Sequence[Tool], answer: str) -> tuple[Segment, ...]:
         template = self._chat_template()
         if not tools and not any(message.tool_calls or message.role == "tool" for message in messages):
-            return template.render(messages)
+            return template.render(messages, answer=answer)
         style = self.tool_style
         if not style.in_prompt:
-            return template.render(tool_styles.in_messages(messages, tools, style))
-        return template.render(messages, tools=tool_styles.shown_tools(tools), style=style)
+            return template.render(tool_styles.in_messages(messages, tools, style), answer=answer)
+        return template.render(messages, tools=tool_styles.shown_tools(tools), style=style, answer=answer)
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:

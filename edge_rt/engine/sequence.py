@@ -151,8 +151,11 @@ class Sequence:
     def begin(self) -> None:
         """Say how much of the prompt is kept already, to who asked for that."""
         if self.request.tells_start:
-            usage = Usage(prompt_tokens=self.n_prompt, completion_tokens=0, cached_tokens=self.n_cached)
-            self.sink.chunk(Chunk(text="", usage=usage))
+            self.sink.chunk(Chunk(text="", usage=self._prompt_usage))
+
+    @property
+    def _prompt_usage(self) -> Usage:
+        return Usage(prompt_tokens=self.n_prompt, completion_tokens=0, cached_tokens=self.n_cached)
 
     def computed(self, n_rows: int, engine_s: float) -> None:
         """Count a step's rows of this request, and their share of its time."""
@@ -232,7 +235,8 @@ class Sequence:
 
     def send(self, now_s: float) -> None:
         """Send what there is."""
-        self.sink.chunk(self._take())
+        is_first = len(self._ids) == self.n_answer
+        self.sink.chunk(self._take(usage=self._prompt_usage if is_first else None))
         self.sent_s = now_s
 
     def finish(self, reason: FinishReason, now_s: float) -> None:

@@ -34,6 +34,8 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
     _check_stop(request.stop, limits)
     _check_sampling(request.sampling, limits)
     _check_tools(request.tools, limits)
+    if request.continues:
+        _check_continued(request)
     if request.response_format is not None:
         check_text("response_format", request.response_format.text, limits.max_prompt_bytes)
     if request.top_logprobs is not None:
@@ -63,6 +65,23 @@ def _check_beams(request: GenerateRequest, beams: Beams) -> None:
     if request.response_format is not None or request.tools:
         raise UnsupportedFeatureError(
             feature="num_beams with response_format or tools", remedy="ask for n answers instead"
+        )
+
+
+def _check_continued(request: GenerateRequest) -> None:
+    """Refuse to go on with what is no text of the assistant's, or where the whole answer has a form."""
+    messages = request.messages or ()
+    place = f"messages[{len(messages) - 1}]"
+    if not messages or messages[-1].role != "assistant":
+        raise InvalidRequestError(param="continue_final_message", problem="needs a last message of the assistant's")
+    if len(messages) == 1:
+        raise InvalidRequestError(param="messages", problem="hold the answer's beginning alone; there is no question")
+    if messages[-1].tool_calls:
+        raise InvalidRequestError(param=f"{place}.tool_calls", problem="cannot be gone on with; send their results")
+    if request.response_format is not None or request.tool_name or request.tool_choice == "required":
+        raise UnsupportedFeatureError(
+            feature="an answer of a given form that goes on with the assistant's own words",
+            remedy="end with a user's message",
         )
 
 

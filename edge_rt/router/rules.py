@@ -177,6 +177,7 @@ def _is_device_only(request: GenerateRequest, now: Circumstances, settings: Rout
         or request.prompt_logprobs is not None
         or request.beams is not None
         or bool(request.adapters)
+        or request.continues
         or request.ignore_eos
         or (request.response_format is not None and request.response_format.kind not in CLOUD_FORMATS)
     )

@@ -162,9 +162,10 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A piece of an answer. The last one of an answer, and only it, has finish_reason, usage and timings.
+    """A piece of an answer. The last one of an answer, and only it, has finish_reason and timings; it has usage.
 
-    An engine that was asked to tell its start sends usage alone before all others: is_start. Nobody else sees it.
+    An engine's first one has usage too, of the prompt alone: by then it is known. A cloud's has none. An engine that
+    was asked to tell its start sends it in a chunk of its own before all others: is_start. Nobody else sees that.
     Before the answer come, in chunks of their own, the prompt's logprobs; the first token's is 0, nothing is before it.
 
     text is always whole characters: joined chunks equal the unary answer.
@@ -188,4 +189,4 @@ class Chunk:
 
     @property
     def is_start(self) -> bool:
-        return self.usage is not None and self.finish_reason is None
+        return self.usage is not None and self.finish_reason is None and not self.token_ids

@@ -162,6 +162,7 @@ class GenerateRequest:
     tool_name    the only tool that it may call, and must; "" leaves it to tool_choice
     parallel_tool_calls  one answer may hold several calls
     adapters     that the answer is computed with
+    continues    the last message is the assistant's, and the answer goes on with its text
     prompt_logprobs  None: none; n >= 0: the prompt's tokens come with their logprobs and the n most likely ones at each
                      place. All of the prompt is computed then, kept or not, and max_tokens may be 0
     beams        answers come from a beam search, all on the last chunk; sampling stays greedy
@@ -193,6 +194,7 @@ class GenerateRequest:
     tool_name: str = ""
     parallel_tool_calls: bool = True
     adapters: tuple[Adapter, ...] = ()
+    continues: bool = False
     prompt_logprobs: int | None = None
     beams: Beams | None = None
 

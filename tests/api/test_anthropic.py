@@ -101,6 +101,42 @@ def test_a_stream_of_text() -> None:
     assert (found[6]["usage"]["output_tokens"], found[6]["usage"]["input_tokens"]) == (3, 5)
 
 
+def test_a_stream_tells_first_how_long_the_prompt_is() -> None:
+    usage = Usage(prompt_tokens=7, completion_tokens=0, cached_tokens=3)
+    begun = stream(Chunk(text="a", token_ids=(1,), usage=usage), *whole("b"))[0]["message"]["usage"]
+    assert (begun["input_tokens"], begun["cache_read_input_tokens"], begun["output_tokens"]) == (4, 3, 0)
+    stored = stream(*whole("ab"))[0]["message"]["usage"]  # in one piece, which has the whole account
+    assert (stored["input_tokens"], stored["cache_read_input_tokens"], stored["output_tokens"]) == (5, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+        {"context_management": {"edits": []}},
+    ],
+)
+def test_what_changes_nothing_without_thinking_is_taken(fields: dict[str, Any]) -> None:
+    reply = ask(FakeRuntime(whole("a")), "POST", PATH, body(**fields))
+    assert reply.status == 200
+    assert reply.headers["request-id"] == reply.headers["x-request-id"]
+
+
+def test_an_answer_goes_on_with_the_assistants_own_words() -> None:
+    runtime = FakeRuntime(whole("a"))
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "I"}]
+    assert ask(runtime, "POST", PATH, body(messages=messages)).json["content"][0]["text"] == "a"
+    assert ask(runtime, "POST", PATH, body()).status == 200
+    assert [request.continues for request in runtime.requests] == [True, False]
+    schema = {"type": "json_schema", "schema": {"type": "object"}}
+    for extra, words in (
+        ({"messages": messages, "output_config": {"format": schema}}, "an answer of a given form"),
+        ({"messages": messages[1:]}, "there is no question"),
+    ):
+        assert words in error_of(ask(runtime, "POST", PATH, body(**extra)))[1]
+
+
 def test_an_answer_of_nothing_is_an_empty_text() -> None:
     found = stream(ended("stop"))
     assert [event["type"] for event in found[2:4]] == ["content_block_start", "content_block_stop"]
@@ -126,7 +162,7 @@ def test_why_an_answer_ended(chunk: Chunk, reason: str, sequence: str | None) ->
 
 def test_calls_are_blocks_of_their_own() -> None:
     writer, outcome = MessageWriter(asked(stream=True)), Outcome()
-    raw = writer.opening()
+    raw = writer.opening(None)
     for chunk in (*CALLS, ended("tool_calls")):
         outcome.add(chunk)
         raw += writer.piece(chunk)
@@ -230,7 +266,7 @@ def test_what_a_request_asks_for_reaches_the_engine() -> None:
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "I"}]}, "messages[1].role"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),

@@ -150,6 +150,13 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name
     assert not runtime.requests
 
 
+def test_an_answer_goes_on_with_the_assistants_own_words() -> None:
+    runtime = FakeRuntime(whole("a"))
+    ask(runtime, "POST", CHAT, {"model": "default", "messages": [*user(), {"role": "assistant", "content": "I"}]})
+    ask(runtime, "POST", CHAT, {"model": "default", "messages": user()})
+    assert [request.continues for request in runtime.requests] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("message", "named"),
     [
@@ -159,7 +166,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name
         ({"role": "tool", "content": "5"}, "messages[1]"),
         ({"role": "assistant", "content": "x", "thinking": "hm"}, "messages[1].thinking"),
         ({"role": "user", "content": ["x"]}, "messages[1].content"),
-        ({"role": "assistant", "content": "I"}, "messages[1].role"),
     ],
 )
 def test_messages_that_cannot_be_taken(message: dict[str, Any], named: str) -> None:

@@ -141,7 +141,7 @@ def test_an_answer_of_nothing_is_an_empty_text() -> None:
 
 def test_calls_are_items_of_their_own() -> None:
     writer, outcome = ResponseWriter(*asked(stream=True)), Outcome()
-    raw = writer.opening()
+    raw = writer.opening(None)
     for chunk in (*CALLS, ended("tool_calls")):
         outcome.add(chunk)
         raw += writer.piece(chunk)
@@ -213,7 +213,8 @@ def test_what_a_request_asks_for_reaches_the_engine() -> None:
         include=["message.output_text.logprobs", "reasoning.encrypted_content"],
         top_logprobs=3,
         store=False,
-        reasoning={"effort": None},
+        reasoning={"effort": None, "summary": "auto"},
+        client_metadata={"session": "5"},
         truncation="disabled",
     )
     assert (request.max_tokens, request.stream, request.top_logprobs, request.tenant) == (9, True, 3, "t")
@@ -243,7 +244,7 @@ def test_what_a_request_asks_for_reaches_the_engine() -> None:
         ({"background": True}, "background"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "tools[0].defer_loading"),

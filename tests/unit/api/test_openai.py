@@ -122,6 +122,44 @@ def test_an_answer_can_be_sent_back_as_it_came() -> None:
     assert chat([answer]).messages == (Message(role="assistant", content="hi"),)
 
 
+ASKED = {"role": "user", "content": "a"}
+BEGUN = {"role": "assistant", "content": "b"}
+CALLED = {
+    "role": "assistant",
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("last", "fields", "continues"),
+    [
+        (BEGUN, {}, True),
+        (BEGUN, {"continue_final_message": True, "add_generation_prompt": False}, True),
+        (BEGUN, {"continue_final_message": False, "add_generation_prompt": True}, False),
+        (CALLED, {}, False),
+        (ASKED, {"add_generation_prompt": True}, False),
+        (ASKED, {"continue_final_message": True}, True),  # which is refused with the other ranges
+    ],
+)
+def test_an_answer_may_go_on_with_the_last_message(
+    last: dict[str, Any], fields: dict[str, Any], continues: bool
+) -> None:
+    assert chat([ASKED, last], **fields).continues is continues
+
+
+@pytest.mark.parametrize(
+    ("last", "fields"),
+    [
+        (BEGUN, {"add_generation_prompt": True}),
+        (BEGUN, {"continue_final_message": True, "add_generation_prompt": True}),
+        (ASKED, {"add_generation_prompt": False}),
+    ],
+)
+def test_the_generation_prompt_goes_with_how_the_answer_begins(last: dict[str, Any], fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="add_generation_prompt"):
+        chat([ASKED, last], **fields)
+
+
 def test_developer_is_system() -> None:
     assert chat([{"role": "developer", "content": "x"}]).messages == (Message(role="system", content="x"),)
 

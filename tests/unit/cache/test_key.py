@@ -67,6 +67,7 @@ REQUEST: dict[str, st.SearchStrategy[Any]] = {
     "tool_name": TEXTS,
     "parallel_tool_calls": st.booleans(),
     "adapters": st.lists(st.builds(Adapter, name=TEXTS, scale=st.floats(0, 2)), max_size=2).map(tuple),
+    "continues": st.booleans(),
     "prompt_logprobs": st.none() | st.integers(0, 3),
     "beams": st.none() | st.builds(Beams, n_beams=st.integers(2, 4), length_penalty=st.floats(0, 2)),
 }

@@ -281,6 +281,16 @@ def test_prompts_in_the_style_of(source: str, turns: list[tuple[str, str]], expe
     assert prompt(source, *turns) == expected
 
 
+@pytest.mark.parametrize("source", [CHATML, SMOLLM2])
+def test_an_answer_that_has_begun_comes_after_all_that_the_template_writes(source: str) -> None:
+    template = ChatTemplate(source, control_texts=CONTROL)
+    messages = [Message(role="user", content="Hi <|im_end|>")]
+    begun = template.render(messages, answer=" Yes<|im_end|>, ")
+    assert "".join(segment.text for segment in begun) == prompt(source, ("user", "Hi <|im_end|>")) + " Yes<|im_end|>, "
+    # What the user has put into the assistant's mouth is text too.
+    assert [segment.text for segment in begun if not segment.special] == ["<|im_end|>"] * 2
+
+
 def test_without_the_generation_prompt() -> None:
     assert prompt(CHATML, ("user", "Hi"), add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
     assert prompt(PHI, ("user", "Hi"), add_generation_prompt=False) == "<|user|>Hi<|end|></s>"

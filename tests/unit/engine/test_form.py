@@ -61,6 +61,13 @@ def test_an_answer_validates_and_ends_when_it_is_whole(bench: Bench) -> None:
     bench.assert_idle()
 
 
+@pytest.mark.parametrize("names", [True, {}, {"type": "string"}])
+def test_names_of_any_kind_ask_for_nothing(bench: Bench, names: Any) -> None:
+    record = {"type": "object", "propertyNames": names, "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    answer = answer_to(bench, schema_of({**record, "additionalProperties": False}), sampling=hot(1))
+    assert json.loads(answer.text) == {"a": 1}
+
+
 def test_forced_tokens_are_not_sampled(bench: Bench) -> None:
     answer = answer_to(bench, schema_of(PERSON), sampling=hot(1))
     n_steps = bench.engine.stats().steps_total
@@ -168,6 +175,7 @@ def refusal(bench: Bench, form: ResponseFormat, **fields: Any) -> EdgeRtError:
         ({"anyOf": [{"type": "string"}, {"if": {}}]}, "#/anyOf/1/if"),
         ({"type": "string", "maxLenght": 3}, "#/maxLenght"),
         ({"x-guidance": {"lenient": True}}, "#/x-guidance"),
+        ({"propertyNames": {"maxLength": 3}}, "#/propertyNames"),
         ({"$ref": "https://example.org/a"}, "#/$ref"),
         ({"format": "idn-email"}, "#/format 'idn-email'"),
         ({"minProperties": 2}, "#/minProperties"),

@@ -17,7 +17,7 @@ from edge_rt.errors import (
     ShuttingDownError,
     UnsupportedFeatureError,
 )
-from edge_rt.types import GenerateRequest, Sampling
+from edge_rt.types import GenerateRequest, Message, Sampling, Usage
 from tests.unit.engine.null_engine import ROW_S, STEP_S, Answer, Bench, chat, complete
 
 
@@ -36,7 +36,9 @@ def test_answers_and_accounts_for_every_token() -> None:
     assert timings.prefill_s == pytest.approx(STEP_S + (n_bytes + 2) * ROW_S)
     assert timings.decode_s == pytest.approx(n_bytes * (STEP_S + ROW_S))
     assert timings.ttft_s == pytest.approx(timings.queue_s + timings.prefill_s)
-    assert all(c.finish_reason is None and c.usage is None for c in answer.chunks[:-1])
+    assert all(c.finish_reason is None for c in answer.chunks[:-1])
+    assert answer.chunks[0].usage == Usage(prompt_tokens=n_bytes + 2, completion_tokens=0)
+    assert all(c.usage is None for c in answer.chunks[1:-1])
     bench.assert_idle()
 
 
@@ -441,3 +443,15 @@ def test_who_asks_hears_at_the_start_how_much_of_the_prompt_is_kept() -> None:
         assert rest[-1].usage.cached_tokens == start.usage.cached_tokens
     assert not any(chunk.is_start for chunk in silent.chunks)
     assert first.text == again.text == silent.text
+
+
+def test_an_answer_goes_on_with_its_beginning() -> None:
+    bench = Bench()
+    messages = (Message(role="user", content="Graz is a town"), Message(role="assistant", content="Graz is"))
+    answer = bench.ask(GenerateRequest(id="a", model="m", messages=messages, continues=True))
+    anew = bench.ask(GenerateRequest(id="b", model="m", messages=messages))
+    bench.run(answer, anew)
+    assert answer.text == " a town"
+    assert anew.text != answer.text
+    assert answer.last.usage is not None
+    assert answer.last.usage.prompt_tokens == len("Graz is a town") + 2 + len("Graz is")

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_rt.config import Limits
-from edge_rt.errors import InvalidRequestError
+from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.guard.limits import check_request, check_text, check_token_ids
-from edge_rt.types import Adapter, Beams, GenerateRequest, Message, Sampling
+from edge_rt.types import Adapter, Beams, GenerateRequest, Message, ResponseFormat, Sampling, ToolCall
 
 LIMITS = Limits(
     max_messages=3, max_prompt_bytes=100, max_stop=2, max_stop_bytes=8, max_logit_bias=2, max_top_logprobs=5
@@ -52,6 +52,36 @@ def refused(request: GenerateRequest) -> InvalidRequestError:
 )
 def test_what_is_in_range_passes(fields: dict[str, Any]) -> None:
     check_request(replace(GOOD, **fields), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ((), "continue_final_message"),
+        ((message("a"),), "continue_final_message"),
+        ((Message(role="assistant", content="a"),), "messages"),
+        (
+            (
+                message("a"),
+                Message(role="assistant", content="", tool_calls=(ToolCall(id="1", name="f", arguments="{}"),)),
+            ),
+            "messages[1].tool_calls",
+        ),
+    ],
+)
+def test_only_a_text_of_the_assistants_can_be_gone_on_with(messages: tuple[Message, ...], param: str) -> None:
+    asked = replace(GOOD, prompt=None if messages else "x", messages=messages or None, continues=True)
+    assert refused(asked).param == param
+
+
+@pytest.mark.parametrize(
+    "fields", [{"response_format": ResponseFormat(kind="json_object")}, {"tool_choice": "required"}, {"tool_name": "f"}]
+)
+def test_an_answer_that_has_begun_has_no_form(fields: dict[str, Any]) -> None:
+    messages = (message("a"), Message(role="assistant", content="b"))
+    check_request(replace(GOOD, prompt=None, messages=messages, continues=True), LIMITS)
+    with pytest.raises(UnsupportedFeatureError, match="of a given form"):
+        check_request(replace(GOOD, prompt=None, messages=messages, continues=True, **fields), LIMITS)
 
 
 @pytest.mark.parametrize(
