@@ -20,11 +20,11 @@ from edge_rt.scheduler.profile import Profile
 from edge_rt.scheduler.queue import Admission, Queue
 from edge_rt.scheduler.rereading import reread
 from edge_rt.scheduler.residency import Residency
-from edge_rt.scheduler.slots import ModelWorker, Slot
+from edge_rt.scheduler.slots import Slot
 from edge_rt.scheduler.status import ModelStatus, describe
 from edge_rt.scheduler.subjects import make_subject
 from edge_rt.worker.channel import Load
-from edge_rt.worker.supervisor import WorkerEvents
+from edge_rt.worker.supervisor import ModelWorker, WorkerEvents
 
 _log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from edge_rt.catalog.manifest import Asset, Manifest, Variant
 from edge_rt.chains import ChainEvents
 from edge_rt.errors import ModelFormatError
 from edge_rt.scheduler.placed_model import DispatchEvents
-from edge_rt.scheduler.slots import ModelWorker, ResidencyEvents
+from edge_rt.scheduler.slots import ResidencyEvents
 from edge_rt.types import Energy, Priority, Timings, Usage
 from edge_rt.worker.channel import Load
 from edge_rt.worker.spawn import spawn
-from edge_rt.worker.supervisor import Worker, WorkerEvents
+from edge_rt.worker.supervisor import ModelWorker, Worker, WorkerEvents
 
 
 class ModelStore(Protocol):

@@ -52,10 +52,10 @@ from edge_rt.scheduler.probes import Probes, make_probes
 from edge_rt.scheduler.profile import Profile
 from edge_rt.scheduler.queue import Place
 from edge_rt.scheduler.residency import Residency
-from edge_rt.scheduler.slots import ModelWorker
 from edge_rt.scheduler.status import ModelStatus, activity
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
 from edge_rt.types import Chunk, Energy, GenerateRequest, PinAction, PinnedPrefix
+from edge_rt.worker.supervisor import ModelWorker
 
 _log = logging.getLogger(__name__)
 

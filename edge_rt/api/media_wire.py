@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -185,9 +185,16 @@ def _box(box: tensor_types.Box, *, is_read: bool = False) -> Box:
     )
 
 
-def _timings(answer: MediaAnswer) -> Timings | UnsetType:
+def _computed(answer: MediaAnswer) -> dict[str, Any]:
+    """Give what every answer says of how it was computed: the fields of _Answer but for model."""
     taken = answer.timings
-    return Timings(taken.queue_s, taken.compute_s, taken.batch_size) if taken is not None else UNSET
+    return {
+        "place": answer.place,
+        "variant": answer.variant,
+        "stage": answer.stage,
+        "timings": Timings(taken.queue_s, taken.compute_s, taken.batch_size) if taken is not None else UNSET,
+        "energy": wire_energy(answer.energy),
+    }
 
 
 def classification(model: str, answer: MediaAnswer) -> Classification:
@@ -197,11 +204,7 @@ def classification(model: str, answer: MediaAnswer) -> Classification:
         boxes=[_box(box) for box in answer.boxes] or UNSET,
         width=answer.width,
         height=answer.height,
-        place=answer.place,
-        variant=answer.variant,
-        stage=answer.stage,
-        timings=_timings(answer),
-        energy=wire_energy(answer.energy),
+        **_computed(answer),
     )
 
 
@@ -211,11 +214,7 @@ def detection(model: str, answer: MediaAnswer) -> Detection:
         boxes=[_box(box) for box in answer.boxes],
         width=answer.width,
         height=answer.height,
-        place=answer.place,
-        variant=answer.variant,
-        stage=answer.stage,
-        timings=_timings(answer),
-        energy=wire_energy(answer.energy),
+        **_computed(answer),
     )
 
 
@@ -229,11 +228,7 @@ def reading(model: str, answer: MediaAnswer) -> Reading:
         else UNSET,
         width=answer.width,
         height=answer.height,
-        place=answer.place,
-        variant=answer.variant,
-        stage=answer.stage,
-        timings=_timings(answer),
-        energy=wire_energy(answer.energy),
+        **_computed(answer),
     )
 
 
@@ -242,9 +237,5 @@ def speech(model: str, answer: MediaAnswer) -> Speech:
         model=model,
         spans=[Span(round(span.start_s, 3), round(span.end_s, 3)) for span in answer.spans],
         duration_s=round(answer.duration_s, 3),
-        place=answer.place,
-        variant=answer.variant,
-        stage=answer.stage,
-        timings=_timings(answer),
-        energy=wire_energy(answer.energy),
+        **_computed(answer),
     )

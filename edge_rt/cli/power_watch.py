@@ -14,7 +14,7 @@ import click
 
 from edge_rt import config
 from edge_rt.cli.plot import plot
-from edge_rt.cli.screen import redraw
+from edge_rt.cli.screen import redraw, watching
 from edge_rt.devices import cpufreq, devfreq, thermal
 from edge_rt.devices.base import Reading
 from edge_rt.devices.meter_choice import Absent, Found, Panel, choose, find
@@ -43,17 +43,7 @@ class View:
 
 
 @click.command("watch", short_help="Plot the power as it changes.")
-@click.option(
-    "--interval",
-    "interval_s",
-    type=click.FloatRange(0.1, 3600),
-    default=0.5,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between two looks.",
-)
-@click.option("--once", is_flag=True, help="Print one view, taken over one interval, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@watching(least_s=0.1, default_s=0.5)
 @click.pass_obj
 def command(above: config.Loaded | None, interval_s: float, once: bool, as_json: bool) -> None:
     """Plot the power of board and chip, until Ctrl-C. Where the output is no terminal, print a line a look.

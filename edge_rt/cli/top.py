@@ -18,7 +18,7 @@ from edge_rt import config
 from edge_rt.api.client import Client
 from edge_rt.api.listen import socket_path
 from edge_rt.cli.scrape import DeviceLoss, Load, ModelLoad, PlaceLoad, Scrape
-from edge_rt.cli.screen import redraw
+from edge_rt.cli.screen import redraw, watching
 
 _PLACE_COLUMNS = ("MODEL", "PLACE", "BREAKER", "RUN", "WAIT", "REQ/S", "JOINED", "P50", "P95", "FAILED", "RSS")
 _COLUMNS = (
@@ -43,17 +43,7 @@ _ENERGY_COLUMN = "J/TOKEN"  # where there is a meter
     type=click.Path(path_type=Path, readable=False),
     help="The daemon's socket. [default: server.socket_path]",
 )
-@click.option(
-    "--interval",
-    "interval_s",
-    type=click.FloatRange(0.2, 3600),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between two looks.",
-)
-@click.option("--once", is_flag=True, help="Print one view, taken over one interval, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@watching(least_s=0.2, default_s=1.0)
 @click.pass_obj
 def command(above: config.Loaded | None, socket: Path | None, interval_s: float, once: bool, as_json: bool) -> None:
     """Watch what a running daemon does, until Ctrl-C.

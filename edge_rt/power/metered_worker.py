@@ -10,50 +10,21 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from itertools import count
-from typing import Final, Protocol
+from typing import Final
 
 from edge_rt.config import Worker as Settings
 from edge_rt.errors import EdgeRtError
 from edge_rt.power.monitor import EnergyMonitor, Measured
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
-from edge_rt.types import Chunk, Energy, GenerateRequest, ModelInfo, PinAction, PinnedPrefix
+from edge_rt.types import Chunk, Energy, GenerateRequest, ModelInfo
 from edge_rt.worker.channel import Inferred, Load
 from edge_rt.worker.process import OnReply
-from edge_rt.worker.supervisor import WorkerEvents
+from edge_rt.worker.supervisor import ModelWorker, WorkerEvents
 
 _NUMBERS: Final = count(1)
 
 
-class Worker(Protocol):
-    """What is metered; scheduler.slots.ModelWorker has the same."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    def late_s(self) -> float: ...
-
-    async def start(self) -> ModelInfo | TensorModelInfo: ...
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]: ...
-
-    async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
-
-    async def prompt_ids(self, request: GenerateRequest) -> list[int]: ...
-
-    async def detokenize(self, token_ids: list[int]) -> str: ...
-
-    async def pins(self, tenant: str, action: PinAction, name: str, text: str) -> list[PinnedPrefix]: ...
-
-    async def infer(self, request: TensorRequest) -> TensorAnswer: ...
-
-    def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None] | None: ...
-
-    async def look(self, request: MediaRequest) -> MediaAnswer: ...
-
-    async def stop(self, error: Callable[[], EdgeRtError]) -> None: ...
-
-
-Make = Callable[[Load, Settings, WorkerEvents], Worker]
+Make = Callable[[Load, Settings, WorkerEvents], ModelWorker]
 Told = Callable[[str, Energy], None]  # model, and what was taken
 
 
@@ -64,7 +35,7 @@ def metered(make: Make, monitor: EnergyMonitor, told: Told, aborted: Told) -> Ma
     aborted  hears what was spent on an answer that broke off or was cancelled
     """
 
-    def made(load: Load, settings: Settings, events: WorkerEvents) -> Worker:
+    def made(load: Load, settings: Settings, events: WorkerEvents) -> ModelWorker:
         return MeteredWorker(make(load, settings, events), monitor, load.model, told, aborted)
 
     return made
@@ -73,7 +44,7 @@ def metered(make: Make, monitor: EnergyMonitor, told: Told, aborted: Told) -> Ma
 class MeteredWorker:
     """A worker beside a meter. Everything else is the worker's own."""
 
-    def __init__(self, worker: Worker, monitor: EnergyMonitor, model: str, told: Told, aborted: Told) -> None:
+    def __init__(self, worker: ModelWorker, monitor: EnergyMonitor, model: str, told: Told, aborted: Told) -> None:
         self._worker, self._monitor, self._model = worker, monitor, model
         self._told, self._aborted = told, aborted
         self._engine = f"{model}#{next(_NUMBERS)}"

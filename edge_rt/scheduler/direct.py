@@ -15,9 +15,9 @@ from edge_rt.errors import BackendError, EdgeRtError, ModelFormatError, ModelToo
 from edge_rt.scheduler.placed_model import DispatchEvents, Failure, PlacedModel
 from edge_rt.scheduler.places import Place
 from edge_rt.scheduler.queue import Queue
-from edge_rt.scheduler.slots import ModelWorker
 from edge_rt.tensor_types import TensorAnswer, TensorRequest
 from edge_rt.worker.channel import Inferred
+from edge_rt.worker.supervisor import ModelWorker
 
 _log = logging.getLogger(__name__)
 

@@ -26,10 +26,9 @@ from edge_rt.scheduler.direct import DEVICE_ERRORS, Direct, OnEnd
 from edge_rt.scheduler.placed_model import DispatchEvents, DispatchStatus, Failure, PlacedModel, Subject
 from edge_rt.scheduler.places import Place
 from edge_rt.scheduler.residency import Residency
-from edge_rt.scheduler.slots import ModelWorker
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
 from edge_rt.worker.channel import Load
-from edge_rt.worker.supervisor import WorkerEvents
+from edge_rt.worker.supervisor import ModelWorker, WorkerEvents
 
 _log = logging.getLogger(__name__)
 

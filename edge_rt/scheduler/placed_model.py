@@ -27,9 +27,8 @@ from edge_rt.errors import (
 from edge_rt.scheduler.placement import Candidate, PolicyName, Ranked, Ranking, Refused, reference
 from edge_rt.scheduler.places import Place, PlaceStatus, n_to_move, pick, to_try
 from edge_rt.scheduler.residency import Residency
-from edge_rt.scheduler.slots import ModelWorker
 from edge_rt.worker.channel import Load
-from edge_rt.worker.supervisor import WorkerEvents
+from edge_rt.worker.supervisor import ModelWorker, WorkerEvents
 
 _log = logging.getLogger(__name__)
 

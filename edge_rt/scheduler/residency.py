@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any
 
 from edge_rt.errors import BackendLoadError, EdgeRtError, ModelTooLargeError, ShuttingDownError, from_wire
-from edge_rt.scheduler.slots import Loaded, Make, ModelWorker, ResidencyEvents, Slot, pick_victim
+from edge_rt.scheduler.slots import Loaded, Make, ResidencyEvents, Slot, pick_victim
 from edge_rt.tensor_types import TensorModelInfo
 from edge_rt.types import ModelInfo
+from edge_rt.worker.supervisor import ModelWorker
 
 _log = logging.getLogger(__name__)
 

@@ -4,52 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from edge_rt.errors import EdgeRtError
-from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorModelInfo, TensorRequest
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, PinAction, PinnedPrefix
-from edge_rt.worker.process import OnReply
-from edge_rt.worker.supervisor import WorkerEvents
+from edge_rt.tensor_types import TensorModelInfo
+from edge_rt.types import EngineStats, ModelInfo
+from edge_rt.worker.supervisor import ModelWorker, WorkerEvents
 
 _ALIKE = 1.25  # a difference between two models' worth that is not one
 
 State = Literal["unloaded", "waiting", "loading", "ready", "draining", "unloading"]
-
-
-class ModelWorker(Protocol):
-    """What a worker is to those above it; edge_rt.worker.supervisor.Worker is one."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    def late_s(self) -> float:
-        """Tell for how long it should have been given up for want of progress; 0 while all is well."""
-        ...
-
-    async def start(self) -> ModelInfo | TensorModelInfo: ...
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]: ...
-
-    async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]: ...
-
-    async def prompt_ids(self, request: GenerateRequest) -> list[int]: ...
-
-    async def detokenize(self, token_ids: list[int]) -> str: ...
-
-    async def pins(self, tenant: str, action: PinAction, name: str, text: str) -> list[PinnedPrefix]: ...
-
-    async def infer(self, request: TensorRequest) -> TensorAnswer: ...
-
-    def infer_now(self, request: TensorRequest, on_reply: OnReply) -> Callable[[], None] | None:
-        """Ask without a task; give what drops the request. None: infer must be asked, the process is not there."""
-        ...
-
-    async def look(self, request: MediaRequest) -> MediaAnswer: ...
-
-    async def stop(self, error: Callable[[], EdgeRtError]) -> None: ...
 
 
 Make = Callable[[WorkerEvents, bool], ModelWorker]  # (events, force): a worker that is not started yet

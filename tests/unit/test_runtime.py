@@ -38,12 +38,11 @@ from edge_rt.power.taker import AdviceTaker
 from edge_rt.power.wire import TakesAdvice
 from edge_rt.power.workload import Workload
 from edge_rt.runtime import Runtime
-from edge_rt.scheduler.slots import ModelWorker
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import Tensor, TensorRequest
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, Origin, PinAction, PinnedPrefix
 from edge_rt.worker.channel import Load
-from edge_rt.worker.supervisor import WorkerEvents
+from edge_rt.worker.supervisor import ModelWorker, WorkerEvents
 from tests import virtual_time
 from tests.unit.worker.fake_child import INFO, LAST
 
