@@ -54,13 +54,13 @@ class Choices:
         assert slot is not None
         n_before, n_known, n_right = len(slot.token_ids) - len(draft), len(sequence.token_ids), 0
         sequence.n_drafted += len(draft)
-        self._totals.drafted += len(draft)
+        self._totals.count_guesses(len(draft), 0, by_model=sequence.is_by_model)
         while (finish := self._choose(sequence, logits[n_right], now_s)) is None:
             n_chosen = len(sequence.token_ids) - n_known - n_right  # a form may have forced some after the first
             n_same = sequence.n_guessed(n_known + n_right, draft[n_right:])
             n_right += n_same
             sequence.n_accepted += n_same
-            self._totals.accepted += n_same
+            self._totals.count_guesses(0, n_same, by_model=sequence.is_by_model)
             if n_same < n_chosen:
                 break
         n_right += n_before

@@ -7,14 +7,10 @@ and is one call into it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 from typing import Protocol
-
-from edge_rt.engine.sampling import Allowed
-
-NO_BIAS: Mapping[int, float] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +22,18 @@ class Ask:
     token_ids  prompt and answer, at least two; the sequence's own list, neither to be changed nor kept
     n_max      guesses wanted, at least 1; fewer may be given, none too
     min_chance an own probability below this ends the guessing: neither that guess nor any after it is wanted
+    owner      whose tokens these are: what is held for another owner is not built on
     bias       what the request adds to the logits of some tokens
-    allowed    which tokens the answer's form lets come first; None: any
+    n_allowed  counts how many of some tokens the answer's form lets come next, one after the other; None: all of them
     """
 
     seq_id: int
     token_ids: ListOf[int]
     n_max: int
     min_chance: float = 0.0
-    bias: Mapping[int, float] = field(default_factory=lambda: NO_BIAS)
-    allowed: Allowed | None = None
+    owner: str = ""
+    bias: Mapping[int, float] = field(default_factory=dict)
+    n_allowed: Callable[[ListOf[int]], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +52,8 @@ class DraftModel(Protocol):
     """Guesses how sequences go on. The engine's thread alone calls it, between two steps of the model that checks.
 
     No answer depends on what it gives: each guess is checked as one from the prompt's own words is. It may leave bias
-    and allowed out of account, which costs right guesses only. Who calls it measures what its calls take, by sequences
-    and tokens, and stops calling where that does not pay. It reaches the engine as TokenEngine's draft_model.
+    and n_allowed out of account, which costs right guesses only. Who calls it measures what its calls take, by
+    sequences and tokens, and stops where that does not pay. It reaches the engine as TokenEngine's draft_model.
 
     A head on the model's own session implements it so. n_missing is 0 where the session has the hidden state of the
     sequence's last computed row, None where it has not: a prefix was restored or copied, and no step has computed a row
@@ -93,7 +91,7 @@ class DraftModel(Protocol):
         ...
 
     def forget(self, seq_id: int) -> None:
-        """Drop what is held for a sequence whose slot was emptied. What is not dropped is found to differ."""
+        """Hear that a sequence has left its slot, where another may come. What is still held may serve that one."""
         ...
 
     def set_threads(self, n_threads: int) -> None:

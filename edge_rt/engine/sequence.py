@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import SeqRows, TokenSession
+from edge_rt.engine.draft_record import DraftRecord
 from edge_rt.engine.drafts import PromptLookup
 from edge_rt.engine.form import Form
 from edge_rt.engine.prefix import Slot
@@ -41,6 +42,8 @@ class Sequence:
 
     token_ids  prompt and answer; the KV of slot, while it has one, holds the first n_computed of them
     lookup     guesses how they go on; None where nothing is guessed
+    record     what became of a drafting model's guesses; None before the first
+    is_by_model  the last guess was such a model's
     form       what the answer must look like; None leaves it to the model
     """
 
@@ -51,6 +54,8 @@ class Sequence:
     text: TextStream
     submitted_s: float
     lookup: PromptLookup | None = None
+    record: DraftRecord | None = None
+    is_by_model: bool = False
     form: Form | None = None
     n_prompt: int = 0
     slot: Slot | None = None
@@ -180,7 +185,10 @@ class Sequence:
         """Guess up to n tokens that may come next."""
         if self.lookup is None:
             return []
-        draft = self.lookup.draft(n)
+        return self.fitting(self.lookup.draft(n))
+
+    def fitting(self, draft: list[int]) -> list[int]:
+        """Cut guesses where the answer's form forbids them."""
         return draft if self.form is None else draft[: self.form.n_allowed(draft)]
 
     def n_guessed(self, start: int, guess: ListOf[int]) -> int:
@@ -198,6 +206,8 @@ class Sequence:
             self.token_ids.append(token_id)
             if self.lookup is not None:
                 self.lookup.push()
+            if self.record is not None:
+                self.record.push(token_id)
             if token_id in session.vocab.eog_ids and not request.ignore_eos:
                 return self._end
             self._accept(token_id, logits, session.piece)

@@ -25,6 +25,7 @@ from edge_rt.engine import adapters, line
 from edge_rt.engine.batching import share_rows
 from edge_rt.engine.beam_sequence import BeamSequence, make_sequence
 from edge_rt.engine.choices import Choices
+from edge_rt.engine.draft_model import DraftModel
 from edge_rt.engine.form import Forms
 from edge_rt.engine.prefix import Slot
 from edge_rt.engine.prefix_disk import PrefixDisk
@@ -82,6 +83,7 @@ class TokenEngine:
         clock: Callable[[], float] = time.monotonic,
         entropy: Callable[[], int] = lambda: secrets.randbits(63),
         disk: PrefixDisk | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self._session = session
         self._settings = settings
@@ -100,7 +102,8 @@ class TokenEngine:
         max_bytes = settings.max_prefix_bytes
         self._slots = Slots(session, max_bytes if callable(max_bytes) else lambda _: max_bytes)
         self.warm = WarmStart(self._slots.tree, disk)  # the engine's thread alone calls it
-        self._speculation = Speculation(session.caps, settings.max_draft)
+        eog_ids = session.vocab.eog_ids
+        self._speculation = Speculation(session.caps, settings, model=draft_model, eog_ids=eog_ids, clock=clock)
         self._adapters = adapters.AdapterTurns(session)
         self._costs = RowCosts()
         self._free_s: float | None = None  # since when nothing is computed, where the loop goes on without a sleep
@@ -159,6 +162,7 @@ class TokenEngine:
             **self._slots.stats(),
             **self.warm.stats(),
             **self._totals.stats(),
+            **self._speculation.stats(),
             **device_stats(self._session),
         )
 
@@ -184,6 +188,7 @@ class TokenEngine:
             seconds = self._clock() - begun_s
             self._session.seq_trim(0, 0)
         self._costs.observe(batch, seconds)
+        self._speculation.warm_up()
 
     def run(self) -> None:
         """Step until stop; then every request has been answered or refused."""
@@ -208,6 +213,7 @@ class TokenEngine:
             self._slots.save_idle(lambda: self._clock() < end_s)
             self.warm.save(lambda: self._clock() < end_s)
             self.warm.close()
+            self._speculation.close()
             return False
         if self._waiting:
             self._drop_late(now_s)
@@ -361,10 +367,12 @@ class TokenEngine:
                 self._end(sequence, finish)
             elif sequence.is_due(ended_s, self._settings.stream_interval_s):
                 sequence.send(ended_s)
+        self._speculation.settle(self._totals.accepted)
 
     def _set_threads(self, n_threads: int) -> None:
         if n_threads != self._n_threads:
             self._session.set_threads(n_threads)
+            self._speculation.set_threads(n_threads)
             self._n_threads = n_threads
 
     def _end(self, sequence: Sequence, finish: FinishReason) -> None:
@@ -379,6 +387,7 @@ class TokenEngine:
         slot, sequence.slot = sequence.slot, None
         if slot is not None:
             self._slots.release(slot, self._clock())
+            self._speculation.forget(slot)
         return slot
 
     def _make_room(self) -> None:
@@ -401,6 +410,7 @@ class TokenEngine:
         slot, sequence.slot = sequence.slot, None
         if slot is not None:
             self._slots.shelve(slot)
+            self._speculation.forget(slot)
         self._waiting.add(sequence, self._running)
         self._totals.preempted += 1
 

@@ -21,11 +21,21 @@ class Totals:
     cancelled: int = 0
     drafted: int = 0
     accepted: int = 0
+    model_drafted: int = 0
+    model_accepted: int = 0
 
     def count_step(self, n_rows: int) -> None:
         self.steps += 1
         self.rows += n_rows
         self.step_rows[min((n_rows - 1).bit_length(), len(self.step_rows) - 1)] += 1
+
+    def count_guesses(self, n_drafted: int, n_accepted: int, *, by_model: bool) -> None:
+        """Count guesses that were checked, or those of them that were right."""
+        self.drafted += n_drafted
+        self.accepted += n_accepted
+        if by_model:
+            self.model_drafted += n_drafted
+            self.model_accepted += n_accepted
 
     def stats(self) -> dict[str, Any]:
         """Give the fields of EngineStats that count since the load."""
@@ -41,4 +51,6 @@ class Totals:
             "cancelled_total": self.cancelled,
             "drafted_tokens_total": self.drafted,
             "accepted_tokens_total": self.accepted,
+            "model_drafted_tokens_total": self.model_drafted,
+            "model_accepted_tokens_total": self.model_accepted,
         }

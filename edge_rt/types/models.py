@@ -93,6 +93,8 @@ class EngineStats:
 
     cells_used   of running requests; idle prefixes are not counted, they leave when cells are wanted
     drafted_tokens_total, accepted_tokens_total  guessed by speculation, and those of them that were right
+    model_drafted_tokens_total, model_accepted_tokens_total  of these, guessed by the drafting model draft_model, "" for
+                 none, which takes draft_bytes and has taken drafting_s_total
     prefix_hits_total  requests that began with kept or shared rows; prefixes_lost_total kept ones that were of no use
     prefix_disk_bytes  prefixes kept on disk; restored_tokens_total taken from there; pinned_prefixes that stay
     refused_total  requests whose deadline was out of reach when they came
@@ -122,6 +124,11 @@ class EngineStats:
     cancelled_total: int = 0
     drafted_tokens_total: int = 0
     accepted_tokens_total: int = 0
+    model_drafted_tokens_total: int = 0
+    model_accepted_tokens_total: int = 0
+    draft_model: str = ""
+    draft_bytes: int = 0
+    drafting_s_total: float = 0.0
     rss_bytes: int = 0
     device_products_total: int = 0
     device_faults_total: int = 0

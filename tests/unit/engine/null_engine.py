@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows
 from edge_rt.backends.null import NullSession
+from edge_rt.engine.draft_model import DraftModel
 from edge_rt.engine.prefix_disk import PrefixDisk
 from edge_rt.engine.threads import ThreadChoice
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
@@ -87,6 +88,7 @@ class Bench:
         row_s: float = ROW_S,
         session_type: type[Recorder] = Recorder,
         disk: PrefixDisk | None = None,
+        draft_model: Callable[[FakeClock], DraftModel] | None = None,
         **settings: float | bool,
     ) -> None:
         self.clock = FakeClock()
@@ -101,6 +103,7 @@ class Bench:
             clock=self.clock,
             entropy=lambda: 7,
             disk=disk,
+            draft_model=None if draft_model is None else draft_model(self.clock),
         )
 
     def ask(self, request: GenerateRequest) -> Answer:

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edge_rt.turns import PRIORITIES
+from tests.fakes import FakeClock
+from tests.unit.engine.null_draft import NullDraft
 from tests.unit.engine.null_engine import Answer, Bench, Recorder, complete
 
 COMMON = ["once upon a time there was " * 3, "once upon a midnight dreary, " * 3, "x" * 70]
@@ -86,6 +88,7 @@ plans = st.lists(
     max_prefix_bytes=st.sampled_from([0, 900, 5000, 10**6]),
     is_isolated=st.booleans(),
     max_draft=st.sampled_from([0, 15]),
+    acceptance=st.sampled_from([None, 0.0, 0.6, 1.0]),
 )
 def test_each_answer_is_the_one_it_has_alone(
     session_type: type[Recorder],
@@ -96,7 +99,11 @@ def test_each_answer_is_the_one_it_has_alone(
     max_prefix_bytes: int,
     is_isolated: bool,
     max_draft: int,
+    acceptance: float | None,
 ) -> None:
+    def draft_model(clock: FakeClock) -> NullDraft:
+        return NullDraft(clock, lambda: acceptance or 0.0, token_s=0.0005, row_s=0.0001)
+
     bench = Bench(
         n_ctx=n_ctx,
         n_seq_max=n_seq_max,
@@ -105,6 +112,7 @@ def test_each_answer_is_the_one_it_has_alone(
         max_prefix_bytes=max_prefix_bytes,
         isolate_prefixes=is_isolated,
         max_draft=max_draft,
+        draft_model=None if acceptance is None else draft_model,
     )
     asked: list[tuple[str, int, Answer]] = []
     cancelled: set[int] = set()
