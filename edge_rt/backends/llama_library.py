@@ -5,6 +5,7 @@ The tokenizer is all that the native engine uses of it, so that token ids are eq
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib.metadata
 import os
@@ -59,7 +60,16 @@ def load_library() -> tuple[Any, Log]:
         _log = Log(lib)
         lib.llama_backend_init()
         _lib = lib
+        _close_at_exit()
     return _lib, _log
+
+
+def _close_at_exit() -> None:
+    """Close what the package opens on import and leaves to the garbage collector, which warns of it."""
+    from llama_cpp import _utils
+
+    for file in (_utils.outnull_file, _utils.errnull_file):
+        atexit.register(file.close)
 
 
 def system_info() -> str:

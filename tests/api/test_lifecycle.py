@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx2
+import psutil
 import pytest
 
 from edge_rt.api import listen
@@ -165,6 +166,35 @@ def test_a_killed_daemons_socket_is_replaced_and_a_live_ones_is_not(socket_dir: 
         assert f"served by process {live.process.pid} already" in second.log
         with live.client() as client:
             assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("is_stuck", [False, True], ids=["computing", "stuck"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_front_process(socket_dir: Path, number: signal.Signals, *, is_stuck: bool) -> None:
+    with Daemon(socket_dir, extra="[server]\ndrain_s = 0.5\n", args=("--model", "null-slow")) as daemon:
+        workers = psutil.Process(daemon.process.pid).children(recursive=True)
+        assert workers
+        body = {"model": "null-slow", "prompt": "x" * 3000, "stream": True}
+        try:
+            with daemon.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
+                assert answer.status_code == 200
+                if is_stuck:  # as deep inside a driver: it reads no message
+                    for worker in workers:
+                        worker.suspend()
+                daemon.stop(number)
+            patience.until(lambda: all(map(has_ended, workers)), told=lambda: workers)
+        finally:
+            for worker in workers:
+                with suppress(psutil.NoSuchProcess):
+                    worker.kill()
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Say whether a process is gone, or waits for nothing but somebody who reads its status."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_preload_and_mode_from_a_flag_and_the_environment(socket_dir: Path) -> None:

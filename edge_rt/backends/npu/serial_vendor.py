@@ -120,6 +120,10 @@ class SerialVendor:
         )
 
     def refusal(self, file: ModelFile, device: Device, options: TensorOptions) -> str | None:  # noqa: ARG002 - the protocol's
+        if soc := options.npu.soc.get(NAME):
+            return f"npu.soc.{NAME} is {soc[:40]!r}, and a serial NPU says itself what it is: leave it out"
+        if own := options.npu.options.get(NAME):
+            return f"npu.options has {NAME}.{min(own)[:40]}, and serial NPUs have no options: leave it out"
         kinds = {kind for kind, _ in file.onnx.kinds}
         if "DequantizeLinear" not in kinds:
             return "it is not quantised: serial NPUs compute with integers (docs/quantize.md)"

@@ -187,6 +187,20 @@ def test_require_npu_refuses_what_is_not_wholly_there(bench: Bench, tmp_path: Pa
     assert told.value.n_elsewhere == 4
 
 
+@pytest.mark.parametrize(
+    ("npu", "words"),
+    [
+        ({"soc": {"npu_serial": "ethos-u55"}}, r"npu\.soc\.npu_serial is 'ethos-u55', .*: leave it out"),
+        ({"options": {"npu_serial": {"turbo": "on"}}}, r"npu\.options has npu_serial\.turbo, .*: leave it out"),
+    ],
+)
+def test_a_chip_or_options_that_are_named_are_refused(
+    bench: Bench, tmp_path: Path, npu: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BackendLoadError, match=words):
+        backend(bench)[0].load_tensor(crop_model(tmp_path), options(**npu))
+
+
 def test_a_float_model_is_refused_with_the_reason(bench: Bench, tmp_path: Path) -> None:
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 4, 4]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "float", values[:1], values[1:])

@@ -72,6 +72,23 @@ def test_one_that_hangs_keeps_nobody_from_the_new_one() -> None:
     library.end(0, None)
 
 
+def test_several_may_ask_at_a_time() -> None:
+    library = Library()
+    looks: Looks[object] = Looks(library)
+    answers: list[object] = []
+    first = threading.Thread(target=lambda: answers.append(looks.ask(PATIENCE_S)))
+    first.start()
+    until(lambda: len(library.ends) == 1)
+    second = threading.Thread(target=lambda: answers.append(looks.ask(PATIENCE_S)))
+    second.start()
+    until(lambda: len(library.ends) == 2)
+    library.end(1, "by the second")
+    second.join()
+    library.end(0, "by the first")
+    first.join()
+    assert answers == ["by the second", "by the first"]
+
+
 def test_what_an_old_one_raises_is_nothing_and_what_the_new_one_raises_is_told() -> None:
     library = Library()
     looks: Looks[object] = Looks(library)
