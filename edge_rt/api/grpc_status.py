@@ -32,6 +32,7 @@ GRPC_STATUS: Final[dict[type[errors.EdgeRtError], str]] = {
     errors.DeadlineError: "DEADLINE_EXCEEDED",
     errors.DeadlineUnreachableError: "UNAVAILABLE",
     errors.CellsExhaustedError: "UNAVAILABLE",
+    errors.GrammarsFullError: "UNAVAILABLE",
     errors.ShuttingDownError: "UNAVAILABLE",
     errors.BackendError: "INTERNAL",
     errors.BackendUnavailableError: "INTERNAL",

@@ -58,6 +58,7 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.DeadlineError: Mapping(503, _BUSY, retry_after_s=1.0),
     errors.DeadlineUnreachableError: Mapping(503, _BUSY, retry_after_s=1.0),
     errors.CellsExhaustedError: Mapping(503, _BUSY, retry_after_s=2.0),
+    errors.GrammarsFullError: Mapping(503, _BUSY, retry_after_s=2.0),
     errors.ShuttingDownError: Mapping(503, _BUSY, retry_after_s=2.0),
     errors.BackendError: Mapping(500, _SERVER),
     errors.BackendUnavailableError: Mapping(500, _SERVER),

@@ -13,7 +13,7 @@ from edge_rt.engine.text import TextStream
 from edge_rt.engine.tool_form import ToolForm
 from edge_rt.engine.tool_styles import GENERIC, ToolStyle
 from edge_rt.engine.tool_text import ToolText
-from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+from edge_rt.errors import InvalidRequestError, RequestError, UnsupportedFeatureError
 from edge_rt.types import GenerateRequest
 
 
@@ -66,7 +66,8 @@ class Forms:
         self._grammars.check_present()
         param = grammar_text.PARAM[form.kind]
         grammar = grammar_text.of_format(form)
-        return self._grammars.compile(grammar, param, ignores_eos=request.ignore_eos), text
+        constraint = self._grammars.compile(grammar, param, tenant=request.tenant, ignores_eos=request.ignore_eos)
+        return constraint, text
 
     def _with_tools(self, request: GenerateRequest) -> tuple[Form, TextStream]:
         if request.messages is None:
@@ -89,7 +90,11 @@ class Forms:
             tool_name=request.tool_name,
             otherwise=otherwise,
         )
-        calls = self._grammars.compile(grammar, "tools", ignores_eos=request.ignore_eos)
+        try:
+            calls = self._grammars.compile(grammar, "tools", tenant=request.tenant, ignores_eos=request.ignore_eos)
+        except RequestError:
+            self._find_broken(request)
+            raise
         at_start = must_call or otherwise is not None
         shown = frozenset(filter(None, map(self._control_token, tool_styles.marks(style))))
         text = ToolText(
@@ -103,6 +108,15 @@ class Forms:
         )
         form = calls if at_start else ToolForm(style, calls, self._grammars, session.piece, shown=shown)
         return form, text
+
+    def _find_broken(self, request: GenerateRequest) -> None:
+        """Raise the error of the first of a request's schemas that is none by itself."""
+        for i, tool in enumerate(request.tools):
+            rule = grammar_text.json_rule(tool_styles.parameters(tool, i))
+            self._grammars.compile(f"start: {rule}\n", tool_styles.param_of(i), tenant=request.tenant)
+        if (form := request.response_format) is not None:
+            grammar = grammar_text.of_format(form)
+            self._grammars.compile(grammar, grammar_text.PARAM[form.kind], tenant=request.tenant)
 
     def _control_token(self, text: str) -> int | None:
         if text not in self._session.vocab.control_texts:

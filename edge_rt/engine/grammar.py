@@ -1,40 +1,37 @@
 """Hold answers to a grammar: which tokens may come next, and which must.
 
 The library llguidance does the parsing (docs/structured.md says why this one). It is an extra: without it a request
-for structure is refused, and nothing else is touched. A compiled grammar is kept for the next request that names the
-same; a request's own state is a copy of it.
+for structure is refused, and nothing else is touched. A grammar that is new is compiled on trial first, in a process
+that can be ended (grammar_trial.py). A compiled one is kept for the next request that names the same; a request's own
+state is a copy of it.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from queue import SimpleQueue
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import TokenSession, Vocab
-from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
+from edge_rt.engine import grammar_trial
+from edge_rt.engine.grammar_store import GrammarStore, Kept
+from edge_rt.engine.grammar_trial import LIMITS, Trial, Trials
+from edge_rt.errors import EdgeRtError, GrammarsFullError, InvalidRequestError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_MAX_KEPT: Final = 32
-# What one grammar may take while it is compiled and with each token; the defaults suit a server farm.
-_LIMITS: Final[Mapping[str, Any]] = {
-    "initial_lexer_fuel": 1_000_000,
-    "max_grammar_size": 200_000,
-    "max_items_in_row": 2_000,
-    "max_lexer_states": 50_000,
-    "step_lexer_fuel": 100_000,
-    "step_max_items": 20_000,
-    "verbose_errors": False,
-}
+MAX_GRAMMAR_BYTES: Final = 16 * 2**20  # of one, compiled
+MAX_KEPT_BYTES: Final = 32 * 2**20  # of those that are kept for the next request
+MAX_USED_BYTES: Final = 64 * 2**20  # of those that one tenant's unfinished requests have
 # The loop waits for a grammar. Ordinary ones take 0.05 ms a token; one that takes more than this is given up.
 _FREE_S: Final = 0.5
 _MAX_TOKEN_S: Final = 0.005
@@ -43,62 +40,98 @@ _MAX_TOKEN_S: Final = 0.005
 class Grammars:
     """The grammars of one session. Any thread may compile; what compile gives is one request's.
 
-    clock  seconds of CPU time of the calling thread
+    clock   seconds of CPU time of the calling thread
+    trials  where grammars are compiled first; None: in the child that all of this process share
     """
 
-    def __init__(self, session: TokenSession, *, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self,
+        session: TokenSession,
+        *,
+        clock: Callable[[], float] = time.thread_time,
+        trials: Trials | None = None,
+        max_kept_bytes: int = MAX_KEPT_BYTES,
+        max_used_bytes: int = MAX_USED_BYTES,
+    ) -> None:
         self._session = session
         self._clock = clock
+        self._trials = trials or grammar_trial.shared()
         self._tokenizer: LLTokenizer | None = None
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._lock, self._reading = Lock(), Lock()
+        self.kept = GrammarStore(max_kept_bytes)
+        self._max_used_bytes = max_used_bytes
+        self._used_bytes: dict[str, int] = {}  # by tenant
+        self._ended: SimpleQueue[tuple[str, int]] = SimpleQueue()  # put by the collector, which may hold any lock
+        self._lock, self._compiling, self._reading = Lock(), Lock(), Lock()
 
-    def compile(self, text: str, param: str, *, ignores_eos: bool = False) -> Constraint:
+    def compile(self, text: str, param: str, *, tenant: str = "", ignores_eos: bool = False) -> Constraint:
         """Compile a grammar.
 
-        text   llguidance's Lark notation
-        param  the request's field that it comes from, for errors
+        text    llguidance's Lark notation
+        param   the request's field that it comes from, for errors
+        tenant  who asks
 
         Raises InvalidRequestError for one that is wrong, allows nothing or takes too much, UnsupportedFeatureError
-        where the library is missing.
+        where the library is missing, GrammarsFullError for a tenant whose other requests use as much as they may.
         """
         try:
             text.encode()
         except UnicodeEncodeError as exc:
             raise InvalidRequestError(param=param, problem="holds a lone surrogate") from exc
-        with self._lock:  # one at a time: a grammar that takes long shall not take every core
-            matcher = self._kept.get(text)
-            if matcher is None:
-                matcher = self._compile(text, param)
-                self._kept[text] = matcher
-                if len(self._kept) > _MAX_KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(text)
-            own = matcher.deep_copy()
-        return Constraint(own, param, self._session.vocab, ignores_eos=ignores_eos, clock=self._clock)
+        with self._lock:
+            kept = self.kept.get(tenant, text)
+        if kept is None:
+            with self._compiling:  # one at a time: grammars that take long shall not take every core
+                with self._lock:
+                    kept = self.kept.get(tenant, text)
+                if kept is None:
+                    kept = self._compile(text)
+                    with self._lock:
+                        self.kept.put(tenant, text, kept)
+        if kept.problem:
+            raise refusal(kept.problem, param)
+        self._use(tenant, kept.n_bytes)
+        own = Constraint(
+            kept.matcher.deep_copy(), param, self._session.vocab, ignores_eos=ignores_eos, clock=self._clock
+        )
+        weakref.finalize(own, self._ended.put, (tenant, kept.n_bytes)).atexit = False
+        return own
 
     def check_present(self) -> None:
         """Raise UnsupportedFeatureError where the library is missing."""
+        if self._tokenizer is None:
+            check_library()
+            self._trials.prepare()  # it starts while the vocabulary is read
         self._tokens()
 
     def token_ids(self, raw: bytes) -> list[int]:
         """Give tokens that make these bytes."""
         return list(self._tokens().tokenize_bytes(raw))
 
-    def _compile(self, text: str, param: str) -> LLMatcher:
+    def _use(self, tenant: str, n_bytes: int) -> None:
+        """Count what a request's copy takes, until nobody has it. Raises GrammarsFullError."""
+        with self._lock:
+            while not self._ended.empty():
+                other, n_free = self._ended.get()
+                self._used_bytes[other] -= n_free
+                if not self._used_bytes[other]:
+                    del self._used_bytes[other]
+            used = self._used_bytes.get(tenant, 0)
+            if used + n_bytes > self._max_used_bytes:
+                raise GrammarsFullError(needed_bytes=n_bytes, used_bytes=used, limit_bytes=self._max_used_bytes)
+            self._used_bytes[tenant] = used + n_bytes
+
+    def _compile(self, text: str) -> Kept:
         tokenizer = self._tokens()
+        if problem := problem_of(trial := self._trials.compile(text)):
+            return Kept(problem=problem)
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(**_LIMITS)
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
         if not matcher.is_error():
             matcher.compute_bitmask()  # some fail with the first token only
         if matcher.is_error():
-            if "oneOf constraints" in (problem := reason(matcher)):
-                feature = f"oneOf in {param} with branches that an instance may meet together"
-                raise UnsupportedFeatureError(feature=feature, remedy="use anyOf, or a const that tells them apart")
-            raise InvalidRequestError(param=param, problem=problem)
-        return matcher
+            return Kept(problem=reason(matcher))
+        return Kept(matcher, n_bytes=trial.n_bytes)
 
     def _tokens(self) -> LLTokenizer:
         with self._reading:
@@ -107,10 +140,29 @@ class Grammars:
             return self._tokenizer
 
 
+def problem_of(trial: Trial) -> str:
+    """Say why a grammar that was compiled on trial is not compiled; "" if it is."""
+    if trial.limit:
+        return f"takes more than {trial.limit} to compile, which is the limit; simplify it"
+    if trial.n_bytes > MAX_GRAMMAR_BYTES:
+        limit = MAX_GRAMMAR_BYTES // 2**20
+        return f"takes {trial.n_bytes / 2**20:.0f} MiB once it is compiled, the limit is {limit} MiB; simplify it"
+    return plain_reason(trial.problem) if trial.problem else ""
+
+
+def refusal(problem: str, param: str) -> EdgeRtError:
+    """Give the error of a grammar with a problem."""
+    if "oneOf constraints" in problem:
+        feature = f"oneOf in {param} with branches that an instance may meet together"
+        return UnsupportedFeatureError(feature=feature, remedy="use anyOf, or a const that tells them apart")
+    return InvalidRequestError(param=param, problem=problem)
+
+
 class Constraint:
     """One answer's place in its grammar: a Form. Made by Grammars."""
 
     __slots__ = (
+        "__weakref__",
         "_address",
         "_bits",
         "_clock",
@@ -227,16 +279,22 @@ def plain_reason(text: str) -> str:
     return re.sub(r"^(at )?\d+\(\d+\): ", "", text).strip().partition("\n")[0][:300]
 
 
+def check_library() -> None:
+    """Raise UnsupportedFeatureError where the library is missing."""
+    try:
+        import llguidance  # noqa: F401
+    except ImportError as exc:
+        remedy = "install the library for it with `pip install 'edge_rt[structured]'`"
+        raise UnsupportedFeatureError(feature="an answer in a given form", remedy=remedy) from exc
+
+
 def read_vocabulary(session: TokenSession) -> LLTokenizer:
     """Tell the library what tokens there are. Raises UnsupportedFeatureError where it is missing.
 
     Takes half a second for 49 thousand tokens.
     """
-    try:
-        from llguidance import LLTokenizer, TokenizerWrapper
-    except ImportError as exc:
-        remedy = "install the library for it with `pip install 'edge_rt[structured]'`"
-        raise UnsupportedFeatureError(feature="an answer in a given form", remedy=remedy) from exc
+    check_library()
+    from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(
         TokenizerWrapper(_Words(session)), n_vocab=session.caps.n_vocab, eos_token=sorted(session.vocab.eog_ids)

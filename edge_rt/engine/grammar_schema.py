@@ -26,6 +26,8 @@ _MAX_KEYWORDS: Final = 10_000
 _MAX_VALUES: Final = 5_000  # of all enums together
 _MAX_OPTIONAL: Final = 400  # properties of one object that may be left out: each makes a step's parse longer
 _MAX_EXACT: Final = 2**53
+_MAX_MINIMUM: Final = 2**20  # characters, items or properties that a schema may ask for
+_NEVER_REACHED: Final = 2**31  # the library counts up to 2^32; no answer gets as long, so it needs no limit there
 _MAX_MULTIPLE: Final = 1_000  # the product of all multipleOf: divisions are automata with as many states
 
 _NESTED: Final = frozenset({"additionalProperties", "additionalItems", "items"})
@@ -65,13 +67,19 @@ _EXACT: Final[Mapping[str, str]] = {
 }
 
 
+def check_size(text: str, param: str) -> None:
+    """Raise InvalidRequestError for a schema or another format that has too many bytes."""
+    n_bytes = len(text.encode("utf-8", "surrogatepass"))
+    if n_bytes > MAX_FORMAT_BYTES:
+        raise InvalidRequestError(param=param, problem=f"has {n_bytes} bytes, the limit is {MAX_FORMAT_BYTES}")
+
+
 def parse(text: str, param: str) -> Any:
     """Read JSON that a client wrote, such as a schema. Raises InvalidRequestError naming param.
 
     How deep it may be nested is bounded, so that whoever walks it may do so by recursion.
     """
-    if len(text) > MAX_FORMAT_BYTES:
-        raise InvalidRequestError(param=param, problem=f"has {len(text)} bytes, the limit is {MAX_FORMAT_BYTES}")
+    check_size(text, param)
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as exc:
@@ -110,7 +118,10 @@ def check(schema: Any, param: str) -> None:
         if (divisor := part.get("multipleOf")) is not None:
             multiple *= _multiple(divisor, where)
             if multiple > _MAX_MULTIPLE:
-                problem = f"is more than {_MAX_MULTIPLE}, alone or multiplied with the schema's others"
+                problem = (
+                    f"comes to {multiple} units of its last digit, multiplied with the schema's others, the limit is "
+                    f"{_MAX_MULTIPLE}; leave one out or round it"
+                )
                 raise InvalidRequestError(param=f"{where}/multipleOf", problem=problem)
 
 
@@ -132,6 +143,8 @@ def plain(schema: Any) -> Any:
             written.setdefault("allOf", []).append({"pattern": _EXACT[value]})
         else:
             written[name] = int(value) if name in _LIMITS else value
+            if name in _LIMITS and written[name] >= _NEVER_REACHED:
+                del written[name]
     if "allOf" in schema and schema.get("format") in _EXACT:
         written["allOf"] = [*map(plain, schema["allOf"]), {"pattern": _EXACT[schema["format"]]}]
     return written
@@ -167,17 +180,16 @@ def _check_values(part: Mapping[str, Any], where: str) -> int:
     """Check a schema's plain keywords; give how many values its enum has."""
     for name in _LIMITS & part.keys():
         value = part[name]
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 <= value < 2**53
-            or value != int(value)
-        ):
-            raise InvalidRequestError(param=f"{where}/{name}", problem="must be a whole number from 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != value // 1:
+            problem = f"must be a whole number from 0, got {str(value)[:40]}"
+            raise InvalidRequestError(param=f"{where}/{name}", problem=problem)
+        if name.startswith("min") and value > _MAX_MINIMUM:
+            problem = f"asks for {str(value)[:40]}, the limit is {_MAX_MINIMUM}; lower it: no context holds as much"
+            raise InvalidRequestError(param=f"{where}/{name}", problem=problem)
     for name in _BOUNDS & part.keys():
         value = part[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _MAX_EXACT:
-            raise InvalidRequestError(param=f"{where}/{name}", problem="must be a number up to 2^53")
+            raise InvalidRequestError(param=f"{where}/{name}", problem=_number_problem(value))
     if not isinstance(part.get("pattern", ""), str):
         raise InvalidRequestError(param=f"{where}/pattern", problem="must be a string")
     target = part.get("$ref", "#")
@@ -198,6 +210,13 @@ def _check_values(part: Mapping[str, Any], where: str) -> int:
         name = "const" if "const" in part else "enum"
         raise InvalidRequestError(param=f"{where}/{name}", problem="holds a whole number beyond 2^53")
     return len(values)
+
+
+def _number_problem(value: Any) -> str:
+    got = str(value)[:40]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"must be a number, got {got}"
+    return f"is {got}, the limit is 2^53 on both sides of 0: beyond it not every number can be told from the next"
 
 
 def _is_deep(value: Any) -> bool:
@@ -242,7 +261,8 @@ def _check_properties(part: Mapping[str, Any], where: str) -> None:
 def _multiple(value: Any, where: str) -> int:
     """Give a divisor as the number of steps that it makes of one decimal digit's unit."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-12 < value < 1e12:
-        raise InvalidRequestError(param=f"{where}/multipleOf", problem="must be a number above 1e-12, below 1e12")
+        problem = f"must be a number above 1e-12 and below 1e12, got {str(value)[:40]}"
+        raise InvalidRequestError(param=f"{where}/multipleOf", problem=problem)
     fraction = Fraction(str(value))
     while fraction.denominator % 10 == 0:
         fraction *= 10

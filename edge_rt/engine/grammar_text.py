@@ -47,9 +47,7 @@ def rule_of_format(form: ResponseFormat) -> str:
             raise InvalidRequestError(param=param, problem="false allows no answer at all")
         grammar_schema.check(schema, param)
         return json_rule(schema)
-    if len(form.text) > grammar_schema.MAX_FORMAT_BYTES:
-        limit = grammar_schema.MAX_FORMAT_BYTES
-        raise InvalidRequestError(param=param, problem=f"has {len(form.text)} bytes, the limit is {limit}")
+    grammar_schema.check_size(form.text, param)
     if not form.text:
         raise InvalidRequestError(param=param, problem="must not be empty")
     if form.kind == "regex":
@@ -92,9 +90,7 @@ def _choices(text: str) -> list[str]:
 def _gbnf(text: str) -> str:
     """Translate llama.cpp's notation."""
     param = PARAM["grammar"]
-    if len(text) > grammar_schema.MAX_FORMAT_BYTES:
-        limit = grammar_schema.MAX_FORMAT_BYTES
-        raise InvalidRequestError(param=param, problem=f"has {len(text)} bytes, the limit is {limit}")
+    grammar_schema.check_size(text, param)
     from llguidance.gbnf_to_lark import gbnf_to_lark  # an extra, and wanted here only
 
     try:

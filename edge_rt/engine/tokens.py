@@ -399,9 +399,12 @@ class TokenEngine:
             return
         (only,) = self._running
         self._running.clear()
+        caps = self._session.caps
+        needed_cells = only.n_cells(caps, 1)
+        error = CellsExhaustedError(needed_cells=needed_cells, n_ctx=caps.n_ctx, n_beams=only.n_places)
         if (slot := self._release(only)) is not None:
             self._slots.empty(slot)
-        only.sink.failed(CellsExhaustedError(n_tokens=len(only.token_ids), n_ctx=self._session.caps.n_ctx))
+        only.sink.failed(error)
 
     def _put_back(self, sequence: Sequence) -> None:
         """Take a running sequence's cells; what they held is kept outside the KV while there is room."""

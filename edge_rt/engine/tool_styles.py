@@ -162,9 +162,14 @@ def check_tools(tools: Sequence[Tool], tool_name: str = "") -> None:
         raise InvalidRequestError(param="tool_choice.function.name", problem=problem)
 
 
+def param_of(number: int) -> str:
+    """Name a tool's schema, for errors."""
+    return f"tools[{number}].function.parameters"
+
+
 def parameters(tool: Tool, number: int) -> dict[str, Any]:
     """Read a tool's schema, whose instances are objects. Raises as grammar_schema.check does."""
-    param = f"tools[{number}].function.parameters"
+    param = param_of(number)
     schema = grammar_schema.parse(tool.parameters, param)
     if schema is True or schema == {}:
         schema = {"type": "object"}
@@ -191,6 +196,7 @@ def grammar(
     tool_name  the only tool that may be called; "" allows all
     otherwise  what an answer that is no call must look like; None: it must be calls
     """
+    schemas = [parameters(tool, i) for i, tool in enumerate(tools)]  # one that is broken is said, asked for or not
     allowed = [(i, tool) for i, tool in enumerate(tools) if tool_name in ("", tool.name)]
 
     def literal(*texts: str) -> str:
@@ -205,7 +211,7 @@ def grammar(
     ]
     for i, tool in allowed:
         rules.append(f"call_{i}: {literal(style.head % tool.name)} arguments_{i} {literal(style.tail)}")
-        rules.append(f"arguments_{i}: {grammar_text.json_rule(parameters(tool, i))}")
+        rules.append(f"arguments_{i}: {grammar_text.json_rule(schemas[i])}")
     if otherwise is not None:
         rules.append(f"answer: {grammar_text.rule_of_format(otherwise)}")
     return "\n".join(rules) + "\n"
@@ -251,7 +257,7 @@ def shown_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
             "function": {
                 "name": tool.name,
                 "description": tool.description,
-                "parameters": grammar_schema.parse(tool.parameters, f"tools[{i}].function.parameters"),
+                "parameters": grammar_schema.parse(tool.parameters, param_of(i)),
             },
         }
         for i, tool in enumerate(tools)

@@ -10,7 +10,7 @@ EdgeRtError(code, retryable)
 │ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · AuthError · SlowReaderError
 ├ CapacityError (retryable)
 │ ├ QueueFullError · OverloadedError · DeadlineError · DeadlineUnreachableError · CellsExhaustedError ·
-│   ShuttingDownError
+│   GrammarsFullError · ShuttingDownError
 ├ BackendError
 │ ├ BackendUnavailableError · BackendLoadError · BackendStepError · WorkerLostError · VendorSetupError
 │ ├ AcceleratorLostError · AcceleratorMemoryError · NotOnAcceleratorError · VersionSkewError
@@ -89,6 +89,7 @@ from edge_rt.errors.requests import (
     ContextLengthError,
     DeadlineError,
     DeadlineUnreachableError,
+    GrammarsFullError,
     InvalidRequestError,
     OverloadedError,
     QueueFullError,
@@ -147,6 +148,7 @@ __all__ = [
     "DeviceTimeoutError",
     "DiskFullError",
     "EdgeRtError",
+    "GrammarsFullError",
     "InterpreterError",
     "InvalidRequestError",
     "ModelChecksumError",

@@ -133,13 +133,32 @@ class DeadlineUnreachableError(CapacityError):
 @dataclass(eq=False)
 class CellsExhaustedError(CapacityError):
     code = "kv_cells_exhausted"
-    n_tokens: int
+    needed_cells: int
     n_ctx: int
+    n_beams: int = 1
 
     def __str__(self) -> str:
+        what = f"{self.n_beams} beams" if self.n_beams > 1 else "this answer"
         return (
-            f"the KV has no room for a sequence of {self.n_tokens} tokens beside what must stay in its {self.n_ctx} "
-            "cells; try again in a moment, or raise n_ctx"
+            f"{what} would need {self.needed_cells} cells of the KV, which has {self.n_ctx} and others in it that must "
+            "stay; try again in a moment" + (", ask for fewer beams" if self.n_beams > 1 else "") + ", or raise n_ctx"
+        )
+
+
+@dataclass(eq=False)
+class GrammarsFullError(CapacityError):
+    """What one user's unfinished requests for forms hold in memory has reached its limit."""
+
+    code = "grammars_full"
+    needed_bytes: int
+    used_bytes: int
+    limit_bytes: int
+
+    def __str__(self) -> str:
+        needed, used, limit = (n / 2**20 for n in (self.needed_bytes, self.used_bytes, self.limit_bytes))
+        return (
+            f"this answer's grammar takes {needed:.1f} MiB beside {used:.1f} MiB of your other requests', "
+            f"the limit is {limit:.0f} MiB; try again when they are answered, or simplify it"
         )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge_rt.backends.base import LoadOptions, ModelFile
 from edge_rt.backends.null import EOS, NullBackend, NullSession
-from edge_rt.engine import grammar, grammar_schema
+from edge_rt.engine import grammar_schema
 from edge_rt.engine.form import Forms
 from edge_rt.engine.grammar import Grammars
 from edge_rt.errors import EdgeRtError, InvalidRequestError, UnsupportedFeatureError
@@ -246,12 +246,30 @@ def test_what_is_no_form_is_refused(bench: Bench, form: ResponseFormat) -> None:
         (ResponseFormat(kind="grammar", text='root ::= "\\U00110000"'), "grammar: .U00110000 is no character"),
         (schema_of({"$ref": "#"}), "refers to itself"),
         (schema_of({"type": "string", "pattern": "(("}), "unclosed group"),
+        (
+            schema_of({"type": "string", "minLength": 2**52}),
+            r"#/minLength: asks for 4503599627370496, the limit is 1048576",
+        ),
+        (schema_of({"minItems": int("9" * 400)}), r"#/minItems: asks for 9{40}, the limit is"),
+        (schema_of({"maxLength": 1.5}), r"#/maxLength: must be a whole number from 0, got 1\.5"),
+        (schema_of({"maximum": 2**60}), r"#/maximum: is 1152921504606846976, the limit is 2\^53"),
+        (schema_of({"minimum": "1"}), r"#/minimum: must be a number, got 1"),
+        (schema_of({"multipleOf": 0}), r"#/multipleOf: must be a number above 1e-12 and below 1e12, got 0"),
+        (schema_of({"multipleOf": 99991}), r"#/multipleOf: comes to 99991 units .* the limit is 1000"),
+        (ResponseFormat(kind="regex", text="é" * 70_000), r"has 140000 bytes, the limit is 131072"),
+        (ResponseFormat(kind="json_schema", text='"' + "é" * 70_000 + '"'), r"has 140002 bytes, the limit is 131072"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.text[:20],
 )
 def test_what_is_wrong_with_a_form_is_said(bench: Bench, form: ResponseFormat, said: str) -> None:
     assert re.match(r"(grammar|regex|response_format\S*): (?!grammar:)", str(refusal(bench, form)))
     assert re.search(said, str(refusal(bench, form)))
+
+
+def test_a_limit_that_no_answer_reaches_is_none(bench: Bench) -> None:
+    answer = answer_to(bench, schema_of({"type": "string", "minLength": 3, "maxLength": 2**53 - 1}), sampling=hot(2))
+    assert answer.error is None
+    assert answer.text.startswith('"')
 
 
 def test_stop_strings_would_cut_a_form(bench: Bench) -> None:
@@ -295,16 +313,6 @@ def test_a_form_that_never_ends_is_the_callers_fault_and_no_error_of_ours(
     assert isinstance(answer.error, InvalidRequestError)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     bench.assert_idle()
-
-
-def test_compiled_grammars_are_kept_and_bounded() -> None:
-    grammars = Grammars(null_session())
-    for i in range(grammar._MAX_KEPT + 5):
-        grammars.compile(f'start: "{i}"', "grammar")
-    assert len(grammars._kept) == grammar._MAX_KEPT
-    newest = next(reversed(grammars._kept.values()))
-    grammars.compile(f'start: "{grammar._MAX_KEPT + 4}"', "grammar")
-    assert next(reversed(grammars._kept.values())) is newest
 
 
 def test_requests_share_no_state() -> None:

@@ -182,6 +182,15 @@ def test_tools_that_are_none_are_refused_by_name(fields: dict[str, Any], place: 
     assert error.param == place
 
 
+@pytest.mark.parametrize("fields", [{}, {"tool_choice": "required"}, {"parallel_tool_calls": False}])
+def test_a_broken_schema_is_refused_with_its_place_whatever_the_choice(fields: dict[str, Any]) -> None:
+    broken = Tool(name="b", parameters='{"properties": {"a": {"type": "string", "pattern": "(("}}}')
+    error = refusal(tools=(LOOK_UP, broken), **fields)
+    assert isinstance(error, InvalidRequestError)
+    assert error.param == "tools[1].function.parameters"
+    assert "unclosed group" in error.problem
+
+
 def test_what_a_schema_may_not_ask_is_refused_with_its_tool() -> None:
     error = refusal(tools=(LOOK_UP, Tool(name="b", parameters='{"properties": {"a": {"not": {}}}}')))
     assert isinstance(error, UnsupportedFeatureError)

@@ -1,0 +1,147 @@
+"""Grammars that take too much are ended in the child that tries them, and what it says of the others is what holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_rt.backends.base import LoadOptions, ModelFile
+from edge_rt.backends.null import NullBackend, NullSession
+from edge_rt.engine import grammar_text, grammar_trial
+from edge_rt.engine.grammar import Grammars
+from edge_rt.engine.grammar_trial import Trial, Trials
+from edge_rt.errors import BackendStepError, EdgeRtError, GrammarsFullError, InvalidRequestError
+from edge_rt.types import ResponseFormat
+
+
+@pytest.fixture
+def session() -> Iterator[NullSession]:
+    file = ModelFile(model="m", variant="", path=Path("-"), quant="")
+    loaded = NullBackend().load(file, LoadOptions(n_ctx=64))
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def trials() -> Iterator[Trials]:
+    made = Trials()
+    yield made
+    made.close()
+
+
+def schema(**keywords: object) -> str:
+    return grammar_text.of_format(ResponseFormat(kind="json_schema", text=json.dumps(keywords)))
+
+
+# Each pattern alone is harmless; of what all of them match together the library makes automata without end.
+ENDLESS = schema(allOf=[{"type": "string", "pattern": f".*{a}{b}.*"} for a in "abcdefghij" for b in "klmnopqrst"])
+
+
+def test_an_ordinary_grammar_passes_and_is_weighed(trials: Trials) -> None:
+    small, large = trials.compile(schema(type="integer")), trials.compile(schema(enum=[f"{i:09}" for i in range(4000)]))
+    assert (small.problem, small.limit) == (large.problem, large.limit) == ("", "")
+    assert 10_000 < small.n_bytes < 500_000 < large.n_bytes < 20_000_000
+
+
+def test_what_takes_too_long_is_ended_and_named() -> None:
+    trials = Trials(max_s=0.05)
+    try:
+        assert trials.compile(ENDLESS) == Trial(limit="0.05 s of computing")
+        assert trials.compile(schema(type="integer")).n_bytes > 0  # another child
+    finally:
+        trials.close()
+
+
+def test_what_takes_too_much_memory_is_ended_and_named() -> None:
+    trials = Trials(max_s=20.0, max_bytes=16 * 2**20)
+    try:
+        assert trials.compile(ENDLESS) == Trial(limit="16 MiB of memory")
+    finally:
+        trials.close()
+
+
+def test_a_child_that_is_gone_is_started_again(trials: Trials) -> None:
+    trials.compile(schema(type="integer"))
+    process = trials._process
+    assert process is not None
+    process.terminate()  # from outside: no limit of ours
+    process.wait()
+    assert trials.compile(schema(type="integer")).limit == ""
+
+
+def test_no_child_at_all_is_no_fault_of_the_grammar() -> None:
+    def missing(command: object) -> subprocess.Popen[bytes]:
+        raise FileNotFoundError(str(command)[:20])
+
+    def broken(command: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["false"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    for start in (missing, broken):
+        with pytest.raises(BackendStepError, match="the process that compiles grammars"):
+            Trials(start=start).compile(schema(type="integer"))
+
+
+def test_what_is_wrong_is_the_librarys_to_say(trials: Trials) -> None:
+    assert "unclosed group" in trials.compile(schema(type="string", pattern="((")).problem
+
+
+class Told(Trials):
+    """Trials whose outcome a test says; counts what is asked."""
+
+    def __init__(self, *told: Trial) -> None:
+        super().__init__()
+        self.told, self.n_asked = list(told), 0
+
+    def prepare(self) -> None:
+        pass
+
+    def compile(self, text: str) -> Trial:
+        self.n_asked += 1
+        return self.told.pop(0) if len(self.told) > 1 else self.told[0]
+
+
+def error_of(grammars: Grammars, text: str = 'start: "a"', **fields: str) -> EdgeRtError:
+    with pytest.raises(EdgeRtError) as caught:
+        grammars.compile(text, "regex", **fields)
+    return caught.value
+
+
+def test_a_limit_is_said_and_the_grammar_not_tried_again(session: NullSession) -> None:
+    trials = Told(Trial(limit="1 s of computing"))
+    grammars = Grammars(session, trials=trials)
+    errors = [error_of(grammars) for _ in range(3)]
+    assert all(isinstance(error, InvalidRequestError) for error in errors)
+    assert str(errors[0]) == "regex: takes more than 1 s of computing to compile, which is the limit; simplify it"
+    assert trials.n_asked == 1
+
+
+def test_a_grammar_that_is_too_large_compiled_is_refused(session: NullSession) -> None:
+    error = error_of(Grammars(session, trials=Told(Trial(n_bytes=20 * 2**20))))
+    assert str(error) == "regex: takes 20 MiB once it is compiled, the limit is 16 MiB; simplify it"
+
+
+def test_a_grammar_is_tried_once_a_tenant(session: NullSession) -> None:
+    trials = Told(Trial(n_bytes=1000))
+    grammars = Grammars(session, trials=trials)
+    for tenant in ("1000", "1000", "1001", "1000"):
+        grammars.compile('start: "a"', "regex", tenant=tenant)
+    assert trials.n_asked == 2
+
+
+def test_one_tenants_unfinished_requests_use_so_much_and_no_more(session: NullSession) -> None:
+    grammars = Grammars(session, trials=Told(Trial(n_bytes=400)), max_used_bytes=1000)
+    held = [grammars.compile('start: "a"', "regex", tenant="1000") for _ in range(2)]
+    error = error_of(grammars, tenant="1000")
+    assert isinstance(error, GrammarsFullError)
+    assert (error.needed_bytes, error.used_bytes, error.limit_bytes) == (400, 800, 1000)
+    grammars.compile('start: "a"', "regex", tenant="1001")  # another's are his own
+    held.pop()
+    grammars.compile('start: "a"', "regex", tenant="1000")  # the answer is over
+
+
+def test_all_of_a_process_have_one_child() -> None:
+    assert grammar_trial.shared() is grammar_trial.shared()
