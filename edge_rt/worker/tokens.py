@@ -2,7 +2,7 @@
 
 The main thread runs the engine, the reader takes messages and sends the engine's figures, and a clerk renders and
 tokenises prompts, so that a long one holds up neither the steps nor a cancellation. Another takes the requests whose
-answers have a form: their grammars are compiled first.
+answers have a form, by turns: their grammars are compiled first.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from edge_rt.errors import (
 from edge_rt.types import Chunk, GenerateRequest, PinnedPrefix
 from edge_rt.worker import channel, service
 from edge_rt.worker.channel import ChannelError, Load
+from edge_rt.worker.forms_desk import FormsDesk
 from edge_rt.worker.load import unpack
 from edge_rt.worker.memory import check
 from edge_rt.worker.own_end import WorkerChannel
@@ -143,10 +144,10 @@ class Service(service.Service):
         self._engine = engine
         self._desk: queue.SimpleQueue[_Errand] = queue.SimpleQueue()
         # A grammar may take long to compile, which shall hold up others with a grammar alone.
-        self._forms_desk: queue.SimpleQueue[_Errand] = queue.SimpleQueue()
-        self._desks: queue.SimpleQueue[queue.SimpleQueue[_Errand]] = queue.SimpleQueue()
-        self._desks.put(self._desk)
-        self._desks.put(self._forms_desk)
+        self._forms_desk = FormsDesk()
+        self._desks: queue.SimpleQueue[Callable[[], _Errand]] = queue.SimpleQueue()
+        self._desks.put(self._desk.get)
+        self._desks.put(self._forms_desk.get)
         # The engine does not know a request yet that the clerk still has; a cancellation must not fall between.
         self._lock = threading.Lock()
         self._unsubmitted: set[str] = set()
@@ -158,6 +159,9 @@ class Service(service.Service):
     def _take(self, message: channel.ToWorker, *, is_last: bool) -> None:  # noqa: ARG002 - all are quickly taken
         if isinstance(message, channel.Cancel):
             with self._lock:
+                if self._forms_desk.drop(message.id):  # what nobody wants is not compiled
+                    self._unsubmitted.discard(message.id)
+                    return
                 if message.id in self._unsubmitted:
                     self._cancelled.add(message.id)
                     return
@@ -169,20 +173,21 @@ class Service(service.Service):
             request_id = message.id if isinstance(message, channel.Infer) else message.request.id
             self._channel.send(channel.Failed(request_id, *error.to_wire()))
         elif not isinstance(message, Load | channel.Lend | channel.LendMemory | channel.GiveBack | channel.Shutdown):
-            has_form = False
             if isinstance(message, channel.Generate):
-                has_form = message.request.response_format is not None or bool(message.request.tools)
                 with self._lock:
                     self._unsubmitted.add(message.request.id)
-            (self._forms_desk if has_form else self._desk).put(message)
+                if message.request.response_format is not None or message.request.tools:
+                    self._forms_desk.put(message)
+                    return
+            self._desk.put(message)
 
     def run(self, *, n_clerks: int = 2) -> bool:
         return super().run(n_clerks=n_clerks)
 
     def _work(self) -> None:
-        desk = self._desks.get()  # each clerk has one
+        take = self._desks.get()  # each clerk has one
         while True:
-            message = desk.get()
+            message = take()
             request_id = message.request.id if isinstance(message, _Requests) else message.id
             sink = _RequestSink(self._channel, request_id, self._send_stats)
             try:

@@ -169,9 +169,12 @@ def test_a_grammar_that_takes_long_holds_up_no_other_prompt() -> None:
         parent.send(channel.Generate(replace(request("called"), tools=(Tool(name="f"),))))
         parent.send(channel.Generate(request("plain")))
         assert engine.heard() == "submit plain"
-        parent.send(channel.Cancel("called"))
+        parent.send(channel.Cancel("called"), channel.Cancel("formed"), channel.Cancel("unknown"))
+        assert engine.heard() == "cancel unknown"  # so the others have been taken, too
         engine.may_compile.set()
-        assert [engine.heard() for _ in range(3)] == ["submit formed", "submit called", "cancel called"]
+        assert [engine.heard() for _ in range(2)] == ["submit formed", "cancel formed"]
+        parent.send(channel.Generate(replace(request("later"), response_format=form)))
+        assert engine.heard() == "submit later"  # what nobody wants is not compiled
 
 
 def test_a_request_cancelled_before_the_engine_knows_it_is_cancelled_once_it_does() -> None:
