@@ -192,6 +192,8 @@ class Runtime:
                         progress.came(len(chunk.token_ids) or int(not chunk.prompt_logprobs))
                         if chunk.finish_reason and (usage := chunk.usage) is not None:
                             place.work = usage.total_tokens - usage.cached_tokens
+                            if request.beams is not None:  # those that were not among the best were computed, too
+                                place.work *= request.beams.n_beams / request.beams.n_best
                         yield self._finished(request, chunk, waited_s) if chunk.finish_reason else chunk
             except DeadlineError as exc:
                 # The engine knows what was left of it, the caller what it was.
@@ -397,7 +399,9 @@ class Runtime:
         queue = self._models.entries[request.model].queue
         async with AsyncExitStack() as stack:
             place = await stack.enter_async_context(
-                queue.place(request.tenant, limit_s, request.priority, deadline_s=request.deadline_s)
+                queue.place(
+                    request.tenant, limit_s, request.priority, deadline_s=request.deadline_s, width=request.n_rows
+                )
             )
             try:
                 async with asyncio.timeout_at(due_at_s):

@@ -26,6 +26,7 @@ Flow = tuple[Priority, str]  # whose requests: of which priority, of which tenan
 class Admission:
     """Tickets that wait and run. Priorities and tenants take turns (turns.py); within both the order is of arrival.
 
+    max_running             places; a ticket takes as many as its width says, one for each of a request's beams
     max_waiting_per_tenant  0: only max_waiting limits a tenant
     displaces   who runs them puts less urgent ones back for more urgent ones, which are let in beyond max_running
                 as long as no more than max_running are as urgent
@@ -39,6 +40,8 @@ class Admission:
         self.limit(max_waiting=max_waiting, max_waiting_per_tenant=max_waiting_per_tenant)
         self._turns = Turns()
         self._running: dict[int, tuple[Flow, float]] = {}  # with the work that was counted for it
+        self._n_used = 0  # places
+        self._wide: dict[int, int] = {}  # the widths of tickets that take more than one place
         self._flow_of: dict[int, Flow] = {}  # of those that wait
         self._waiting: dict[Flow, dict[int, None]] = {}  # dicts are ordered sets of tickets
         self._n_here: dict[Flow, int] = {}  # that run or wait
@@ -54,20 +57,34 @@ class Admission:
     def n_waiting(self) -> int:
         return len(self._flow_of)
 
+    @property
+    def has_room(self) -> bool:
+        """Say whether one that arrives now runs at once, whatever its priority."""
+        return self._n_used < self.max_running and not self._waiting
+
     def arrive(
-        self, ticket: int, tenant: str, priority: Priority = "normal", *, deadline_s: float | None = None
+        self,
+        ticket: int,
+        tenant: str,
+        priority: Priority = "normal",
+        *,
+        deadline_s: float | None = None,
+        width: int = 1,
     ) -> bool:
         """Run a ticket at once (True) or let it wait (False).
 
+        width       places that it takes, and at most all
         deadline_s  until it must run, if that is known. Raises QueueFullError, and DeadlineUnreachableError where by
                     the usual time of those before it, it will not.
         """
         flow = (priority, tenant)
         has_peers = any(other == priority for other, _ in self._n_here)
         self._turns.join(priority, tenant, has_work=flow in self._n_here, has_peers=has_peers)
-        # Nobody as urgent waits while there is room: leave fills every place it frees.
-        if self._fits(priority):
+        width = min(width, self._most_running)
+        # Who waits as urgently for more places is not passed by, or it would never get them.
+        if self._fits(priority, width) and not any(rank(other) <= rank(priority) for other, _ in self._waiting):
             self._count(flow, 1)
+            self._note(ticket, width)
             self._run(ticket, flow)
             return True
         if deadline_s is not None:
@@ -80,6 +97,7 @@ class Admission:
         if n_own >= self.max_waiting_per_tenant + n_lent:
             raise self._full(n_own, self.max_waiting_per_tenant)
         self._count(flow, 1)
+        self._note(ticket, width)
         self._waiting.setdefault(flow, {})[ticket] = None
         self._flow_of[ticket] = flow
         return False
@@ -128,29 +146,42 @@ class Admission:
         if (ran := self._running.pop(ticket, None)) is not None:
             flow, counted = ran
             self._count(flow, -1)
+            self._n_used -= self._width(ticket)
             if work is not None:
                 self._turns.charge(*flow, work - counted)
                 self._work += _SERVICE_WEIGHT * (work - self._work)
+        self._wide.pop(ticket, None)
         return tuple(self._admit())
 
-    def _fits(self, priority: Priority) -> bool:
-        if self.n_running < self.max_running:
+    def _width(self, ticket: int) -> int:
+        return self._wide.get(ticket, 1)
+
+    def _note(self, ticket: int, width: int) -> None:
+        if width > 1:
+            self._wide[ticket] = width
+
+    def _fits(self, priority: Priority, width: int) -> bool:
+        if self._n_used + width <= self.max_running or not self._n_used:  # fewer may run now than it needs
             return True
-        if not self._displaces or self.n_running >= 2 * self.max_running:
+        if not self._displaces or self._n_used + width > 2 * self.max_running:
             return False
         urgency = rank(priority)
-        return sum(rank(other) <= urgency for (other, _), _ in self._running.values()) < self.max_running
+        as_urgent = [ticket for ticket, ((other, _), _) in self._running.items() if rank(other) <= urgency]
+        return sum(map(self._width, as_urgent)) + width <= self.max_running
 
     def _run(self, ticket: int, flow: Flow) -> None:
         # What it will take is not known yet; as much as the others did, until it leaves.
         self._running[ticket] = (flow, self._work)
+        self._n_used += self._width(ticket)
         self._turns.charge(*flow, self._work)
 
     def _admit(self) -> list[int]:
         admitted = []
-        while flows := [flow for flow in self._waiting if self._fits(flow[0])]:
+        while flows := [flow for flow in self._waiting if self._fits(flow[0], 1)]:
             flow = min(flows, key=lambda flow: self._turns.key(*flow))
             ticket = next(iter(self._waiting[flow]))
+            if not self._fits(flow[0], self._width(ticket)):
+                break  # what it needs more is kept for it
             del self._flow_of[ticket]
             self._take_from(flow, ticket)
             self._run(ticket, flow)
@@ -173,7 +204,7 @@ class Admission:
             return
         urgency, tenant = rank(flow[0]), flow[1]
         n_ahead = sum(
-            len(tickets)
+            sum(map(self._width, tickets))
             for (priority, other), tickets in self._waiting.items()
             if rank(priority) < urgency or (rank(priority) == urgency and other == tenant)
         )
@@ -208,25 +239,37 @@ class Queue:
         return self._admission.n_waiting
 
     def place(
-        self, tenant: str, limit_s: float, priority: Priority = "normal", *, deadline_s: float | None = None
+        self,
+        tenant: str,
+        limit_s: float,
+        priority: Priority = "normal",
+        *,
+        deadline_s: float | None = None,
+        width: int = 1,
     ) -> Place:
-        """Wait for a place and hold it, in an `async with`.
+        """Wait for a place, or width of them, and hold it, in an `async with`.
 
         limit_s     how long to wait; DeadlineError then
         deadline_s  the request's own; DeadlineUnreachableError at once, where it cannot be kept
         Raises QueueFullError, at once or when its place is needed for another tenant, and what close was given.
         """
-        return Place(self, tenant, limit_s, priority, deadline_s)
+        return Place(self, tenant, limit_s, priority, deadline_s, width)
 
     async def enter(
-        self, tenant: str, limit_s: float, priority: Priority = "normal", *, deadline_s: float | None = None
+        self,
+        tenant: str,
+        limit_s: float,
+        priority: Priority = "normal",
+        *,
+        deadline_s: float | None = None,
+        width: int = 1,
     ) -> int:
         """Wait for a place as place does; give its ticket, which leave takes back."""
         if self._closed is not None:
             raise self._closed()
         ticket = next(self._tickets)
         try:
-            is_admitted = self._arrive(ticket, tenant, priority, deadline_s)
+            is_admitted = self._arrive(ticket, tenant, priority, deadline_s, width)
             self._report()
             if not is_admitted:
                 await self._wait(ticket, limit_s)
@@ -235,23 +278,23 @@ class Queue:
             raise
         return ticket
 
-    def _arrive(self, ticket: int, tenant: str, priority: Priority, deadline_s: float | None) -> bool:
+    def _arrive(self, ticket: int, tenant: str, priority: Priority, deadline_s: float | None, width: int) -> bool:
         try:
-            return self._admission.arrive(ticket, tenant, priority, deadline_s=deadline_s)
+            return self._admission.arrive(ticket, tenant, priority, deadline_s=deadline_s, width=width)
         except QueueFullError as full:
             if (yielding := self._admission.yielding(tenant)) is None:
                 raise
-            self._admission.leave(yielding)
+            self._let_run(self._admission.leave(yielding))
             if not (waiter := self._waiters[yielding]).done():
                 waiter.set_exception(full)
-        return self._admission.arrive(ticket, tenant, priority, deadline_s=deadline_s)
+        return self._admission.arrive(ticket, tenant, priority, deadline_s=deadline_s, width=width)
 
     def enter_now(self, tenant: str) -> int | None:
         """Take a place that is free; give its ticket, which leave takes back. None: enter must be asked.
 
         Who takes one calls entered soon, when there is nothing more urgent to do.
         """
-        if self._closed is not None or self._admission.n_running >= self._admission.max_running:
+        if self._closed is not None or not self._admission.has_room:
             return None
         ticket = next(self._tickets)
         self._admission.arrive(ticket, tenant)
@@ -310,15 +353,19 @@ class Place:
     work  that was done for the request, to be set when it is known
     """
 
-    __slots__ = ("_deadline_s", "_limit_s", "_priority", "_queue", "_started_s", "_tenant", "_ticket", "work")
+    __slots__ = ("_deadline_s", "_limit_s", "_priority", "_queue", "_started_s", "_tenant", "_ticket", "_width", "work")
 
-    def __init__(self, queue: Queue, tenant: str, limit_s: float, priority: Priority, deadline_s: float | None) -> None:
+    def __init__(
+        self, queue: Queue, tenant: str, limit_s: float, priority: Priority, deadline_s: float | None, width: int
+    ) -> None:
         self._queue, self._tenant, self._limit_s = queue, tenant, limit_s
-        self._priority, self._deadline_s = priority, deadline_s
+        self._priority, self._deadline_s, self._width = priority, deadline_s, width
         self.work: float | None = None
 
     async def __aenter__(self) -> Place:
-        self._ticket = await self._queue.enter(self._tenant, self._limit_s, self._priority, deadline_s=self._deadline_s)
+        self._ticket = await self._queue.enter(
+            self._tenant, self._limit_s, self._priority, deadline_s=self._deadline_s, width=self._width
+        )
         self._started_s = asyncio.get_running_loop().time()
         return self
 

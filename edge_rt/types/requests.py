@@ -199,6 +199,11 @@ class GenerateRequest:
     beams: Beams | None = None
 
     @property
+    def n_rows(self) -> int:
+        """Rows of a step that it takes once its prompt is computed: one for each beam."""
+        return self.beams.n_beams if self.beams is not None else 1
+
+    @property
     def question(self) -> str:
         """What was asked: the last user message, else the prompt; "" for token ids."""
         if self.messages:

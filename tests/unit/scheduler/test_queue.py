@@ -443,3 +443,82 @@ def test_a_deadline_that_the_queue_cannot_keep_is_refused_at_once() -> None:
     assert not admission.arrive(201, "t", deadline_s=20.0)
     assert not admission.arrive(202, "other", deadline_s=5.0)  # its turn comes sooner
     assert not admission.arrive(203, "t", "interactive", deadline_s=5.0)
+
+
+def test_a_wide_request_takes_its_places_and_is_not_passed_by() -> None:
+    admission = Admission(max_running=4, max_waiting=10)
+    assert [admission.arrive(i, "a") for i in range(2)] == [True, True]
+    assert not admission.arrive(2, "b", width=3)
+    assert not admission.arrive(3, "c")  # there is a place, and it is kept for who came before
+    assert not admission.has_room
+    assert admission.leave(0) == (2,)
+    assert admission.leave(1) == (3,)
+    assert not admission.arrive(4, "a")  # three and one: all are taken
+    assert admission.leave(2) == (4,)
+
+
+def test_a_wide_request_that_gives_up_lets_the_others_in() -> None:
+    admission = Admission(max_running=2, max_waiting=10)
+    assert admission.arrive(0, "a")
+    assert not admission.arrive(1, "a", width=2)
+    assert not admission.arrive(2, "b")
+    assert admission.leave(1) == (2,)
+
+
+def test_a_more_urgent_request_passes_a_wide_one() -> None:
+    admission = Admission(max_running=2, max_waiting=10)
+    assert admission.arrive(0, "a")
+    assert not admission.arrive(1, "b", "background", width=2)
+    assert admission.arrive(2, "c", "interactive")
+
+
+def test_a_request_wider_than_what_may_run_gets_all_of_it() -> None:
+    admission = Admission(max_running=4, max_waiting=10)
+    admission.run_at_most(2)
+    assert admission.arrive(0, "a", width=4)
+    assert not admission.arrive(1, "a")
+    assert admission.leave(0) == (1,)
+
+
+class WideMachine(RuleBasedStateMachine):
+    """Requests of any width: no more run than there are places, and where none runs none waits."""
+
+    N_PLACES = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.admission = Admission(max_running=self.N_PLACES, max_waiting=6)
+        self.widths: dict[int, int] = {}
+        self.running: set[int] = set()
+        self.n_tickets = 0
+
+    @rule(tenant=st.sampled_from(TENANTS), width=st.integers(1, 6))
+    def arrive(self, tenant: str, width: int) -> None:
+        ticket, self.n_tickets = self.n_tickets, self.n_tickets + 1
+        try:
+            is_running = self.admission.arrive(ticket, tenant, width=width)
+        except QueueFullError:
+            return
+        self.widths[ticket] = min(width, self.N_PLACES)
+        if is_running:
+            self.running.add(ticket)
+
+    @precondition(lambda self: self.widths)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.widths)))
+        del self.widths[ticket]
+        self.running.discard(ticket)
+        self.running |= set(self.admission.leave(ticket))
+
+    @invariant()
+    def no_place_is_taken_twice(self) -> None:
+        assert sum(self.widths[ticket] for ticket in self.running) <= self.N_PLACES
+        assert self.running or not self.widths
+        assert (self.admission.n_running, self.admission.n_waiting) == (
+            len(self.running),
+            len(self.widths) - len(self.running),
+        )
+
+
+TestWideMachine = WideMachine.TestCase
