@@ -111,6 +111,7 @@ def run(
             energy=_energy(loaded, metrics, started),
             answer_by=answer_by,
         )
+        metrics.watch_queues(runtime.by_priority)
         regions = None
         if config.server.shm_socket_path:
             regions = Regions(max_regions=config.server.max_regions, max_bytes=config.server.max_regions_bytes)

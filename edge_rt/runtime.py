@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -54,7 +54,7 @@ from edge_rt.scheduler.queue import Place
 from edge_rt.scheduler.residency import Residency
 from edge_rt.scheduler.status import ModelStatus, activity
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
-from edge_rt.types import Chunk, Energy, GenerateRequest, PinAction, PinnedPrefix
+from edge_rt.types import Chunk, Energy, GenerateRequest, PinAction, PinnedPrefix, Priority
 from edge_rt.worker.supervisor import ModelWorker
 
 _log = logging.getLogger(__name__)
@@ -330,6 +330,12 @@ class Runtime:
     def model(self, model: str, variant: str = "") -> ModelStatus:
         """Describe one model, or one form of a tensor model. Raises ModelNotFoundError."""
         return self._models.status(model, variant)
+
+    def by_priority(self) -> Iterator[tuple[str, Priority, int, int]]:
+        """Tell how many requests run and wait, by model and priority."""
+        for model, entry in self._models.entries.items():
+            for priority, (running, waiting) in entry.queue.by_priority().items():
+                yield model, priority, running, waiting
 
     def activity(self) -> Activity:
         """Tell what is in memory, how much is to do, and whether work goes on."""

@@ -30,6 +30,7 @@ class Scrape:
     values  (name, model) → value; places: (name, model, place) → value
     ttft    the histogram's buckets by model; durations: by model and place
     energies  joules by model and phase; stand_ins: what computes in a device's place, by model and place
+    priorities  requests by model, priority, and whether they run or wait
     """
 
     time_s: float
@@ -40,6 +41,7 @@ class Scrape:
     energies: Mapping[tuple[str, str], float] = field(default_factory=dict)
     power: PowerLoad | None = None
     stand_ins: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    priorities: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, text: str, time_s: float) -> Scrape:
@@ -50,6 +52,7 @@ class Scrape:
         durations: dict[tuple[str, str], list[tuple[float, float]]] = {}
         energies: dict[tuple[str, str], float] = {}
         stand_ins: dict[tuple[str, str], str] = {}
+        priorities: dict[tuple[str, str, str], int] = {}
         power: PowerLoad | None = None
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -63,6 +66,8 @@ class Scrape:
                     energies[model, sample.labels["phase"]] = sample.value
                 elif sample.name == "edge_rt_stand_in":
                     stand_ins[model, sample.labels["place"]] = sample.labels["evidence"]
+                elif sample.name == "edge_rt_priority_requests":
+                    priorities[model, sample.labels["priority"], sample.labels["state"]] = round(sample.value)
                 elif sample.name == "edge_rt_power_watts":
                     power = PowerLoad(power_w=sample.value, **sample.labels)
                 elif set(sample.labels) == {"model", "place"}:
@@ -78,6 +83,7 @@ class Scrape:
             energies,
             power,
             stand_ins,
+            priorities,
         )
 
     def models(self) -> list[str]:

@@ -11,6 +11,7 @@ import click
 
 from edge_rt import config
 from edge_rt.api.client import Client
+from edge_rt.cli.scrape import Scrape
 from edge_rt.cli.talk import daemon_path
 from edge_rt.errors import EdgeRtError
 from edge_rt.power.client import ask
@@ -18,6 +19,7 @@ from edge_rt.service import inspection
 from edge_rt.service.inspection import Unit
 from edge_rt.service.system import Host, Machine
 from edge_rt.service.units import ALL_UNITS, DAEMON
+from edge_rt.turns import PRIORITIES
 
 _TIMEOUT_S = 5.0
 _OF_POWERD = ("state", "stopped_by", "reason", "power_w", "power_age_s", "boundary", "slow_sensors")
@@ -28,6 +30,8 @@ _OF_POWERD = ("state", "stopped_by", "reason", "power_w", "power_age_s", "bounda
 @click.pass_obj
 def command(above: config.Loaded | None, as_json: bool) -> None:
     """Show the units of systemd, the socket, the models in memory, the power helper and the last error.
+
+    Of a language model it shows who runs and waits by priority, and what is kept of prompts.
 
     Asking starts a daemon whose socket is open: that is what the socket is for. The exit code is 0 if it
     answers.
@@ -59,6 +63,7 @@ def _ask(settings: config.Config) -> dict[str, Any]:
     try:
         with Client(path, timeout_s=_TIMEOUT_S) as client:
             models = client.models()
+            scrape = Scrape.of(client.metrics_text(), 0.0)
     except EdgeRtError as exc:
         return {"answers": False, "socket": str(path), "problem": str(exc)}
     loaded = {model["id"]: model.get("meta", {}).get("evidence") for model in models if model["status"] == "loaded"}
@@ -69,6 +74,26 @@ def _ask(settings: config.Config) -> dict[str, Any]:
         "models": list(loaded),
         "stand_ins": {model: evidence for model, evidence in loaded.items() if evidence},
         "n_pulled": len(models),
+        "language_models": [_language_model(model, scrape) for model in scrape.models()],
+    }
+
+
+def _language_model(model: str, scrape: Scrape) -> dict[str, Any]:
+    """Say how a language model's requests stand and what is kept of prompts; counts of a model not loaded are None."""
+    states = ("running", "waiting")
+    return {
+        "model": model,
+        "requests": {
+            priority: {state: scrape.priorities.get((model, priority, state), 0) for state in states}
+            for priority in PRIORITIES
+        },
+        "kv_cells": scrape.count("kv_cells", model),
+        "kv_cells_used": scrape.count("kv_cells_used", model),
+        "prefix_bytes": scrape.count("prefix_bytes", model),
+        "prefix_disk_bytes": scrape.count("prefix_disk_bytes", model),
+        "prefix_hits": scrape.count("prefix_hits_total", model),
+        "pins": scrape.count("pinned_prefixes", model),
+        "pins_with_problem": scrape.count("pins_with_problem", model),
     }
 
 
@@ -95,6 +120,23 @@ def _power_line(power: dict[str, Any]) -> str:
     ]
     beside = f"; slow: {'; '.join(slow)}" if slow else ""
     return f"power: {power['state']}, {power['stopped_by'] or power['reason']}{watts}{beside}"
+
+
+def _language_lines(told: dict[str, Any]) -> list[str]:
+    """Write what _language_model says of a model, if it is loaded."""
+    if told["kv_cells"] is None:
+        return []
+    requests = told["requests"]
+    running, waiting = (sum(each[state] for each in requests.values()) for state in ("running", "waiting"))
+    which = [f"{name} {n['running']} + {n['waiting']}" for name, n in requests.items() if n["running"] or n["waiting"]]
+    by_priority = f" ({', '.join(which)})" if which else ""
+    wrong = told["pins_with_problem"]
+    return [
+        f"{told['model']}: {running} running, {waiting} waiting{by_priority}",
+        f"  prefixes: {told['kv_cells_used']} of {told['kv_cells']} cells in use; "
+        f"{told['prefix_bytes'] / 2**20:.0f} MiB kept, {told['prefix_disk_bytes'] / 2**20:.0f} MiB on disk; "
+        f"{told['prefix_hits']} hits; {told['pins']} pinned",
+    ] + [f"  {wrong} pins are not kept", "  → edge_rt prefix list"] * bool(wrong)
 
 
 def text(found: dict[str, Any]) -> str:
@@ -125,6 +167,8 @@ def text(found: dict[str, Any]) -> str:
         stand_ins = {model: f" ({evidence})" for model, evidence in daemon.get("stand_ins", {}).items()}
         models = ", ".join(model + stand_ins.get(model, "") for model in daemon["models"]) or "none"
         lines.append(f"daemon: answers on {daemon['socket']}; in memory: {models}; {daemon['n_pulled']} models pulled")
+        for told in daemon.get("language_models", ()):
+            lines += _language_lines(told)
     else:
         lines.append(f"daemon: {daemon['problem']}")
     if found["power"]["answers"] or found["power"]["problem"]:

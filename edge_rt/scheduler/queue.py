@@ -6,12 +6,13 @@ Admission is the pure part; Queue adds waiting, deadlines and cancellation on th
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from types import TracebackType
 
 from edge_rt.errors import DeadlineError, DeadlineUnreachableError, EdgeRtError, QueueFullError
-from edge_rt.turns import Turns, rank
+from edge_rt.turns import PRIORITIES, Turns, rank
 from edge_rt.types import Priority
 
 _MIN_RETRY_S = 1.0
@@ -61,6 +62,13 @@ class Admission:
     def has_room(self) -> bool:
         """Say whether one that arrives now runs at once, whatever its priority."""
         return self._n_used < self.max_running and not self._waiting
+
+    def by_priority(self) -> dict[Priority, tuple[int, int]]:
+        """Count who runs and who waits."""
+        running, waiting = Counter(flow[0] for flow, _ in self._running.values()), Counter[str]()
+        for (priority, _), tickets in self._waiting.items():
+            waiting[priority] += len(tickets)
+        return {priority: (running[priority], waiting[priority]) for priority in PRIORITIES}
 
     def arrive(
         self,
@@ -237,6 +245,10 @@ class Queue:
     @property
     def n_waiting(self) -> int:
         return self._admission.n_waiting
+
+    def by_priority(self) -> dict[Priority, tuple[int, int]]:
+        """Count who runs and who waits, of each priority."""
+        return self._admission.by_priority()
 
     def place(
         self,

@@ -25,6 +25,20 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
+    @property
+    def exposed(self) -> str:
+        """Give the name that a scrape shows."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+    @property
+    def unit(self) -> str:
+        """Give the unit, which ends the name; "1" for counts of the things that the name says, shares and states."""
+        last = self.name.rpartition("_")[2]
+        return last if last in _UNITS else _COUNTED.get(last, "1")
+
+
+_UNITS: Final = frozenset({"seconds", "bytes", "joules", "watts"})
+_COUNTED: Final = {"tokens": "tokens", "rows": "tokens", "cells": "tokens", "used": "tokens", "cost": "currency"}
 
 METRICS: Final = (
     Metric("edge_rt_requests", "counter", "Answered HTTP requests.", ("route", "status", "outcome")),
@@ -41,7 +55,7 @@ METRICS: Final = (
     Metric("edge_rt_accepted_tokens", "counter", "Guessed tokens that were right.", ("model",)),
     Metric("edge_rt_steps", "counter", "Decode steps.", ("model",)),
     Metric("edge_rt_prefix_hits", "counter", "Requests that began with rows that were there.", ("model",)),
-    Metric("edge_rt_restored_tokens", "counter", "Of these, tokens read from the disk.", ("model",)),
+    Metric("edge_rt_restored_tokens", "counter", "Tokens of kept prefixes read from the disk.", ("model",)),
     Metric("edge_rt_prefixes_lost", "counter", "Kept prefixes that could not be used.", ("model",)),
     Metric(
         "edge_rt_preempted", "counter", "Requests put back for a more urgent one, or for want of cells.", ("model",)
@@ -67,12 +81,24 @@ METRICS: Final = (
     Metric("edge_rt_step_rows", "histogram", "Rows (tokens of all requests) in one decode step.", ("model",)),
     Metric("edge_rt_requests_running", "gauge", "Admitted requests.", ("model",)),
     Metric("edge_rt_requests_waiting", "gauge", "Requests in the queue.", ("model",)),
+    Metric(
+        "edge_rt_priority_requests",
+        "gauge",
+        "Requests by their priority: running or waiting in the daemon's queue.",
+        ("model", "priority", "state"),
+    ),
     Metric("edge_rt_threads", "gauge", "Compute threads in use.", ("model",)),
     Metric("edge_rt_kv_cells", "gauge", "KV cells of the model's pool.", ("model",)),
     Metric("edge_rt_kv_cells_used", "gauge", "KV cells that running requests hold.", ("model",)),
     Metric("edge_rt_prefix_bytes", "gauge", "Finished prompts kept outside the KV for reuse.", ("model",)),
     Metric("edge_rt_prefix_disk_bytes", "gauge", "Prompts kept on disk for the next start.", ("model",)),
     Metric("edge_rt_pinned_prefixes", "gauge", "Beginnings of prompts that stay, and are computed.", ("model",)),
+    Metric(
+        "edge_rt_pins_with_problem",
+        "gauge",
+        "Pins that do not fit or cannot be computed; `edge_rt prefix list` says why.",
+        ("model",),
+    ),
     Metric("edge_rt_worker_resident_memory_bytes", "gauge", "RSS of the model's worker process.", ("model",)),
     Metric("edge_rt_place_requests", "counter", "Requests that a place answered.", ("model", "place")),
     Metric(

@@ -46,6 +46,7 @@ _GAUGES: Final = {
     "edge_rt_prefix_bytes": "prefix_bytes",
     "edge_rt_prefix_disk_bytes": "prefix_disk_bytes",
     "edge_rt_pinned_prefixes": "pinned_prefixes",
+    "edge_rt_pins_with_problem": "pins_with_problem",
     "edge_rt_worker_resident_memory_bytes": "rss_bytes",
 }
 _PLACE_STATES: Final = {"closed": 0, "half_open": 1, "open": 2, "wrong": 3, "resting": 4}
@@ -124,6 +125,7 @@ class Telemetry:
         self._found: dict[tuple[str, ...], Any] = {}
         self._depths: dict[str, tuple[int, int]] = {}  # requests running and waiting, by model
         self._power: Callable[[], PowerState] | None = None
+        self._queues: Callable[[], Iterable[tuple[str, Priority, int, int]]] | None = None
         self._advice: Callable[[], tuple[Advice, bool]] | None = None
         for metric in METRICS:
             if metric.kind == "counter":
@@ -176,6 +178,10 @@ class Telemetry:
     def watch_advice(self, read: Callable[[], tuple[Advice, bool]]) -> None:
         """Show what is advised whenever the metrics are asked for; True: and applied."""
         self._advice = read
+
+    def watch_queues(self, read: Callable[[], Iterable[tuple[str, Priority, int, int]]]) -> None:
+        """Show how many requests run and wait, by model and priority, whenever the metrics are asked for."""
+        self._queues = read
 
     def engine_stats(self, model: str, stats: EngineStats) -> None:
         """Take in one engine's newest totals and gauges.
@@ -285,6 +291,11 @@ class Telemetry:
         for model, (running, waiting) in self._depths.items():
             self._gauges["edge_rt_requests_running"].labels(model).set(running)
             self._gauges["edge_rt_requests_waiting"].labels(model).set(waiting)
+        if self._queues is not None:
+            gauge = self._gauges["edge_rt_priority_requests"]
+            for model, priority, running, waiting in (each for each in self._queues() if each[0] in self._depths):
+                gauge.labels(model, priority, "running").set(running)
+                gauge.labels(model, priority, "waiting").set(waiting)
         if self._power is not None:
             self._show_power(self._power())
         if self._advice is not None:

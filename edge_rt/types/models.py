@@ -79,12 +79,16 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedPrefix:
-    """A prefix that stays. is_kept: it is computed, and in memory or on disk; is_on_disk: it outlasts the process."""
+    """A prefix that stays. is_kept: it is computed, and in memory or on disk; is_on_disk: it outlasts the process.
+
+    problem  why one of these is not so and will not be by itself, "" if nothing is wrong
+    """
 
     name: str
     n_tokens: int
     is_kept: bool = False
     is_on_disk: bool = False
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,8 @@ class EngineStats:
     model_drafted_tokens_total, model_accepted_tokens_total  of these, guessed by the drafting model draft_model, "" for
                  none, which takes draft_bytes and has taken drafting_s_total
     prefix_hits_total  requests that began with kept or shared rows; prefixes_lost_total kept ones that were of no use
-    prefix_disk_bytes  prefixes kept on disk; restored_tokens_total taken from there; pinned_prefixes that stay
+    prefix_disk_bytes  prefixes kept on disk; restored_tokens_total taken from there; pinned_prefixes that stay,
+                 pins_with_problem that cannot
     refused_total  requests whose deadline was out of reach when they came
     device_products_total  what the accelerator that a model runs on has computed, device_fallbacks_total what the CPU
                            did in its place, device_faults_total its failures, device_fault the last in words
@@ -118,6 +123,7 @@ class EngineStats:
     prefixes_lost_total: int = 0
     prefix_disk_bytes: int = 0
     pinned_prefixes: int = 0
+    pins_with_problem: int = 0
     restored_tokens_total: int = 0
     preempted_total: int = 0
     refused_total: int = 0

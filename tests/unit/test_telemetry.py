@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -43,6 +44,30 @@ def test_every_metric_of_the_table_is_exposed_with_its_type() -> None:
     for metric in METRICS:
         name = f"{metric.name}_total" if metric.kind == "counter" else metric.name
         assert types[name] == metric.kind
+
+
+def test_the_page_of_metrics_lists_each_of_them_with_type_unit_labels_and_meaning() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in page.splitlines() if line[:3] == "| `"
+    ]
+    table = [
+        (f"`{m.exposed}`", m.kind, m.unit, ", ".join(f"`{label}`" for label in m.labels) or "–", m.text)
+        for m in METRICS
+    ]
+    told = {row[0].strip("`"): row[1] for row in rows[len(table) :]}  # the client library's own, by its own words
+    assert rows[: len(table)] == table
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", Telemetry().exposition().decode(), re.MULTILINE))
+    assert told == {name: kind for name, kind in types.items() if name.startswith("edge_rt_process_")}
+
+
+def test_requests_are_shown_by_priority_of_models_that_were_asked() -> None:
+    metrics = Telemetry()
+    metrics.watch_queues(lambda: [("m", "interactive", 2, 1), ("m", "background", 0, 3), ("never", "normal", 0, 0)])
+    metrics.queue_depth("m", running=2, waiting=4)
+    assert value(metrics, "edge_rt_priority_requests", model="m", priority="interactive", state="running") == 2
+    assert value(metrics, "edge_rt_priority_requests", model="m", priority="background", state="waiting") == 3
+    assert "never" not in metrics.exposition().decode()
 
 
 def test_names_follow_prometheus() -> None:
