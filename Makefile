@@ -5,6 +5,9 @@
 
 BIN = .venv/bin
 export PYTHON
+# The tests start some hundred daemons and workers. Each would compile edge_rt anew where bytecode may not be kept.
+PYTHONDONTWRITEBYTECODE =
+export PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo 'make demo    install, start the daemon, ask the model a question over its Unix socket'

@@ -210,24 +210,22 @@ def test_answers_are_the_callers_and_feeds_stay_as_they_are(session: TensorSessi
 
 
 @pytest.mark.parametrize("datatype", sorted(DTYPES))
-@pytest.mark.parametrize("n_rows", [0, 3])
-def test_every_datatype_goes_in_and_comes_out(
-    backend: TensorBackend, datatype: str, n_rows: int, tmp_path: Path
-) -> None:
+def test_every_datatype_goes_in_and_comes_out(backend: TensorBackend, datatype: str, tmp_path: Path) -> None:
     try:
         loaded = backend.load_tensor(model_file(backend, tmp_path, datatype), TensorOptions())
     except NotOnAcceleratorError as exc:
         assert datatype != "FP32"
         pytest.skip(f"{backend.name}: {exc}")
-    feed = np.empty((n_rows, 2), DTYPES[datatype])  # type: ignore[index]
-    values: list[Any] = [b"", "\0é漢".encode()] if datatype == "BYTES" else [0, 1]
-    feed[:] = np.array(values, feed.dtype)
-    answer = loaded.run({"x": feed})["y"]
-    assert (answer.shape, answer.dtype) == (feed.shape, feed.dtype)
-    if datatype == "BYTES":
-        assert all(isinstance(element, bytes) for element in answer.flat)
-    if backend.name != "null":
-        np.testing.assert_array_equal(answer, feed)
+    for n_rows in (0, 3):
+        feed = np.empty((n_rows, 2), DTYPES[datatype])  # type: ignore[index]
+        values: list[Any] = [b"", "\0é漢".encode()] if datatype == "BYTES" else [0, 1]
+        feed[:] = np.array(values, feed.dtype)
+        answer = loaded.run({"x": feed})["y"]
+        assert (answer.shape, answer.dtype) == (feed.shape, feed.dtype)
+        if datatype == "BYTES":
+            assert all(isinstance(element, bytes) for element in answer.flat)
+        if backend.name != "null":
+            np.testing.assert_array_equal(answer, feed)
     loaded.close()
 
 
