@@ -36,7 +36,7 @@ from edge_rt.errors import (
 )
 from edge_rt.guard.limits import check_request
 from edge_rt.library_engine import Running
-from edge_rt.library_models import find_chain, find_model
+from edge_rt.library_models import find_chain, find_draft, find_model
 from edge_rt.power.monitor import Measured, Unmeasured
 from edge_rt.scheduler.forms import load_message
 from edge_rt.tensor_library import TensorModel, start_model
@@ -59,6 +59,7 @@ from edge_rt.types import (
     Usage,
 )
 from edge_rt.worker.channel import Load
+from edge_rt.worker.draft import load_draft
 from edge_rt.worker.tokens import engine_settings, load_session
 
 _log = logging.getLogger(__name__)
@@ -129,7 +130,10 @@ def _load_message(
     force: bool = False,
 ) -> tuple[Load, config.Config]:
     loaded = (settings or config.load()).config
-    return load_message(find_model(model, loaded, pull=pull, progress=progress), loaded, force=force), loaded
+    placement = find_model(model, loaded, pull=pull, progress=progress)
+    message = load_message(placement, loaded, force=force)
+    draft = find_draft(message.model, loaded, pull=pull, progress=progress) if message.tensor is None else None
+    return msgspec.structs.replace(message, draft=draft), loaded
 
 
 def _start(message: Load, settings: config.Config) -> Model:
@@ -137,7 +141,14 @@ def _start(message: Load, settings: config.Config) -> Model:
     idle_cores()  # it measures from here
     session = load_session(message)
     try:
-        engine = start_engine(session, engine_settings(message), n_threads=message.n_threads, idle_cores=idle_cores)
+        draft = load_draft(message, session)
+        engine = start_engine(
+            session,
+            engine_settings(message),
+            n_threads=message.n_threads,
+            idle_cores=idle_cores,
+            draft_model=draft,
+        )
         return Model(session.info, engine, settings, session.close)
     except BaseException:
         session.close()

@@ -15,8 +15,9 @@ from edge_rt.catalog.part import Progress
 from edge_rt.catalog.store import Store, is_file_name, pick_variant
 from edge_rt.devices import cpu
 from edge_rt.errors import ModelNotPulledError, OfflineError
+from edge_rt.scheduler.drafting import place_draft
 from edge_rt.scheduler.forms import Placement, npu_load, place
-from edge_rt.worker.channel import TensorLoad
+from edge_rt.worker.channel import DraftLoad, TensorLoad
 from edge_rt.worker.derive import derive
 
 _log = logging.getLogger(__name__)
@@ -56,6 +57,28 @@ def find_model(model: str | Path, settings: config.Config, *, pull: bool, progre
     if placement.variant_reason:
         _log.warning("%s", placement.variant_reason)
     return placement
+
+
+def find_draft(model: str, settings: config.Config, *, pull: bool, progress: Progress) -> DraftLoad | None:
+    """Say which model drafts for one that is loaded, pulled first where that is wanted; None if there is none.
+
+    Raises ConfigError, ModelNotFoundError and ModelNotPulledError for one that the configuration names.
+    """
+    own, store = settings.model(model), Store.open(settings.catalog, os.environ)
+    manifests, features = {manifest.id: manifest for manifest in store.manifests()}, cpu.features()
+
+    def placed() -> DraftLoad | None:
+        return place_draft(model, manifests.get(model), own, settings, manifests, features=features, find=store.path)
+
+    try:
+        return placed()
+    except ModelNotPulledError:
+        if not pull or is_file_name(own.draft):
+            raise
+        model_id, _, variant = own.draft.partition(":")
+        chosen = pick_variant(manifests[model_id], features, variant)
+        store.pull(model_id, chosen.id, progress=progress, offline=settings.catalog.offline, derive=derive)
+        return placed()
 
 
 def find_chain(model: str | Path, settings: config.Config) -> Chain | None:

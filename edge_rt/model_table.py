@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from edge_rt import config
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
@@ -14,6 +16,7 @@ from edge_rt.chains import task_of
 from edge_rt.errors import ConfigError, ModelNotFoundError, ModelNotPulledError, UnsupportedFeatureError
 from edge_rt.ports import ModelStore
 from edge_rt.scheduler.dispatcher import Dispatcher
+from edge_rt.scheduler.drafting import place_draft
 from edge_rt.scheduler.forms import Placement, load_message, pinned_texts, place
 from edge_rt.scheduler.probes import Probes
 from edge_rt.scheduler.profile import Profile
@@ -23,7 +26,7 @@ from edge_rt.scheduler.residency import Residency
 from edge_rt.scheduler.slots import Slot
 from edge_rt.scheduler.status import ModelStatus, describe
 from edge_rt.scheduler.subjects import make_subject
-from edge_rt.worker.channel import Load
+from edge_rt.worker.channel import DraftLoad, Load
 from edge_rt.worker.supervisor import ModelWorker, WorkerEvents
 
 _log = logging.getLogger(__name__)
@@ -232,7 +235,8 @@ class ModelTable:
             placement = self.placement(model)
             if placement.variant_reason:
                 _log.warning("%s", placement.variant_reason)
-            return self._make_worker(load_message(placement, self._config, force=force), events)
+            message = load_message(placement, self._config, force=force)
+            return self._make_worker(msgspec.structs.replace(message, draft=self._draft(model)), events)
 
         self._residency.add(model, make, keep_alive_s=self._keep_alive_s(settings))
 
@@ -277,6 +281,19 @@ class ModelTable:
             features=self._features,
             find=self._store.path,
             find_asset=self._store.asset_path,
+        )
+
+    def _draft(self, model: str) -> DraftLoad | None:
+        """Find the model that drafts for one. Raises ConfigError, ModelNotFoundError and ModelNotPulledError."""
+        entry, manifests = self.entry(model), {m.id: m for m in self._store.manifests()}
+        return place_draft(
+            model,
+            entry.manifest,
+            entry.settings,
+            self._config,
+            manifests,
+            features=self._features,
+            find=self._store.path,
         )
 
     def _tell_left_out(self) -> None:

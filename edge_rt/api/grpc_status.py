@@ -16,6 +16,7 @@ GRPC_STATUS: Final[dict[type[errors.EdgeRtError], str]] = {
     errors.ModelChecksumError: "DATA_LOSS",
     errors.ModelTooLargeError: "RESOURCE_EXHAUSTED",
     errors.ContextBeyondTrainingError: "INTERNAL",
+    errors.DraftVocabularyError: "INTERNAL",
     errors.PullError: "UNAVAILABLE",
     errors.OfflineError: "NOT_FOUND",
     errors.DiskFullError: "RESOURCE_EXHAUSTED",

@@ -42,6 +42,7 @@ STATUS: Final[dict[type[errors.EdgeRtError], Mapping]] = {
     errors.ModelChecksumError: Mapping(500, _SERVER, param="=model"),
     errors.ModelTooLargeError: Mapping(503, _BUSY, param="=model", retry_after_s=30.0),
     errors.ContextBeyondTrainingError: Mapping(500, _SERVER, param="=model"),
+    errors.DraftVocabularyError: Mapping(500, _SERVER, param="=model"),
     errors.PullError: Mapping(502, _SERVER, param="=model"),
     errors.OfflineError: Mapping(404, _INVALID, param="=model"),
     errors.DiskFullError: Mapping(507, _SERVER),

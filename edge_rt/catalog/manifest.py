@@ -111,6 +111,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     arch           of a language model, as GGUF names it
     n_ctx          context to run with unless told otherwise; n_ctx_train is what the model was trained for
     chat_template  None takes the one inside the model file
+    draft          MODEL[:VARIANT] of the catalog that guesses tokens ahead of a language model, where it is pulled
     assets         every variant needs them; they come and go with the model
     materials      variants are derived from them; fetched when one is
     """
@@ -126,6 +127,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     variants: Annotated[tuple[Variant, ...], Meta(min_length=1, max_length=64)]
     source_note: Line = ""
     chat_template: str | None = None
+    draft: Line = ""
     assets: Annotated[tuple[Asset, ...], Meta(max_length=16)] = ()
     materials: Annotated[tuple[Asset, ...], Meta(max_length=16)] = ()
     pipeline: Pipeline | None = None

@@ -83,6 +83,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     n_threads: Count = 0  # 0: chosen and changed by measured step time
     max_stall_s: PositiveSeconds = 0.15  # a prefill chunk may delay running streams this long
     max_draft: Annotated[int, Meta(ge=0, le=64)] = 15  # tokens guessed and checked in one step; 0: none
+    min_draft: Annotated[int, Meta(ge=0, le=64)] = 0  # fewer tokens that a draft model has guessed are not checked
+    min_draft_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0  # a draft model that is less sure of a guess stops there
     # finished prompts kept for requests that begin the same; 0 keeps none, -1 as memory allows, at most 2 GiB a model
     max_prefix_bytes: Annotated[int, Meta(ge=-1)] = -1
     max_prefix_disk_bytes: Count = 2**30  # of these, kept beside each model for the next start; 0: none
@@ -250,6 +252,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     n_parallel: Annotated[int, Meta(ge=0, le=256)] = 0
     keep_alive_s: float | None = None
     preload: bool = False
+    draft: str = ""  # MODEL[:VARIANT] or a GGUF file that guesses tokens ahead; "": the manifest's, "none": none
     adapters: dict[str, AdapterSettings] = {}  # LoRA adapters that requests may name
 
 

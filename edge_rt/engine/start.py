@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from edge_rt.backends.base import TokenSession
 from edge_rt.devices import cpu
+from edge_rt.engine.draft_model import DraftModel
 from edge_rt.engine.prefix_disk import PrefixDisk
 from edge_rt.engine.threads import ThreadChoice, candidates
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
@@ -18,6 +19,7 @@ def start_engine(
     n_threads: int = 0,
     idle_cores: Callable[[], float | None] = lambda: None,
     disk: PrefixDisk | None = None,
+    draft_model: DraftModel | None = None,
 ) -> TokenEngine:
     """Make an engine; the caller gives it a thread, which shall be the first to call warm_up and then run.
 
@@ -27,8 +29,10 @@ def start_engine(
     n_threads   0 lets the engine choose among the counts up to the cores worth a compute thread
     idle_cores  how many cores did nothing lately. Called first before the load, it knows by now how many cores
                 the neighbours leave: the load itself keeps one busy.
+    draft_model the engine closes it when it is stopped
     """
     counts = (n_threads,) if n_threads else candidates(len(cpu.usable_cores()))
     idle = idle_cores()
     start = None if idle is None else 1 + round(idle)
-    return TokenEngine(session, settings, ThreadChoice(counts, start=start), idle_cores=idle_cores, disk=disk)
+    choice = ThreadChoice(counts, start=start)
+    return TokenEngine(session, settings, choice, idle_cores=idle_cores, disk=disk, draft_model=draft_model)

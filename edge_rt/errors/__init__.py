@@ -5,6 +5,7 @@ EdgeRtError(code, retryable)
 ├ ModelError
 │ ├ ModelNotFoundError · ModelNotPulledError · ModelFormatError · ModelChecksumError · ModelTooLargeError ·
 │ │   ContextBeyondTrainingError
+│ │   DraftVocabularyError
 │ ├ PullError · OfflineError · DiskFullError · StoreError
 ├ RequestError
 │ ├ InvalidRequestError · ContextLengthError · UnsupportedFeatureError · AuthError · SlowReaderError
@@ -72,6 +73,7 @@ from edge_rt.errors.devices import (
 from edge_rt.errors.models import (
     ContextBeyondTrainingError,
     DiskFullError,
+    DraftVocabularyError,
     ModelChecksumError,
     ModelError,
     ModelFormatError,
@@ -147,6 +149,7 @@ __all__ = [
     "DeviceSilentError",
     "DeviceTimeoutError",
     "DiskFullError",
+    "DraftVocabularyError",
     "EdgeRtError",
     "GrammarsFullError",
     "InterpreterError",

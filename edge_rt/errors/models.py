@@ -91,6 +91,20 @@ class ContextBeyondTrainingError(ModelError):
 
 
 @dataclass(eq=False)
+class DraftVocabularyError(ModelError):
+    code = "draft_vocabulary"
+    model: str
+    draft: str
+    difference: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.draft} cannot draft for {self.model}, its vocabulary is another: {self.difference}. "
+            "Name a draft of the same family"
+        )
+
+
+@dataclass(eq=False)
 class PullError(ModelError):
     """A download failed; what came so far is kept and resumed by the next pull."""
 

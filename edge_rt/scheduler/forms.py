@@ -223,6 +223,8 @@ def load_message(placement: Placement, config: Config, *, force: bool) -> Load:
         memory_margin_bytes=config.worker.memory_margin_bytes,
         force=force or config.worker.force,
         max_draft=engine.max_draft,
+        min_draft=engine.min_draft,
+        min_draft_chance=engine.min_draft_p,
         tensor=placement.tensor,
         adapters=placement.adapters,
     )

@@ -26,8 +26,7 @@ _TOTALS: Final = {
     "edge_rt_prompt_tokens": "prompt_tokens_total",
     "edge_rt_completion_tokens": "completion_tokens_total",
     "edge_rt_cached_tokens": "cached_tokens_total",
-    "edge_rt_drafted_tokens": "drafted_tokens_total",
-    "edge_rt_accepted_tokens": "accepted_tokens_total",
+    "edge_rt_drafting_seconds": "drafting_s_total",
     "edge_rt_steps": "steps_total",
     "edge_rt_prefix_hits": "prefix_hits_total",
     "edge_rt_restored_tokens": "restored_tokens_total",
@@ -48,6 +47,11 @@ _GAUGES: Final = {
     "edge_rt_pinned_prefixes": "pinned_prefixes",
     "edge_rt_pins_with_problem": "pins_with_problem",
     "edge_rt_worker_resident_memory_bytes": "rss_bytes",
+}
+# Guesses of all sources, and of these a draft model's: what is left is from the answers' own words.
+_GUESSES: Final = {
+    "edge_rt_drafted_tokens": ("drafted_tokens_total", "model_drafted_tokens_total"),
+    "edge_rt_accepted_tokens": ("accepted_tokens_total", "model_accepted_tokens_total"),
 }
 _PLACE_STATES: Final = {"closed": 0, "half_open": 1, "open": 2, "wrong": 3, "resting": 4}
 
@@ -193,6 +197,11 @@ class Telemetry:
             last = EngineStats()
         for name, source in _TOTALS.items():
             self._counters[name].labels(model).inc(max(0, getattr(stats, source) - getattr(last, source)))
+        for name, (of_all, of_model) in _GUESSES.items():
+            by_model = max(0, getattr(stats, of_model) - getattr(last, of_model))
+            by_all = max(0, getattr(stats, of_all) - getattr(last, of_all))
+            self._counters[name].labels(model, "words").inc(max(0, by_all - by_model))
+            self._counters[name].labels(model, "model").inc(by_model)
         for name, source in _GAUGES.items():
             self._gauges[name].labels(model).set(getattr(stats, source))
         if len(stats.step_rows) == len(STEP_ROWS_BOUNDS) + 1:

@@ -36,6 +36,7 @@ from edge_rt.errors import (
 from edge_rt.types import Chunk, GenerateRequest, PinnedPrefix
 from edge_rt.worker import channel, service
 from edge_rt.worker.channel import ChannelError, Load
+from edge_rt.worker.draft import load_draft
 from edge_rt.worker.forms_desk import FormsDesk
 from edge_rt.worker.load import unpack
 from edge_rt.worker.memory import check
@@ -89,7 +90,10 @@ def make_engine(load: Load, session: TokenSession, idle_cores: Callable[[], floa
     """Make the engine; the thread that calls this must be the one that runs it."""
     disk = open_disk(load, session)
     settings = engine_settings(load)
-    engine = start_engine(session, settings, n_threads=load.n_threads, idle_cores=idle_cores, disk=disk)
+    draft = load_draft(load, session)
+    engine = start_engine(
+        session, settings, n_threads=load.n_threads, idle_cores=idle_cores, disk=disk, draft_model=draft
+    )
     pin_configured(load, engine)
     engine.warm_up()
     return engine
@@ -104,6 +108,8 @@ def engine_settings(load: Load) -> EngineSettings:
         max_prefix_bytes=max_bytes if max_bytes >= 0 else room,
         isolate_prefixes=load.isolate_prefixes,
         max_draft=load.max_draft,
+        min_draft=load.min_draft,
+        min_draft_chance=load.min_draft_chance,
     )
 
 

@@ -73,7 +73,7 @@ def test_guesses_come_from_what_was_written_and_are_counted(daemon: Daemon) -> N
     assert drawn["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"] == 64
     assert 0 <= drawn["timings"].get("draft_n_accepted", 0) <= drawn["timings"].get("draft_n", 0)
     assert "draft_n" not in plain["timings"]
-    drafted = daemon.metric(f'edge_rt_drafted_tokens_total{{model="{MODEL}"}}')
+    drafted = daemon.metric(f'edge_rt_drafted_tokens_total{{model="{MODEL}",source="words"}}')
     assert drafted >= drawn["timings"].get("draft_n", 0)
 
 

@@ -23,6 +23,9 @@ STATS = EngineStats(
     cached_tokens_total=4,
     drafted_tokens_total=9,
     accepted_tokens_total=5,
+    model_drafted_tokens_total=6,
+    model_accepted_tokens_total=1,
+    drafting_s_total=0.25,
     rss_bytes=1000,
     step_rows=(1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0),
 )
@@ -115,8 +118,10 @@ def test_totals_of_an_engine_add_up_over_a_restart() -> None:
     assert value(metrics, "edge_rt_steps_total", model="m") == 5
     assert value(metrics, "edge_rt_prompt_tokens_total", model="m") == 40
     assert value(metrics, "edge_rt_completion_tokens_total", model="m") == 3
-    assert value(metrics, "edge_rt_drafted_tokens_total", model="m") == 9
-    assert value(metrics, "edge_rt_accepted_tokens_total", model="m") == 5
+    for source, drafted, accepted in (("words", 3, 4), ("model", 6, 1)):
+        assert value(metrics, "edge_rt_drafted_tokens_total", model="m", source=source) == drafted
+        assert value(metrics, "edge_rt_accepted_tokens_total", model="m", source=source) == accepted
+    assert value(metrics, "edge_rt_drafting_seconds_total", model="m") == 0.25
 
 
 def test_step_rows_is_a_cumulative_histogram() -> None:

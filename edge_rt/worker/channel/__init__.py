@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_rt.worker.channel.frames import MAX_FRAME_BYTES, ChannelError, FrameReader, encode
-from edge_rt.worker.channel.loads import Load, NpuLoad, TensorLoad
+from edge_rt.worker.channel.loads import DraftLoad, Load, NpuLoad, TensorLoad
 from edge_rt.worker.channel.messages import (
     Advise,
     Cancel,
@@ -43,6 +43,7 @@ __all__ = [
     "ChunkOut",
     "Described",
     "Detokenize",
+    "DraftLoad",
     "Failed",
     "Found",
     "FrameReader",

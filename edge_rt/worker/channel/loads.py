@@ -46,6 +46,21 @@ class TensorLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     npu: NpuLoad = NpuLoad()
 
 
+class DraftLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A model that drafts for another, as Load has it. is_optional: without it the other is loaded all the same."""
+
+    model: str
+    variant: str
+    path: str
+    quant: str
+    backend: str
+    is_optional: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}:{self.variant}" if self.variant else self.model
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load"):
     """Load a model; the first message a worker gets.
 
@@ -55,6 +70,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     force          load although the memory looks too small
     adapters       that a language model's requests may name
     pins           system prompts that stay, by name
+    draft          the model that drafts for a language model
     tensor         set for a tensor model, None for a language model
     """
 
@@ -80,5 +96,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="load
     memory_margin_bytes: int = 0
     force: bool = False
     max_draft: int = 15
+    min_draft: int = 0
+    min_draft_chance: float = 0.0
+    draft: DraftLoad | None = None
     tensor: TensorLoad | None = None
     adapters: tuple[AdapterFile, ...] = ()

@@ -1,0 +1,122 @@
+"""Loading a model that drafts: its vocabulary, its memory, its context, and what happens where it cannot be had."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from edge_rt.backends.base import Backend, LoadOptions, MemoryNeed, ModelFile
+from edge_rt.backends.null import NullBackend, NullSession
+from edge_rt.devices.base import known
+from edge_rt.errors import BackendUnavailableError, DraftVocabularyError, ModelTooLargeError
+from edge_rt.worker.channel import DraftLoad, Load
+from edge_rt.worker.draft import load_draft
+
+DRAFT = DraftLoad(model="child", variant="step_s=0", path="", quant="", backend="null")
+LOAD = Load(model="m", variant="", path="", quant="", backend="null", n_ctx=64, draft=DRAFT)
+
+
+def session(**caps: bool) -> NullSession:
+    found = NullSession(ModelFile(model="m", variant="", path=__file__, quant=""), LoadOptions(n_ctx=64))  # type: ignore[arg-type]
+    found.caps = dataclasses.replace(found.caps, **caps)  # type: ignore[arg-type]
+    return found
+
+
+class Other(NullBackend):
+    """Loads a null model that differs a little."""
+
+    def __init__(self, change: Callable[[NullSession], None] = lambda _: None) -> None:
+        self.change = change
+        self.loaded: list[NullSession] = []
+        self.options: list[LoadOptions] = []
+
+    def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed:
+        return MemoryNeed(weights_bytes=100, kv_bytes=20, scratch_bytes=3)
+
+    def load(self, file: ModelFile, options: LoadOptions) -> NullSession:
+        self.options.append(options)
+        self.loaded.append(super().load(file, options))
+        self.change(self.loaded[0])
+        return self.loaded[0]
+
+
+def find(backend: Backend) -> Callable[[str], Backend]:
+    return lambda _: backend
+
+
+def test_a_draft_of_the_same_vocabulary_drafts() -> None:
+    backend = Other()
+    found = load_draft(LOAD, session(), find=find(backend))
+    assert found is not None
+    assert (found.name, found.n_bytes, found.max_draft) == ("child:step_s=0", 120, 15)
+    assert backend.options[0] == LoadOptions(n_ctx=64, n_seq_max=8, n_batch=512)
+    found.close()
+    assert backend.loaded[0]._closed
+
+
+def has_another_token(other: NullSession) -> None:
+    piece = other.piece
+    other.piece = lambda i, *, special=False: b"Z" if i == 97 else piece(i, special=special)  # type: ignore[method-assign]
+
+
+def has_another_end(other: NullSession) -> None:
+    other.vocab = dataclasses.replace(other.vocab, eog_ids=frozenset({258, 259}))
+
+
+def has_more_tokens(other: NullSession) -> None:
+    other.vocab = dataclasses.replace(other.vocab, n_vocab=265)
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (has_another_token, "token 97 is 'a' in m and 'Z' in child:step_s=0"),
+        (has_another_end, "token 259 ends an answer of child:step_s=0 only"),
+        (has_more_tokens, "m has 264 tokens and child:step_s=0 265"),
+    ],
+    ids=["token", "end", "size"],
+)
+def test_another_vocabulary_is_refused_with_the_first_difference(
+    change: Callable[[NullSession], None], difference: str
+) -> None:
+    backend = Other(change)
+    with pytest.raises(DraftVocabularyError) as caught:
+        load_draft(LOAD, session(), find=find(backend))
+    assert caught.value.difference == difference
+    assert backend.loaded[0]._closed
+
+
+def test_its_memory_is_checked_before_it_is_loaded() -> None:
+    backend = Other()
+    with pytest.raises(ModelTooLargeError) as caught:
+        load_draft(LOAD, session(), find=find(backend), available=lambda: known(122, "test"))
+    assert (caught.value.model, caught.value.need_bytes) == ("child:step_s=0", 123)
+    assert backend.loaded == []
+    forced = msgspec.structs.replace(LOAD, force=True)
+    assert load_draft(forced, session(), find=find(backend), available=lambda: known(0, "test")) is not None
+
+
+def test_one_that_is_optional_is_left_out_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    def missing(name: str) -> Backend:
+        raise BackendUnavailableError(backend=name, reason="gone", extra="")
+
+    with pytest.raises(BackendUnavailableError):
+        load_draft(LOAD, session(), find=missing)
+    optional = msgspec.structs.replace(LOAD, draft=msgspec.structs.replace(DRAFT, is_optional=True))
+    with caplog.at_level(logging.WARNING):
+        assert load_draft(optional, session(), find=missing) is None
+    assert "m is loaded without its draft model child:step_s=0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "load", [msgspec.structs.replace(LOAD, draft=None), msgspec.structs.replace(LOAD, max_draft=0)]
+)
+def test_none_is_loaded_where_none_is_wanted(load: Load) -> None:
+    backend = Other()
+    assert load_draft(load, session(), find=find(backend)) is None
+    assert load_draft(LOAD, session(can_trim=False), find=find(backend)) is None
+    assert backend.loaded == []
