@@ -53,16 +53,14 @@ def check_vocabulary(model: str, session: TokenSession, draft: str, drafting: To
     """Raise DraftVocabularyError, with the first difference, unless both models' tokens are the same."""
     own, other = session.vocab, drafting.vocab
     for token_id in range(min(own.n_vocab, other.n_vocab)):
-        is_end = token_id in own.eog_ids
-        if is_end != (token_id in other.eog_ids):
-            which = model if is_end else draft
-            raise DraftVocabularyError(
-                model=model, draft=draft, difference=f"token {token_id} ends an answer of {which} only"
-            )
         texts = session.piece(token_id, special=True), drafting.piece(token_id, special=True)
         if texts[0] != texts[1]:
             told = [text.decode("utf-8", "backslashreplace")[:40] for text in texts]
             difference = f"token {token_id} is {told[0]!r} in {model} and {told[1]!r} in {draft}"
+            raise DraftVocabularyError(model=model, draft=draft, difference=difference)
+        is_end = token_id in own.eog_ids
+        if is_end != (token_id in other.eog_ids):
+            difference = f"token {token_id} ends an answer of {model if is_end else draft} only"
             raise DraftVocabularyError(model=model, draft=draft, difference=difference)
     if own.n_vocab != other.n_vocab:
         difference = f"{model} has {own.n_vocab} tokens and {draft} {other.n_vocab}"
