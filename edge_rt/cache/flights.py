@@ -38,10 +38,6 @@ class Flights:
         """Count the generations that somebody may still join."""
         return len(self._flights)
 
-    def is_flying(self, key: bytes) -> bool:
-        """Tell whether a request of this key would join another's generation."""
-        return key in self._flights
-
     async def stream(self, key: bytes, start: Start, *, deadline_s: float | None = None) -> AsyncGenerator[Chunk, None]:
         """Give the answer of the generation under way for key, or of the one that start begins.
 

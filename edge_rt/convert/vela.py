@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -75,10 +74,6 @@ class VelaReport:
     dram_bytes: int
     file: Path
     evidence: str = EVIDENCE
-
-    @property
-    def cpu_kinds(self) -> tuple[tuple[str, int], ...]:
-        return tuple(Counter(each.kind for each in self.cpu).most_common())
 
 
 def compiler_version() -> str:

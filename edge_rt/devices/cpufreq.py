@@ -17,7 +17,6 @@ from edge_rt.devices.sysfs import SysfsRoot
 PLACE = "sys/devices/system/cpu/cpufreq"
 _CPU = "sys/devices/system/cpu"
 _KHZ = 1e3
-_TICK_S = 0.01  # of stats/time_in_state
 
 # What is outside was written by a broken driver: 0, or all bits set.
 MIN_HZ, MAX_HZ = 1e6, 2e10
@@ -95,21 +94,6 @@ def pstate(root: SysfsRoot | None = None) -> Reading[str]:
         if status.value is not None:
             return known(f"{driver} {status.value}", status.source)
     return unknown(f"/{_CPU}", "neither intel_pstate nor amd_pstate drives the clock")
-
-
-def time_in_state(policy: Policy, root: SysfsRoot | None = None) -> Reading[tuple[tuple[float, float], ...]]:
-    """Give (hz, s) pairs: how long the policy has been at each clock since it was made or the statistics were reset."""
-    root = root or SysfsRoot()
-    text = root.text(f"{policy.path}/stats/time_in_state")
-    if text.value is None:
-        return unknown(text.source, text.reason)
-    pairs: list[tuple[float, float]] = []
-    for line in text.value.splitlines()[:_MAX_POINTS]:
-        words = line.split()
-        if len(words) != 2 or not all(_is_number(word) for word in words):
-            return unknown(text.source, f"has the line {line[:40]!r}, not a clock and a time")
-        pairs.append((int(words[0]) * _KHZ, int(words[1]) * _TICK_S))
-    return known(tuple(pairs), text.source)
 
 
 def grid(floor_hz: float, ceiling_hz: float) -> tuple[float, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_rt.devices.base import Reading, known, unknown
@@ -46,15 +44,8 @@ class EnergyMeter:
     quality: Quality = "measured"
     interval_s = 0.05  # it steps each ms, by different amounts: more often there is more noise than news
 
-    def __init__(
-        self,
-        root: SysfsRoot | None = None,
-        *,
-        boundary: Boundary = "soc",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, root: SysfsRoot | None = None, *, boundary: Boundary = "soc") -> None:
         self._root = root or SysfsRoot()
-        self._clock = clock
         self.boundary: Boundary = boundary
         self._zones, self._problem = _zones(self._root, boundary)
         # "rapl package-0 + dram", or "rapl" where there is no counter
@@ -90,13 +81,6 @@ class EnergyMeter:
         if age_s > _STILL_S:
             return unknown(self.source, f"the counter has stood still for {age_s:.0f} s, while nothing takes no power")
         return known(Sample(energy_j=total_j, age_s=age_s), self.source)
-
-    def read_j(self) -> Reading[float]:
-        """Read now, as joules alone."""
-        reading = self.read(self._clock())
-        if reading.value is None or reading.value.energy_j is None:
-            return unknown(reading.source, reading.reason)
-        return known(reading.value.energy_j, reading.source)
 
     def close(self) -> None: ...
 

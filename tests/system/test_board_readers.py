@@ -133,7 +133,7 @@ def test_joules_are_counted_over_a_wrap_and_a_reset_is_not_taken_for_one(mount: 
     def now_s() -> float:
         return float(board.tell("state")["now_s"])
 
-    meter = EnergyMeter(SysfsRoot(board.root), clock=now_s)
+    meter = EnergyMeter(SysfsRoot(board.root))
     before = meter.read(now_s()).value
     before_j = board.tell("state")["energy_j"]["soc"]
     board.tell("advance", span_s=5.0)

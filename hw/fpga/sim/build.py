@@ -34,10 +34,6 @@ class Config:
     has_wide_multipliers: bool = False
 
     @property
-    def macs_per_cycle(self) -> int:
-        return self.beat_bits // 4 * self.n_ports * self.n_vectors
-
-    @property
     def parameters(self) -> Mapping[str, int]:
         """The parameters of e4_engine, but for BUILD."""
         return {

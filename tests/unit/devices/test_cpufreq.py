@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_rt.devices.cpufreq import MAX_HZ, MIN_HZ, grid, policies, pstate, time_in_state
+from edge_rt.devices.cpufreq import MAX_HZ, MIN_HZ, grid, policies, pstate
 from edge_rt.devices.sysfs import SysfsRoot
 from tests.device_trees import Plant, cpufreq_policy, plant_files
 from tests.faulty_root import FaultyRoot
@@ -130,23 +130,6 @@ def test_a_policy_that_goes_away_while_it_is_read_is_unknown(tmp_path: Path, fau
     for reading in (policy.min_hz, policy.max_hz, policy.cur_hz, policy.driver, policy.governor):
         assert reading.value is None
         assert reading.reason
-
-
-def test_time_in_state_is_in_hertz_and_seconds(plant: Plant) -> None:
-    root = plant(
-        cpufreq_policy(0, "0", floor=600000, ceiling=2400000)
-        | {f"{POLICY}/stats/time_in_state": "600000 1234\n2400000 10\n"}
-    )
-    (policy,) = policies(root)
-    assert time_in_state(policy, root).value == ((6e8, pytest.approx(12.34)), (2.4e9, pytest.approx(0.1)))
-
-
-@pytest.mark.parametrize("raw", ["600000", "600000 1 2", "a b", "600000 -5"])
-def test_broken_statistics_are_unknown(plant: Plant, raw: str) -> None:
-    root = plant(cpufreq_policy(0, "0", floor=600000, ceiling=2400000) | {f"{POLICY}/stats/time_in_state": raw})
-    reading = time_in_state(policies(root)[0], root)
-    assert reading.value is None
-    assert reading.reason
 
 
 @given(st.floats(MIN_HZ, MAX_HZ), st.floats(MIN_HZ, MAX_HZ))

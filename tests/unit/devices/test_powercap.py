@@ -9,7 +9,6 @@ from edge_rt.devices.meters import Boundary, Sample
 from edge_rt.devices.powercap import EnergyMeter
 from edge_rt.devices.sysfs import SysfsRoot
 from tests.device_trees import Plant, plant_files
-from tests.fakes import FakeClock
 from tests.faulty_root import FaultyRoot
 
 ZONE = "sys/class/powercap/intel-rapl:0"
@@ -104,22 +103,12 @@ def test_a_counter_that_stands_still_grows_old_and_is_unknown_then(plant: Plant,
     assert meter.read(5.1).value == Sample(energy_j=pytest.approx(2.0))
 
 
-def test_joules_alone_are_since_the_first_reading(plant: Plant) -> None:
-    clock = FakeClock()
-    meter = EnergyMeter(plant(one_package(5_000_000)), clock=clock)
-    assert meter.read_j().value == 0.0
-    clock.advance(1.0)
-    plant({f"{ZONE}/energy_uj": "6500000"})
-    assert meter.read_j().value == pytest.approx(1.5)
-
-
 def test_no_counter_is_a_reason(container: SysfsRoot) -> None:
     meter = meter_of(container)
     assert not meter.is_here
     reading = meter.read(0.0)
     assert reading.value is None
     assert "no RAPL counter" in reading.reason
-    assert meter.read_j().reason == reading.reason
 
 
 def test_only_psys_is_a_reason(x86_hybrid: SysfsRoot) -> None:
