@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE
 help:
 	@echo 'make demo    install, start the daemon, ask the model a question over its Unix socket'
 	@echo 'make test    install, check style and types, run all tests'
-	@echo 'make soak       ten minutes of mixed load on the native engine, each answer compared with a lone run'
+	@echo 'make soak       ten minutes of mixed load on each engine, every answer compared with a lone run'
 	@echo 'make test-peer  ask a llama-server as the cloud (compiles it once, some minutes; part of make test)'
 	@echo 'make test-systemd  run the units under real systemd in a container (root; part of make test where it can run)'
 	@echo 'make lint    style, types and import order only'

@@ -19,6 +19,7 @@ from edge_rt.cache.exact import CacheEvents, ExactTier
 from edge_rt.cache.key import Identity
 from edge_rt.cache.store import Store
 from edge_rt.cache.tensor_results import TensorResults
+from edge_rt.catalog.lora import same_file
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.cloud import wire
 from edge_rt.cloud.endpoint import EndpointHealth
@@ -64,7 +65,7 @@ def identities(
     models: LocalModels, endpoints: Mapping[str, CloudEndpoint], request: GenerateRequest
 ) -> tuple[Identity, ...]:
     """Tell who may answer a request, for the cache: this device's model, and the cloud's where it may leave."""
-    here = () if request.route == "cloud" else (_identity(models, request.model),)
+    here = () if request.route == "cloud" else (_identity(models, request),)
     if request.route == "local":
         return here
     return *here, *(
@@ -73,16 +74,18 @@ def identities(
     )
 
 
-def _identity(models: LocalModels, model: str) -> Identity:
-    placement, manifest = models.form(model)
+def _identity(models: LocalModels, request: GenerateRequest) -> Identity:
+    placement, manifest = models.form(request.model)
+    asked = {adapter.name for adapter in request.adapters}
     form = manifest.variant(placement.variant) if manifest is not None else None
     return Identity(
-        model=model,
+        model=request.model,
         variant=placement.variant,
         file_sha256=manifest.lineage(form) if manifest is not None and form is not None else "",
         backend=placement.backend,
         template=placement.chat_template or "",
         n_ctx=placement.n_ctx,
+        adapters=tuple(same_file(adapter) for adapter in placement.adapters if adapter.name in asked),
     )
 
 

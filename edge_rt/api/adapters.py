@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edge_rt.api.schemas import WireAdapter
-from edge_rt.config import Config
 from edge_rt.errors import InvalidRequestError
 from edge_rt.types import Adapter, GenerateRequest
 
 
-def read_adapters(model: str, lora: Sequence[WireAdapter] | None, config: Config) -> tuple[str, tuple[Adapter, ...]]:
+def read_adapters(
+    model: str, lora: Sequence[WireAdapter] | None, names_of: Callable[[str], tuple[str, ...]]
+) -> tuple[str, tuple[Adapter, ...]]:
     """Give the model that is meant, and its adapters.
 
-    "MODEL:ADAPTER" stands for the model with one of models.MODEL.adapters. An id of lora is such a name, or its place
-    in that table; what has a scale of 0 is left out, as llama-server does. Raises InvalidRequestError.
+    names_of  gives the adapters of a model, of any or none: context.Api.adapters
+
+    "MODEL:ADAPTER" stands for the model with one of them. An id of lora is such a name, or its place among them; what
+    has a scale of 0 is left out, as llama-server does. Raises InvalidRequestError.
     """
     base, _, name = model.rpartition(":")
-    if base and name in config.model(base).adapters:
+    if base and name in names_of(base):
         if lora:
             raise InvalidRequestError(param="lora", problem=f"and the model {model} both name adapters; give one")
         return base, (Adapter(name=name),)
-    names = tuple(config.model(model).adapters)
+    names = names_of(model) if lora else ()
     found = []
     for i, entry in enumerate(lora or ()):
         if isinstance(entry.id, str):
@@ -37,7 +40,7 @@ def read_adapters(model: str, lora: Sequence[WireAdapter] | None, config: Config
     return model, tuple(found)
 
 
-def named_adapter(asked: GenerateRequest, config: Config) -> GenerateRequest:
+def named_adapter(asked: GenerateRequest, names_of: Callable[[str], tuple[str, ...]]) -> GenerateRequest:
     """Add the adapter that a request's model may name."""
-    model, adapters = read_adapters(asked.model, None, config)
+    model, adapters = read_adapters(asked.model, None, names_of)
     return replace(asked, model=model, adapters=adapters) if adapters else asked

@@ -75,7 +75,7 @@ def routes(api: Api) -> list[Route]:
         asked = wire.messages_request(
             decode_with(await read_body(request, api), wire.MESSAGES), request_id=_id(), tenant=request.state.tenant
         )
-        asked = named_adapter(with_wishes(asked, request.headers), api.config)
+        asked = named_adapter(with_wishes(asked, request.headers), api.adapters)
         return Written(api, asked, MessageWriter(asked))
 
     async def count_tokens(request: Request) -> ASGIApp:
@@ -84,7 +84,7 @@ def routes(api: Api) -> list[Route]:
             decode_with(await read_body(request, api), wire.COUNT), request_id=_id(), tenant=request.state.tenant
         )
         with named_as(NAMES):
-            n_tokens = await api.runtime.count_prompt(named_adapter(asked, api.config))
+            n_tokens = await api.runtime.count_prompt(named_adapter(asked, api.adapters))
         return Response(encode(_Count(input_tokens=n_tokens)), media_type="application/json")
 
     async def unknown(request: Request) -> ASGIApp:

@@ -13,7 +13,7 @@ from edge_rt.cache.store import Store
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.manifest import Manifest
 from edge_rt.config import Config
-from edge_rt.errors import OverloadedError, UnsupportedFeatureError
+from edge_rt.errors import ModelNotFoundError, OverloadedError, UnsupportedFeatureError
 from edge_rt.router.decide import Decision
 from edge_rt.scheduler.direct import OnEnd
 from edge_rt.scheduler.placed_model import DispatchStatus
@@ -153,6 +153,15 @@ class Api:
     def model_id(self, wanted: str | None) -> str:
         """Give the model a request names, or the default."""
         return self.config.catalog.default_model if wanted is None else wanted
+
+    def adapters(self, model: str) -> tuple[str, ...]:
+        """Name the adapters of a model: the configuration's, then its manifest's; () for one that is not known."""
+        own = tuple(self.config.model(model).adapters)
+        try:
+            manifest = self.runtime.model(model).manifest
+        except ModelNotFoundError:
+            return own
+        return (*own, *(a.id for a in manifest.adapters if a.id not in own)) if manifest is not None else own
 
     def lease(self, part: RegionPart, uid: int | None) -> AbstractContextManager[TensorRegion]:
         """Keep a part of shared memory usable in a `with`. Raises as Regions.lease does."""

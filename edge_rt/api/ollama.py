@@ -143,7 +143,7 @@ def _request(api: Api, asked: wire.Generation, request: Request) -> tuple[ModelS
     """Translate what generate and chat share; the prompt is still missing."""
     options = asked.given_options()
     wire.keep_alive_s(asked.keep_alive)
-    model, adapters = read_adapters(asked.wanted(), None, api.config)
+    model, adapters = read_adapters(asked.wanted(), None, api.adapters)
     status = models.find(api, model)
     if options.num_ctx is not None and options.num_ctx > status.n_ctx:
         raise InvalidRequestError(

@@ -313,7 +313,7 @@ def routes(api: Api) -> list[Route]:
 
 
 def _adapted(api: Api, asked: GenerateRequest, wire: ChatRequest | CompletionRequest) -> GenerateRequest:
-    model, adapters = read_adapters(asked.model, wire.lora, api.config)
+    model, adapters = read_adapters(asked.model, wire.lora, api.adapters)
     return replace(asked, model=model, adapters=adapters) if adapters or model != asked.model else asked
 
 

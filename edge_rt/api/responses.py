@@ -38,7 +38,7 @@ def routes(api: Api) -> list[Route]:
         asked = generate_request(
             wire, request_id=request_id, model=api.model_id(wire.model), tenant=request.state.tenant
         )
-        return wire, named_adapter(with_wishes(asked, request.headers), api.config)
+        return wire, named_adapter(with_wishes(asked, request.headers), api.adapters)
 
     async def create(request: Request) -> ASGIApp:
         wire, asked = await read(request)

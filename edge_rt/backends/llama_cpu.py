@@ -29,7 +29,7 @@ from edge_rt.backends.base import (
 from edge_rt.backends.interrupt import interrupt_held
 from edge_rt.backends.llama_library import LlamaVocab, Log, load_library, system_info, version
 from edge_rt.catalog.gguf import GgufHeader
-from edge_rt.catalog.lora import check_adapter
+from edge_rt.catalog.lora import check_adapter, check_numbers
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError
 from edge_rt.types import Adapter, AdapterFile, Capabilities
@@ -161,6 +161,7 @@ class LlamaCpuSession:
     def _open_adapter(self, adapter: AdapterFile, file: ModelFile) -> None:
         try:
             check_adapter(adapter, file.header, file.path)
+            check_numbers(adapter)
             opened = self._lib.llama_adapter_lora_init(self._model, os.fsencode(adapter.path))
             if not opened:
                 raise BackendLoadError(model=file.model, reason=f"adapter {adapter.name}: {self._log.reason()}")

@@ -34,6 +34,7 @@ class Identity:
     backend        which engine computes it: two of them round differently
     template       the chat template where it is not the file's own
     n_ctx          the context it runs with: a smaller one ends an answer earlier
+    adapters       files of those that the request names: name, size and time of the last change
     endpoint       the cloud endpoint's name, "" for this device; upstream is its base URL and model
     """
 
@@ -43,6 +44,7 @@ class Identity:
     backend: str = ""
     template: str = ""
     n_ctx: int = 0
+    adapters: tuple[tuple[str, int, int], ...] = ()
     endpoint: str = ""
     upstream: str = ""
 

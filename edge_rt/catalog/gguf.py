@@ -89,11 +89,14 @@ def read_header(path: Path, limits: GgufLimits = GgufLimits()) -> GgufHeader:  #
     return _describe(keys, version, tensors, data_offset, file_bytes)
 
 
-def read_tensors(path: Path) -> tuple[Mapping[str, Value], tuple[TensorInfo, ...]]:
-    """Read and check a file's keys and tensors, whatever it holds. Raises ModelFormatError; reads no weights."""
+def read_tensors(path: Path) -> tuple[Mapping[str, Value], tuple[TensorInfo, ...], int]:
+    """Read and check a file's keys and tensors, whatever it holds, and the offset of its data.
+
+    Raises ModelFormatError; reads no weights.
+    """
     keys = _Keys(str(path))
-    _, tensors, _, _ = _read_file(path, keys, GgufLimits())
-    return keys.values, tensors
+    _, tensors, data_offset, _ = _read_file(path, keys, GgufLimits())
+    return keys.values, tensors, data_offset
 
 
 def _read_file(path: Path, keys: _Keys, limits: GgufLimits) -> tuple[int, tuple[TensorInfo, ...], int, int]:

@@ -114,6 +114,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     draft          MODEL[:VARIANT] of the catalog that guesses tokens ahead of a language model, where it is pulled
     assets         every variant needs them; they come and go with the model
     materials      variants are derived from them; fetched when one is
+    adapters       LoRA adapters in GGUF for a language model; each is fetched by its own name, and loaded if it is here
     """
 
     id: Id
@@ -130,6 +131,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     draft: Line = ""
     assets: Annotated[tuple[Asset, ...], Meta(max_length=16)] = ()
     materials: Annotated[tuple[Asset, ...], Meta(max_length=16)] = ()
+    adapters: Annotated[tuple[Asset, ...], Meta(max_length=32)] = ()
     pipeline: Pipeline | None = None
     batching: Batching = Batching()
     state: Annotated[tuple[StateTensor, ...], Meta(max_length=64)] = ()
@@ -137,13 +139,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def variant(self, variant_id: str) -> Variant | None:
         return next((v for v in self.variants if v.id == variant_id), None)
 
+    def adapter(self, adapter_id: str) -> Variant | None:
+        """Give an adapter, described as a variant."""
+        return next((as_variant(adapter) for adapter in self.adapters if adapter.id == adapter_id), None)
+
     def file(self, file_id: str) -> Variant | None:
-        """Give a variant, an asset or a material, the latter two described as variants."""
+        """Give a variant, an asset, a material or an adapter, all but the first described as variants."""
         return next((v for v in self.files() if v.id == file_id), None)
 
     def files(self) -> tuple[Variant, ...]:
-        """Give what may stand in the store: variants, then assets and materials."""
-        return (*self.variants, *map(as_variant, (*self.assets, *self.materials)))
+        """Give what may stand in the store: variants, then assets, materials and adapters."""
+        return (*self.variants, *map(as_variant, (*self.assets, *self.materials, *self.adapters)))
 
     def lineage(self, variant: Variant) -> str:
         """Tell what a variant is made of, as 64 hexadecimal digits: its own sha256, or one over its whole derivation.
@@ -162,7 +168,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def as_variant(asset: Asset) -> Variant:
-    """Describe an asset or a material as the store fetches and keeps files: as a variant."""
+    """Describe an asset, a material or an adapter as the store fetches and keeps files: as a variant."""
     return Variant(
         id=asset.id,
         quant="ASSET",
@@ -273,6 +279,8 @@ def _contradictions(manifest: Manifest) -> list[tuple[str, str]]:
         for name, default in defaults.items():
             if getattr(manifest, name) != default:
                 found.append((name, "is for models of kind tensor"))
+    elif manifest.adapters:
+        found.append(("adapters", "are for models of kind text"))
     elif manifest.arch or manifest.n_ctx or manifest.n_ctx_train or manifest.chat_template is not None:
         found.append(("kind", "arch, n_ctx, n_ctx_train and chat_template are for models of kind text"))
     if manifest.state and manifest.batching.max_batch > 1:

@@ -176,7 +176,7 @@ class Store:
     def pull(self, model_id: str, variant_id: str = "", *, progress: Progress, offline: bool, derive: Derive) -> Path:
         """Bring a variant into the store unless it is there, and before it the one it is derived from.
 
-        variant_id  '' is the first in the manifest; `pick_variant` knows the best for a CPU
+        variant_id  '' is the first in the manifest; `pick_variant` knows the best for a CPU. Or an adapter's id
         derive      makes dst from src as told: derive(src, dst, how)
         A pull cut short by anything but a full disk is taken up by the next. Raises ModelNotFoundError, OfflineError,
         PullError, DiskFullError, StoreError, ModelChecksumError, ConfigError and what derive raises.
@@ -186,7 +186,8 @@ class Store:
         from edge_rt.catalog.pull import Pull
 
         manifest = self.get(model_id)
-        variant = pick_variant(manifest, frozenset(), variant_id or manifest.variants[0].id)
+        wanted = variant_id or manifest.variants[0].id
+        variant = manifest.adapter(wanted) or pick_variant(manifest, frozenset(), wanted)
         settings = FetchSettings(hub_endpoint=self._catalog.hub_endpoint, hub_token_file=self._catalog.hub_token_file)
         pull = Pull(
             root=self.root,

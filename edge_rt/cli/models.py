@@ -38,10 +38,12 @@ class _Catalog:
             click.echo(f"edge_rt: a manifest is left out: {error}", err=True)
 
     def find(self, name: str) -> tuple[Manifest, Variant | None]:
-        """Split MODEL[:VARIANT]; the variant is None when not named."""
+        """Split MODEL[:VARIANT], or MODEL:ADAPTER; the variant is None when not named."""
         model_id, _, variant_id = name.partition(":")
         manifest = self.store.get(model_id)
-        return manifest, pick_variant(manifest, frozenset(), variant_id) if variant_id else None
+        if not variant_id:
+            return manifest, None
+        return manifest, manifest.adapter(variant_id) or pick_variant(manifest, frozenset(), variant_id)
 
     def chain(self, name: str) -> Chain | None:
         return next((chain for chain in self.store.chains() if chain.id == name), None)
@@ -233,6 +235,7 @@ def show(catalog: _Catalog, name: str, as_json: bool) -> None:
     variants = [_details(catalog, manifest, v) for v in manifest.variants if wanted in (None, v)]
     assets = [_asset(catalog, manifest, asset, "asset") for asset in manifest.assets]
     assets += [_asset(catalog, manifest, asset, "material") for asset in manifest.materials]
+    assets += [_asset(catalog, manifest, asset, "adapter") for asset in manifest.adapters]
     if as_json:
         click.echo(json.dumps({**facts, "variants": variants, "assets": assets}, indent=2))
         return

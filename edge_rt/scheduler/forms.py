@@ -99,11 +99,22 @@ def place(
         n_seq_max=settings.n_parallel or config.engine.n_parallel,
         chat_template=manifest.chat_template if manifest is not None else None,
         variant_reason=reason,
-        adapters=tuple(
-            AdapterFile(name=name, path=adapter.file, base_sha256=adapter.base_sha256)
-            for name, adapter in settings.adapters.items()
-        ),
+        adapters=_adapters(manifest, settings, find_asset),
     )
+
+
+def _adapters(
+    manifest: Manifest | None, settings: ModelSettings, find_asset: Callable[[Manifest, Asset], Path | None]
+) -> tuple[AdapterFile, ...]:
+    """Name the configuration's adapters, and those of the manifest whose files are here; of one name the former."""
+    found = {
+        name: AdapterFile(name=name, path=adapter.file, base_sha256=adapter.base_sha256)
+        for name, adapter in settings.adapters.items()
+    }
+    for adapter in manifest.adapters if manifest is not None else ():
+        if adapter.id not in found and (path := find_asset(manifest, adapter)) is not None:  # type: ignore[arg-type]
+            found[adapter.id] = AdapterFile(name=adapter.id, path=str(path))
+    return tuple(found.values())
 
 
 def form_reason(manifest: Manifest, best: Variant, chosen: Variant) -> str:

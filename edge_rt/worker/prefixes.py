@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from edge_rt.backends.base import TokenSession
+from edge_rt.catalog.lora import same_file
 from edge_rt.catalog.place import Place
 from edge_rt.catalog.store import free_bytes
 from edge_rt.engine.pinning import system_ids
@@ -30,6 +31,7 @@ def open_disk(load: Load, session: TokenSession) -> PrefixDisk | None:
         (
             *(record.sha256, stat.st_size, stat.st_mtime_ns),
             *(info.arch, info.quant, info.n_params, info.backend, info.build),
+            *map(same_file, load.adapters),
             *(load.kv_type, caps.n_ctx, caps.n_cell_block, caps.can_save_ranges, load.isolate_prefixes),
         )
     )

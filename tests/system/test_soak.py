@@ -1,12 +1,21 @@
-"""A seeded soak on the native engine and the real model: under any mix of load each answer is the one it has alone.
+"""A seeded soak with the real model: under any mix of load each answer is the one it has alone.
 
-EDGE_RT_SOAK_S says for how long; `make soak` takes ten minutes.
+On the native engine, whose rows do not round differently in company, it is so to the last bit of the log probabilities.
+On llama.cpp, where they do and 8-bit activations make more of it, an answer may leave the lone one at a near tie: the
+token that comes instead is by the lone run less likely by at most MAX_GAP nats. What follows is not compared, as it
+answers another prompt. The log probabilities up to there may differ by MAX_MEAN nats in the mean over all answers:
+company makes 0.12 of it, one wrong letter near a prompt's end 0.5, another prompt 0.7.
+
+EDGE_RT_SOAK_S says for how long, each; `make soak` takes ten minutes of both.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import random
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,19 +28,23 @@ from edge_rt.engine.prefix_disk import PrefixDisk
 from edge_rt.engine.threads import ThreadChoice
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
 from edge_rt.turns import PRIORITIES
-from edge_rt.types import GenerateRequest
+from edge_rt.types import GenerateRequest, TokenLogprob
 from tests.unit.engine.null_engine import Answer
 
 pytestmark = pytest.mark.model
 
 PROSE = (Path(__file__).resolve().parents[1] / "golden" / "prose.txt").read_text(encoding="utf-8").split("\n\n")
 N_ANSWER = 12
+N_RIVALS = 5
+MAX_GAP = 1.5
+MAX_MEAN = 0.25
 SOAK_S = float(os.environ.get("EDGE_RT_SOAK_S", "20"))
+Alone = tuple[TokenLogprob, ...]  # what a request is answered alone, and each token's rivals
 
 
-@pytest.fixture(scope="module")
-def session(model_store: Path) -> Iterator[TokenSession]:
-    backend = registry.get("native")
+@pytest.fixture(scope="module", params=["native", "llama_cpu"])
+def session(request: pytest.FixtureRequest, model_store: Path) -> Iterator[TokenSession]:
+    backend = registry.get(request.param)
     if isinstance(found := backend.probe(), Absent):
         pytest.skip(found.reason)
     file = ModelFile(model="m", variant="", path=model_store, quant="")
@@ -50,6 +63,23 @@ def request(number: int, prompt: str, **fields: object) -> GenerateRequest:
     return GenerateRequest(id=str(number), model="m", prompt=prompt, ignore_eos=True, **fields)  # type: ignore[arg-type]
 
 
+def compared(alone: Alone, answer: Alone) -> tuple[float, float | None]:
+    """Give how far an answer's log probabilities are from the lone run's, and by how much less likely the token is
+    at which it leaves it: None if it does not, infinity for a token that is not among the lone run's best.
+
+    The first is the mean over the tokens up to there of the largest difference of the best three's.
+    """
+    apart, gap = [], None
+    for own, other in zip(alone, answer, strict=False):
+        likely, found = ({rival: logprob for rival, _, logprob in token.top} for token in (own, other))
+        common = [rival for rival in list(likely)[:3] if rival in found]
+        apart.append(max((abs(likely[rival] - found[rival]) for rival in common), default=math.inf))
+        if own.token_id != other.token_id:
+            gap = own.logprob - likely.get(other.token_id, -math.inf)
+            break
+    return sum(apart) / len(apart), gap
+
+
 def finish(running: TokenEngine, *answers: Answer) -> None:
     while not all(answer.is_over for answer in answers):
         running.step()
@@ -59,13 +89,13 @@ def test_answers_under_load_are_those_of_lone_runs(session: TokenSession, tmp_pa
     chance = random.Random(20261130)
     systems = [PROSE[i % len(PROSE)][:500] for i in range(3)]
     prompts = [chance.choice(systems)[: chance.randrange(40, 500)] + f"\n\nQuestion {i}:" for i in range(16)]
-    expected: list[list[int]] = []
+    expected: list[Alone] = []
     alone = engine(session, max_prefix_bytes=0, max_draft=0)
     for number, prompt in enumerate(prompts):
         answer = Answer()
-        alone.submit(request(number, prompt, max_tokens=N_ANSWER), answer)
+        alone.submit(request(number, prompt, max_tokens=N_ANSWER, top_logprobs=N_RIVALS), answer)
         finish(alone, answer)
-        expected.append([token_id for chunk in answer.chunks for token_id in chunk.token_ids])
+        expected.append(tuple(token for chunk in answer.chunks for token in chunk.logprobs))
     alone.stop(0.0)
     alone.run()
     for seq_id in range(session.caps.n_seq_max):
@@ -73,6 +103,10 @@ def test_answers_under_load_are_those_of_lone_runs(session: TokenSession, tmp_pa
 
     until_s = time.monotonic() + SOAK_S
     n_asked = n_checked = n_preempted = n_cached = n_restored = 0
+    gaps: list[float] = []
+    apart: list[float] = []
+    # Or the bounds below would show nothing.
+    assert statistics.mean(compared(one, other)[0] for one, other in itertools.pairwise(expected)) > 2 * MAX_MEAN
     while n_checked == 0 or time.monotonic() < until_s:  # each round with an engine of its own, over the same disk
         disk = PrefixDisk(tmp_path / "p", "soak", 200 * 2**20, free_bytes=lambda _: 10**12)
         running = engine(
@@ -86,7 +120,12 @@ def test_answers_under_load_are_those_of_lone_runs(session: TokenSession, tmp_pa
         open_: dict[int, tuple[int, int, Answer]] = {}
         for _ in range(chance.randrange(10, 30)):
             which, n_tokens, answer = chance.randrange(len(prompts)), chance.randrange(1, N_ANSWER + 1), Answer()
-            fields = {"priority": chance.choice(PRIORITIES), "tenant": chance.choice(["uid:1", "uid:2"])}
+            fields = {
+                "priority": chance.choice(PRIORITIES),
+                "tenant": chance.choice(["uid:1", "uid:2"]),
+                "max_draft": chance.choice([None, 0, 15]),
+                "top_logprobs": N_RIVALS,
+            }
             running.submit(request(n_asked, prompts[which], max_tokens=n_tokens, **fields), answer)
             open_[n_asked] = (which, n_tokens, answer)
             n_asked += 1
@@ -100,8 +139,13 @@ def test_answers_under_load_are_those_of_lone_runs(session: TokenSession, tmp_pa
         finish(running, *(answer for _, _, answer in open_.values()))
         for which, n_tokens, answer in open_.values():
             assert answer.error is None
-            ids = [token_id for chunk in answer.chunks for token_id in chunk.token_ids]
-            assert ids == expected[which][:n_tokens]
+            found = tuple(token for chunk in answer.chunks for token in chunk.logprobs)
+            assert len(found) == n_tokens
+            if session.caps.is_batch_invariant:
+                assert found == expected[which][:n_tokens]
+            distance, gap = compared(expected[which], found)
+            apart.append(distance)
+            gaps += [] if gap is None else [gap]
             n_checked += 1
         stats = running.stats()
         assert (stats.running, stats.waiting, stats.cells_used) == (0, 0, 0)
@@ -112,5 +156,10 @@ def test_answers_under_load_are_those_of_lone_runs(session: TokenSession, tmp_pa
         n_restored += running.stats().restored_tokens_total
         for seq_id in range(session.caps.n_seq_max):
             session.seq_trim(seq_id, 0)
-    print(f"{n_checked} answers of {n_asked}, {n_preempted} put back, {n_cached} tokens shared, {n_restored} from disk")
+    name = session.info.backend
+    print(f"{name}: {n_checked} answers of {n_asked}, {n_preempted} put back, {n_cached} tokens shared,")
+    print(f"{n_restored} from disk; {len(gaps)} turned at a near tie, the farthest {max(gaps, default=0.0):.3f} nats;")
+    print(f"log probabilities apart by {statistics.mean(apart):.3f} nats in the mean, {max(apart):.3f} at most")
     assert n_cached > 0
+    assert max(gaps, default=0.0) <= MAX_GAP
+    assert statistics.mean(apart) <= MAX_MEAN

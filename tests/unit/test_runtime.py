@@ -40,7 +40,7 @@ from edge_rt.power.workload import Workload
 from edge_rt.runtime import Runtime
 from edge_rt.telemetry import Telemetry
 from edge_rt.tensor_types import Tensor, TensorRequest
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo, Origin, PinAction, PinnedPrefix
+from edge_rt.types import Adapter, Chunk, EngineStats, GenerateRequest, ModelInfo, Origin, PinAction, PinnedPrefix
 from edge_rt.worker.channel import Load
 from edge_rt.worker.supervisor import ModelWorker, WorkerEvents
 from tests import virtual_time
@@ -716,6 +716,22 @@ def test_who_may_answer_is_told_by_the_route_with_the_models_file_form_and_conte
     assert identities(runtime, clouds, request("tiny", route="local")) == (here,)
     assert identities(runtime, clouds, request("tiny", route="cloud")) == (far,)
     assert identities(make(World()), {}, request()) == (Identity(model="null", backend="null", n_ctx=4096),)
+
+
+def test_who_answers_with_an_adapter_is_told_by_its_file(tmp_path: Path) -> None:
+    poems = tmp_path / "poems.gguf"
+    poems.write_bytes(b"one")
+    here = Asset(id="lyrics", file="lyrics.gguf", source="shipped:x", size_bytes=1, sha256="0" * 64)
+    store = FakeStore("q4_0")
+    store.found = (msgspec.structs.replace(MANIFEST, adapters=(here,)),)
+    runtime = make(World(), store=store, models__tiny__adapters={"poems": {"file": str(poems)}})
+    asked = replace(request("tiny"), adapters=(Adapter(name="poems"),))
+    plain, first = (identities(runtime, {}, each)[0] for each in (request("tiny"), asked))
+    assert (plain.adapters, first.adapters[0][:2]) == ((), ("poems", 3))
+    poems.write_bytes(b"other")
+    assert identities(runtime, {}, asked)[0] != first
+    shipped = replace(asked, adapters=(Adapter(name="lyrics"),))
+    assert [name for name, *_ in identities(runtime, {}, shipped)[0].adapters] == ["lyrics"]
 
 
 def test_only_if_cached_asks_no_tensor_model_where_nothing_is_stored() -> None:

@@ -15,7 +15,7 @@ CONFIG = Config(
 
 
 def read(model: str, *lora: WireAdapter) -> tuple[str, tuple[Adapter, ...]]:
-    return read_adapters(model, lora, CONFIG)
+    return read_adapters(model, lora, lambda model: tuple(CONFIG.model(model).adapters))
 
 
 def test_a_model_may_be_named_with_an_adapter() -> None:

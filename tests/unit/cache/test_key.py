@@ -86,6 +86,7 @@ CARRIAGE: dict[str, st.SearchStrategy[Any]] = {
 IDENTITY: dict[str, st.SearchStrategy[Any]] = {
     f.name: st.integers(0, 100) if f.name == "n_ctx" else TEXTS for f in fields(Identity)
 }
+IDENTITY["adapters"] = st.lists(st.tuples(TEXTS, st.integers(0, 9), st.integers(0, 9)), max_size=2).map(tuple)
 
 
 def _same(a: Any, b: Any) -> bool:

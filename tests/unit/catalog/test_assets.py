@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from edge_rt import config
 from edge_rt.catalog.manifest import SHIPPED_DIR, Manifest, Variant, load_manifest, load_manifests
 from edge_rt.catalog.part import Derivation, PullProgress
 from edge_rt.catalog.sources import ShippedSource, parse_source
 from edge_rt.catalog.store import Store, recipe_version
 from edge_rt.errors import ModelChecksumError, ModelFormatError, ModelNotFoundError, OfflineError
+from edge_rt.scheduler.forms import place
 
 HEAD = """
 id = "eye"
@@ -243,3 +245,45 @@ def test_a_recipe_is_named_with_what_runs_it() -> None:
     pytest.importorskip("onnx")
     assert "onnxruntime 1." in recipe_version("qdq-int8")
     assert recipe_version("qdq-int8") != recipe_version("build")
+
+
+def test_an_adapter_is_pulled_by_its_own_name(tmp_path: Path) -> None:
+    text = HEAD.replace('"tensor"', '"text"\narch = "llama"\nn_ctx = 64\nn_ctx_train = 64')
+    for table, name in (("variants", "q8_0"), ("adapters", "poems"), ("adapters", "prose")):
+        path = tmp_path / f"{name}.src"
+        path.write_bytes(name.encode())
+        text += fetched(table, name, f"eye.{name}.gguf", name.encode(), f"file:{path}").replace("FP32", "Q8_0")
+    (tmp_path / "eye.toml").write_text(text)
+    manifest = load_manifest(tmp_path / "eye.toml")
+    store = Store(tmp_path / "store", (manifest,))
+
+    def pull(variant: str) -> Path:
+        return store.pull("eye", variant, progress=lambda _: None, offline=False, derive=lambda *_: None)
+
+    def adapters() -> list[str]:
+        settings = config.load(environ={}).config
+        placed = place(
+            "eye",
+            manifest,
+            config.ModelSettings(),
+            settings,
+            features=frozenset(),
+            find=store.path,
+            find_asset=store.asset_path,
+        )
+        return [adapter.name for adapter in placed.adapters]
+
+    pull("q8_0")
+    assert adapters() == []  # with one the model runs on llama_cpu: who wants that says so
+    assert pull("poems").read_bytes() == b"poems"
+    assert adapters() == ["poems"]
+    assert {path.name for path in store.verify("eye", progress=lambda _: None)} == {"eye.q8_0.gguf", "eye.poems.gguf"}
+    store.remove("eye", "poems")
+    assert adapters() == []
+    (tmp_path / "eye.toml").write_text(
+        HEAD
+        + fetched("variants", "fp32", "a", b"a", "shipped:a")
+        + fetched("adapters", "poems", "b", b"b", "shipped:b")
+    )
+    with pytest.raises(ModelFormatError, match="adapters: are for models of kind text"):
+        load_manifest(tmp_path / "eye.toml")

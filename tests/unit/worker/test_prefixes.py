@@ -12,6 +12,7 @@ from edge_rt.backends.base import LoadOptions, ModelFile
 from edge_rt.backends.null import NullBackend
 from edge_rt.catalog.place import Place, Record
 from edge_rt.engine.prefix_disk import PrefixDisk
+from edge_rt.types import AdapterFile
 from edge_rt.worker.channel import Load
 from edge_rt.worker.prefixes import open_disk
 
@@ -58,3 +59,16 @@ def test_a_file_that_is_not_of_the_store_has_no_folder(load: Load, tmp_path: Pat
     file = ModelFile(model="m", variant="", path=other, quant="none")
     session = NullBackend().load(file, LoadOptions(n_ctx=64))
     assert open_disk(msgspec.structs.replace(load, path=str(other)), session) is None
+
+
+def test_what_was_computed_with_another_adapter_of_the_name_is_not_taken(load: Load, tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"one")
+    load = msgspec.structs.replace(load, adapters=(AdapterFile(name="poems", path=str(path)),))
+    keep_one(load)
+    before = opened(load)
+    assert before.files
+    before.close()
+    path.write_bytes(b"other")
+    disk = opened(load)
+    assert (disk.files, disk.n_refused) == ([], 1)
