@@ -6,7 +6,6 @@ owns a session: llama.cpp contexts are not thread safe.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -22,11 +21,11 @@ from edge_rt.backends.base import (
     LoadOptions,
     MemoryNeed,
     ModelFile,
-    NoCellsError,
     SeqRows,
     model_info,
 )
 from edge_rt.backends.interrupt import interrupt_held
+from edge_rt.backends.llama_context import KV_TYPES, LlamaContext
 from edge_rt.backends.llama_library import LlamaVocab, Log, load_library, system_info, version
 from edge_rt.catalog.gguf import GgufHeader
 from edge_rt.catalog.lora import check_adapter, check_numbers
@@ -34,7 +33,6 @@ from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError
 from edge_rt.types import Adapter, AdapterFile, Capabilities
 
-_KV_TYPES = {"f16": (1, 2.0), "q8_0": (8, 34 / 32)}  # ggml_type, bytes per element
 _STATE_MAGIC = b"ERTS"
 
 
@@ -93,7 +91,7 @@ def open_session(file: ModelFile, options: LoadOptions, *, is_interrupted: Calla
 
 
 def _estimate(header: GgufHeader, options: LoadOptions) -> MemoryNeed:
-    _, kv_element_bytes = _KV_TYPES[options.kv_type]
+    _, kv_element_bytes = KV_TYPES[options.kv_type]
     weights = sum(t.size_bytes for t in header.tensors)
     n_rows = min(options.n_batch, options.n_ubatch)
     return MemoryNeed(
@@ -107,7 +105,7 @@ def _estimate(header: GgufHeader, options: LoadOptions) -> MemoryNeed:
 
 
 class LlamaCpuSession:
-    """A llama.cpp model and context. KV cells are one unified pool of n_ctx for all sequences."""
+    """A llama.cpp model and context. All sequences together may have n_ctx KV cells, in the layout that is best."""
 
     def __init__(
         self,
@@ -118,7 +116,8 @@ class LlamaCpuSession:
         is_interrupted: Callable[[], bool],
     ) -> None:
         self._lib, self._log = lib, log
-        self._model = self._ctx = None
+        self._model: Any = None
+        self._context: LlamaContext | None = None
         model_params = lib.llama_model_default_params()
         model_params.n_gpu_layers = 0
         go_on = lib.llama_progress_callback(lambda _share, _data: not is_interrupted())  # kept alive over the call
@@ -130,17 +129,19 @@ class LlamaCpuSession:
         self._tokenizer = LlamaVocab(lib, self._model, header)
         n_vocab = self._tokenizer.n_vocab
         n_threads = options.n_threads or len(cpu.usable_cores())
-        self._ctx = lib.llama_init_from_model(self._model, _context_params(lib, options, n_threads))
-        if not self._ctx:
+        can_trim = not (lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model))
+        # A model of sliding windows has two caches, of which each is saved in a form of its own.
+        can_part = can_trim and f"{header.arch}.attention.sliding_window" not in header.metadata
+        try:
+            self._context = LlamaContext(
+                lib, log, self._model, options, n_threads=n_threads, n_vocab=n_vocab, can_part=can_part
+            )
+        except BackendStepError as exc:
             self.close()
-            raise BackendLoadError(model=file.model, reason=log.reason())
-        self._memory = lib.llama_get_memory(self._ctx)
+            raise BackendLoadError(model=file.model, reason=exc.reason) from exc
         self._adapters: dict[str, Any] = {}
         for adapter in options.adapters:
             self._open_adapter(adapter, file)
-        self._batch = _Batch(lib, options.n_batch)
-        self._logits_type: Any = ctypes.c_float * n_vocab
-        self._views: dict[int, NDArray[np.float32]] = {}
         key = struct.pack("<4sQQI", _STATE_MAGIC, header.file_bytes, header.n_params, options.n_ctx)
         self._state_key = np.frombuffer(key, dtype=np.uint8)
         self.caps = Capabilities(
@@ -148,7 +149,7 @@ class LlamaCpuSession:
             n_seq_max=options.n_seq_max,
             n_vocab=n_vocab,
             n_batch=options.n_batch,
-            can_trim=not (lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model)),
+            can_trim=can_trim,
             can_copy=True,
             can_save=True,
             copies_share=True,
@@ -171,15 +172,7 @@ class LlamaCpuSession:
         self._adapters[adapter.name] = opened
 
     def set_adapters(self, adapters: Sequence[Adapter]) -> None:
-        self._check_open()
-        n = len(adapters)
-        pointers = (ctypes.c_void_p * n)(
-            *(ctypes.cast(self._adapters[adapter.name], ctypes.c_void_p) for adapter in adapters)
-        )
-        scales = (ctypes.c_float * n)(*(adapter.scale for adapter in adapters))
-        set_adapters = self._lib.llama_set_adapters_lora
-        if set_adapters(self._ctx, ctypes.cast(pointers, set_adapters.argtypes[1]), n, scales) != 0:
-            raise BackendStepError(reason=f"llama.cpp cannot use the adapters: {self._log.reason()}")
+        self._open.set_adapters([(self._adapters[adapter.name], adapter.scale) for adapter in adapters])
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool = False) -> list[int]:
         return self._tokenizer.tokenize(text, special=special, add_bos=add_bos)
@@ -188,142 +181,51 @@ class LlamaCpuSession:
         return self._tokenizer.piece(token_id, special=special)
 
     def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
-        self._check_open()
-        outputs = self._batch.fill(batch)
-        status = self._lib.llama_decode(self._ctx, self._batch.struct)
-        if status == 1:
-            raise NoCellsError
-        if status != 0:
-            raise BackendStepError(reason=f"llama_decode returned {status}: {self._log.reason()}")
-        return [
-            self._logits(rows) if isinstance(rows, int) else np.stack([self._logits(i) for i in rows])
-            for rows in outputs
-        ]
-
-    def _logits(self, row: int) -> NDArray[np.float32]:
-        pointer = self._lib.llama_get_logits_ith(self._ctx, row)
-        address = ctypes.c_void_p.from_buffer(pointer).value
-        if address is None:
-            raise BackendStepError(reason=f"llama.cpp kept no logits for row {row}")
-        view = self._views.get(address)
-        if view is None:  # llama.cpp writes into the same few places over and over
-            if len(self._views) > self.caps.n_batch:
-                self._views.clear()
-            view = np.frombuffer(self._logits_type.from_address(address), dtype=np.float32)
-            self._views[address] = view
-        return view
+        return self._open.decode(batch)
 
     def seq_copy(self, src: int, dst: int, n_tokens: int) -> None:
-        self._lib.llama_memory_seq_cp(self._memory, src, dst, 0, n_tokens)
+        self._open.seq_copy(src, dst, n_tokens)
 
     def seq_trim(self, seq_id: int, n_tokens: int) -> None:
-        if not self._lib.llama_memory_seq_rm(self._memory, seq_id, n_tokens, -1):
-            raise BackendStepError(reason=f"this model cannot forget the tail of a sequence at {n_tokens}")
+        self._open.seq_trim(seq_id, n_tokens)
 
     def seq_length(self, seq_id: int) -> int:
-        return int(self._lib.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
+        return self._open.seq_length(seq_id)
 
     def seq_bytes(self, seq_id: int) -> int:
-        return len(self._state_key) + int(self._lib.llama_state_seq_get_size(self._ctx, seq_id))
+        return len(self._state_key) + self._open.seq_bytes(seq_id)
 
     def seq_save(self, seq_id: int, start: int = 0, end: int | None = None) -> NDArray[np.uint8]:
         if start != 0 or end not in (None, self.seq_length(seq_id)):
             raise BackendStepError(reason="llama.cpp saves whole sequences only")
-        head = len(self._state_key)
-        state = np.empty(self.seq_bytes(seq_id), dtype=np.uint8)
-        state[:head] = self._state_key
-        written = self._lib.llama_state_seq_get_data(self._ctx, _bytes_at(state, head), state.nbytes - head, seq_id)
-        return state[: head + written]
+        state = self._open.seq_save(seq_id, len(self._state_key))
+        state[: len(self._state_key)] = self._state_key
+        return state
 
     def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
-        head = len(self._state_key)
-        if not np.array_equal(state[:head], self._state_key):
+        n_head = len(self._state_key)
+        if not np.array_equal(state[:n_head], self._state_key):
             raise BackendStepError(reason="the saved sequence belongs to another model or context size")
-        if self._lib.llama_state_seq_set_data(self._ctx, _bytes_at(state, head), state.nbytes - head, seq_id) == 0:
-            self.seq_trim(seq_id, 0)
-            raise BackendStepError(reason=f"the saved sequence cannot be restored: {self._log.reason()}")
+        self._open.seq_load(seq_id, state, n_head)
 
     def set_threads(self, n_threads: int) -> None:
-        self._lib.llama_set_n_threads(self._ctx, n_threads, n_threads)
+        self._open.set_threads(n_threads)
 
-    def _check_open(self) -> None:
-        if self._ctx is None:
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether each sequence has cells of its own now; else all share one pool."""
+        return self._open.is_in_parts
+
+    @property
+    def _open(self) -> LlamaContext:
+        if self._context is None or not self._context.is_open:
             raise BackendStepError(reason="the session is closed")
+        return self._context
 
     def close(self) -> None:
-        if self._ctx:
+        if self._context is not None:
             self._tokenizer.close()
-            self._lib.llama_free(self._ctx)
+            self._context.close()
         if self._model:
             self._lib.llama_model_free(self._model)
-        self._ctx = self._model = None
-
-
-def _bytes_at(array: NDArray[np.uint8], offset: int) -> Any:
-    """Point into an array, which must outlive the use."""
-    return ctypes.cast(array.ctypes.data + offset, ctypes.POINTER(ctypes.c_uint8))
-
-
-def _context_params(lib: Any, options: LoadOptions, n_threads: int) -> Any:
-    params = lib.llama_context_default_params()
-    params.n_ctx = options.n_ctx
-    params.n_batch = options.n_batch
-    params.n_ubatch = min(options.n_batch, options.n_ubatch)
-    params.n_seq_max = options.n_seq_max
-    params.kv_unified = True  # sequences share the cells: one long request may use what idle ones do not
-    params.n_threads = params.n_threads_batch = n_threads
-    params.type_k = params.type_v = _KV_TYPES[options.kv_type][0]
-    params.no_perf = True
-    return params
-
-
-class _Batch:
-    """A llama_batch over numpy buffers, so that filling it costs a few slices instead of a call per row."""
-
-    def __init__(self, lib: Any, n_max: int) -> None:
-        self.n_max = n_max
-        self._ramp = np.arange(n_max, dtype=np.int32)
-        self._token = np.zeros(n_max, np.int32)
-        self._pos = np.zeros(n_max, np.int32)
-        self._n_seq_id = np.ones(n_max, np.int32)
-        self._seq_id = np.zeros(n_max, np.int32)
-        self._logits = np.zeros(n_max, np.int8)
-        # llama_batch wants a pointer per row to that row's list of sequence ids; ours are lists of one
-        self._seq_pointer = self._seq_id.ctypes.data + 4 * np.arange(n_max, dtype=np.uint64)
-        self.struct = lib.llama_batch()
-        self.struct.embd = None
-        for name, array in (
-            ("token", self._token),
-            ("pos", self._pos),
-            ("n_seq_id", self._n_seq_id),
-            ("seq_id", self._seq_pointer),
-            ("logits", self._logits),
-        ):
-            field_type = dict(lib.llama_batch._fields_)[name]
-            setattr(self.struct, name, ctypes.cast(array.ctypes.data, field_type))
-
-    def fill(self, batch: Sequence[SeqRows]) -> list[int | range]:
-        """Write the rows; give the row numbers whose logits each asking SeqRows gets."""
-        n = 0
-        outputs: list[int | range] = []
-        n_rows = sum(len(rows.token_ids) for rows in batch)
-        if n_rows > self.n_max:
-            raise BackendStepError(reason=f"{n_rows} rows in one batch, the limit is {self.n_max}")
-        for rows in batch:
-            end = n + len(rows.token_ids)
-            if end == n + 1:  # a decoding sequence: scalars are several times cheaper than slices
-                self._token[n], self._pos[n], self._seq_id[n] = rows.token_ids[0], rows.start, rows.seq_id
-                self._logits[n] = rows.want_all or rows.want_logits
-            else:
-                self._token[n:end] = rows.token_ids
-                self._pos[n:end] = self._ramp[: end - n] + rows.start
-                self._seq_id[n:end] = rows.seq_id
-                self._logits[n:end] = rows.want_all
-                self._logits[end - 1] |= rows.want_logits
-            if rows.want_all:
-                outputs.append(range(n, end))
-            elif rows.want_logits:
-                outputs.append(end - 1)
-            n = end
-        self.struct.n_tokens = n
-        return outputs
+        self._model = self._context = None
