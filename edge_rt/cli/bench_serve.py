@@ -11,7 +11,7 @@ import click
 import httpx2
 
 from edge_rt import config
-from edge_rt.api.client import unreachable
+from edge_rt.api.client import no_authorities, unreachable
 from edge_rt.api.listen import socket_path
 from edge_rt.api.status import rebuild
 from edge_rt.bench.metering import Metering
@@ -130,7 +130,9 @@ async def check_device(client: httpx2.AsyncClient, model: str) -> None:
 async def _run(
     path: Path, cases: list[ServeCase], metering: Metering, *, timeout_s: float, warmup: bool, line: Progress
 ) -> list[ServeResult]:
-    transport = httpx2.AsyncHTTPTransport(uds=str(path), limits=httpx2.Limits(max_connections=None))
+    transport = httpx2.AsyncHTTPTransport(
+        uds=str(path), verify=no_authorities(), limits=httpx2.Limits(max_connections=None)
+    )
     timeout = httpx2.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None)
     async with httpx2.AsyncClient(transport=transport, base_url="http://edge_rt", timeout=timeout) as client:
         driver = Driver(client, metering=metering, announce=line.show)

@@ -12,6 +12,7 @@ import ollama
 import openai
 import pytest
 
+from edge_rt.api.client import no_authorities
 from tests.api.daemon import Daemon
 
 
@@ -41,5 +42,7 @@ def anthropic_sdk(daemon: Daemon) -> Iterator[anthropic.Anthropic]:
 
 @pytest.fixture
 def ollama_sdk(daemon: Daemon) -> Iterator[ollama.Client]:
-    with ollama.Client(host="http://edge_rt", transport=httpx.HTTPTransport(uds=str(daemon.socket))) as client:
+    with ollama.Client(
+        host="http://edge_rt", transport=httpx.HTTPTransport(uds=str(daemon.socket), verify=no_authorities())
+    ) as client:
         yield client

@@ -17,6 +17,7 @@ from typing import Self
 import httpx2
 import psutil
 
+from edge_rt.api.client import no_authorities
 from tests import patience
 from tests.patience import PATIENCE_S
 
@@ -145,12 +146,12 @@ class Daemon:
         self.process.stderr.close()
 
     def client(self) -> httpx2.Client:
-        transport = httpx2.HTTPTransport(uds=str(self.socket))
+        transport = httpx2.HTTPTransport(uds=str(self.socket), verify=no_authorities())
         return httpx2.Client(base_url="http://edge_rt", transport=transport, timeout=60.0)
 
     def async_client(self) -> httpx2.AsyncClient:
         limits = httpx2.Limits(max_connections=None)
-        transport = httpx2.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
+        transport = httpx2.AsyncHTTPTransport(uds=str(self.socket), verify=no_authorities(), limits=limits)
         return httpx2.AsyncClient(base_url="http://edge_rt", transport=transport, timeout=60.0)
 
     @contextmanager

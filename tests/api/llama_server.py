@@ -12,6 +12,7 @@ from typing import Self
 import httpx2
 import pytest
 
+from edge_rt.api.client import no_authorities
 from tests import patience
 from tests.patience import PATIENCE_S
 from tools import llama_server
@@ -85,7 +86,7 @@ class LlamaServer:
         return self.get("/health").is_success
 
     def get(self, path: str) -> httpx2.Response:
-        transport = httpx2.HTTPTransport(uds=str(self.socket))
+        transport = httpx2.HTTPTransport(uds=str(self.socket), verify=no_authorities())
         with httpx2.Client(base_url="http://llama", transport=transport, timeout=PATIENCE_S) as client:
             return client.get(self._prefix + path)
 

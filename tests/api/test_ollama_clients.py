@@ -17,6 +17,7 @@ import pytest
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_ollama import ChatOllama
 
+from edge_rt.api.client import no_authorities
 from tests import patience
 from tests.api.daemon import Daemon
 
@@ -48,7 +49,9 @@ class Paint(pydantic.BaseModel, extra="forbid"):  # or a small model goes on wit
 
 def async_client(daemon: Daemon, **settings: Any) -> ollama.AsyncClient:
     return ollama.AsyncClient(
-        host="http://edge_rt", transport=httpx.AsyncHTTPTransport(uds=str(daemon.socket)), **settings
+        host="http://edge_rt",
+        transport=httpx.AsyncHTTPTransport(uds=str(daemon.socket), verify=no_authorities()),
+        **settings,
     )
 
 
@@ -164,7 +167,9 @@ def test_errors(ollama_sdk: ollama.Client) -> None:
 def test_a_worker_killed_in_mid_stream_is_told_of_on_the_last_line(socket_dir: Path) -> None:
     with (
         Daemon(socket_dir, extra="[engine]\nstream_interval_s = 0.0\n") as own,
-        ollama.Client(host="http://edge_rt", transport=httpx.HTTPTransport(uds=str(own.socket))) as client,
+        ollama.Client(
+            host="http://edge_rt", transport=httpx.HTTPTransport(uds=str(own.socket), verify=no_authorities())
+        ) as client,
     ):
         stream = client.chat(model="null-slow", messages=user("x" * 2000), stream=True)
         pieces = [next(stream) for _ in range(5)]
@@ -214,7 +219,7 @@ def test_over_tcp_with_a_key(socket_dir: Path) -> None:
 def langchain(daemon: Daemon, **settings: Any) -> Iterator[ChatOllama]:
     """Give langchain's model, which leaves it to its transports to be closed."""
     path = str(daemon.socket)
-    with httpx.HTTPTransport(uds=path) as transport:
+    with httpx.HTTPTransport(uds=path, verify=no_authorities()) as transport:
         yield ChatOllama(
             model="null",
             base_url="http://edge_rt",
@@ -240,7 +245,7 @@ def test_langchain(daemon: Daemon) -> None:
 
 def test_langchain_async(daemon: Daemon) -> None:
     async def scenario() -> None:
-        async with httpx.AsyncHTTPTransport(uds=str(daemon.socket)) as transport:
+        async with httpx.AsyncHTTPTransport(uds=str(daemon.socket), verify=no_authorities()) as transport:
             settings: Any = {"async_client_kwargs": {"transport": transport}}
             model = ChatOllama(model="null", base_url="http://edge_rt", **settings)
             assert (await model.ainvoke("later")).content == "later"

@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from edge_rt.api.client import no_authorities
 from tests.system.systemd_container import PYTHON, Container, fill_memory, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -74,7 +75,7 @@ def machine(container: Container) -> Iterator[Container]:
 
 
 def client(machine: Container, *, timeout_s: float = 60.0) -> httpx2.Client:
-    transport = httpx2.HTTPTransport(uds=str(machine.live(SOCKET_PATH)))
+    transport = httpx2.HTTPTransport(uds=str(machine.live(SOCKET_PATH)), verify=no_authorities())
     return httpx2.Client(base_url="http://edge_rt", transport=transport, timeout=timeout_s)
 
 
