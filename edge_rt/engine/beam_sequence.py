@@ -36,7 +36,8 @@ class BeamSequence(Sequence):
     """A sequence and its beams.
 
     token_ids and slot are the first beam's: the loop finds one token to compute, and its row stands for all of them.
-    A search that is preempted begins again at the prompt's end: it has sent nothing, and finds the same.
+    A search that is preempted goes on where it was, if what its beams held is kept; else it begins again at the end of
+    the prompt: it has sent nothing, and finds the same.
 
     places  the slots of all beams; order  which of them each beam is in, in the search's order
     """
@@ -63,14 +64,37 @@ class BeamSequence(Sequence):
     def rows(self, n: int, draft: ListOf[int]) -> list[SeqRows]:
         if not self.order:  # the prompt
             return Sequence.rows(self, n, draft)
-        return [
-            SeqRows(slot.seq_id, len(slot.token_ids), beam.token_ids[-1:], want_logits=True)
-            for slot, beam in zip(self._slots, self.search.beams, strict=True)
-        ]
+        missing = [(slot, ids[len(slot.token_ids) :]) for slot, ids in zip(self._slots, self._beam_ids(), strict=True)]
+        if any(len(ids) > 1 for _, ids in missing):  # after a preemption: what was not kept, but for each last token
+            share = max(1, n // len(missing))
+            return [
+                SeqRows(slot.seq_id, len(slot.token_ids), ids[: min(share, len(ids) - 1)])
+                for slot, ids in missing
+                if len(ids) > 1
+            ]
+        return [SeqRows(slot.seq_id, len(slot.token_ids), ids, want_logits=True) for slot, ids in missing]
 
     def took(self, rows: ListOf[SeqRows]) -> None:
-        for slot, own in zip(self._slots or self.places[:1], rows, strict=True):
-            slot.token_ids += own.token_ids
+        held = {slot.seq_id: slot for slot in self.places}
+        for own in rows:
+            held[own.seq_id].token_ids += own.token_ids
+
+    def begin_in(self, first: Slot, take: Callable[[list[int]], Slot], empty: Callable[[Slot], None]) -> None:
+        """Take the places that it needs beside the first, with what is kept of each beam.
+
+        take  gives a free slot that holds as much of a prompt as is known; empty forgets what a slot holds
+        """
+        further = self._beam_ids()[1:]
+        self.places = [first, *map(take, further)]
+        if all(len(slot.token_ids) >= self.n_prompt for slot in self.places) and self.search.beams[0].token_ids:
+            self.order = list(range(len(self.places)))
+        else:  # the prompt of each would have to be computed
+            self.search.restart()
+            del self.token_ids[self.n_prompt :]
+            for slot in self.places[1:]:
+                empty(slot)
+        while len(self.places) < self.n_places:
+            self.places.append(take(self.token_ids[:1]))
 
     def advance(self, logits: ListOf[NDArray[np.float32]]) -> list[tuple[Slot, Slot]] | None:
         """Take the logits after each beam and choose the next ones; give which slots must be copied, from and to.
@@ -93,9 +117,11 @@ class BeamSequence(Sequence):
     def give_back(self) -> list[Slot]:
         others = [slot for slot in self.places if slot is not self.slot]
         self.places, self.order = [], []
-        self.search.restart()
-        del self.token_ids[self.n_prompt :]
         return others
+
+    def _beam_ids(self) -> list[list[int]]:
+        prompt = self.token_ids[: self.n_prompt]
+        return [[*prompt, *beam.token_ids] for beam in self.search.beams]
 
     @property
     def _slots(self) -> list[Slot]:

@@ -116,7 +116,7 @@ class Sequence:
         self.slot.token_ids += rows[0].token_ids
 
     def give_back(self) -> list[Slot]:
-        """Let go of its slots but the first, which hold what only it needs."""
+        """Let go of its slots but the first."""
         return []
 
     def is_due(self, now_s: float, interval_s: float) -> bool:

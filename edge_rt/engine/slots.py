@@ -95,11 +95,11 @@ class Slots:
             source.n_hot, source.is_saved = max(source.n_hot, n_reused), False
         return slot
 
-    def take_empty(self, n: int, owner: str) -> list[Slot]:
-        """Give so many free slots, which hold nothing; there must be as many."""
-        slots = [slot for _ in range(n) if (slot := self.take([0], owner)) is not None]
-        assert len(slots) == n
-        return slots
+    def take_free(self, token_ids: list[int], owner: str) -> Slot:
+        """Give a slot as take does; one must be free."""
+        slot = self.take(token_ids, owner)
+        assert slot is not None
+        return slot
 
     def release(self, slot: Slot, now_s: float) -> None:
         """Free a slot; its KV stays for a prompt that begins the same."""

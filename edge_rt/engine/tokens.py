@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListOf
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock
 
@@ -303,7 +304,7 @@ class TokenEngine:
             n_reused = len(slot.token_ids)
             sequence.slot = slot
             if isinstance(sequence, BeamSequence):
-                sequence.places = [slot, *self._slots.take_empty(sequence.n_places - 1, owner)]
+                sequence.begin_in(slot, partial(self._slots.take_free, owner=owner), self._slots.empty)
             if sequence.started_s is None:
                 sequence.started_s = now_s
                 sequence.n_cached = n_reused
@@ -409,10 +410,11 @@ class TokenEngine:
     def _put_back(self, sequence: Sequence) -> None:
         """Take a running sequence's cells; what they held is kept outside the KV while there is room."""
         self._running.remove(sequence)
-        self._slots.drop(sequence.give_back(), self._clock())
+        others = sequence.give_back()
         slot, sequence.slot = sequence.slot, None
-        if slot is not None:
-            self._slots.shelve(slot)
+        for each in (slot, *others):
+            if each is not None:
+                self._slots.shelve(each)
             self._speculation.forget(slot)
         self._waiting.add(sequence, self._running)
         self._totals.preempted += 1

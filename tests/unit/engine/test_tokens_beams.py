@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_rt.backends.base import SeqRows
+from edge_rt.backends.base import NoCellsError, SeqRows
 from edge_rt.backends.null import EOS
-from edge_rt.errors import ContextLengthError, InvalidRequestError
+from edge_rt.errors import CellsExhaustedError, ContextLengthError, InvalidRequestError
 from edge_rt.types import Beams
 from tests import beam_reference
 from tests.beam_reference import NearTie, random_logits
@@ -147,6 +147,26 @@ def test_a_search_that_is_preempted_finds_the_same() -> None:
     assert [hypothesis.token_ids for hypothesis in second.last.hypotheses] == [each.token_ids for each in found]
 
 
+@pytest.mark.parametrize("max_prefix_bytes", [2**20, 0])
+def test_a_preempted_search_goes_on_where_it_was_if_what_it_had_is_kept(max_prefix_bytes: int) -> None:
+    engine = bench(n_ctx=512, max_prefix_bytes=max_prefix_bytes)
+    beams = Beams(n_beams=3, n_best=3)
+    search = engine.ask(complete("y" * 50, "b", max_tokens=60, beams=beams, ignore_eos=True, priority="background"))
+    for _ in range(45):
+        engine.engine.step()
+    urgent = engine.ask(complete("x" * 300, "a", max_tokens=100, ignore_eos=True, priority="interactive"))
+    engine.run(search, urgent)
+    assert engine.engine.stats().preempted_total > 0
+    found = beam_reference.search(model, b"y" * 50, beams, max_answer=60, eog_ids=frozenset())
+    assert [hypothesis.token_ids for hypothesis in search.last.hypotheses] == [each.token_ids for each in found]
+    n_first_steps = sum(
+        any(rows.start == 50 and rows.want_logits and rows.token_ids != [ord("x")] for rows in batch)
+        for batch in engine.session.batches
+    )
+    assert n_first_steps == (1 if max_prefix_bytes else 2)
+    engine.assert_idle()
+
+
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_cancelled_search_leaves_nothing(steps: int) -> None:
     engine = bench()
@@ -193,3 +213,20 @@ def test_answers_end_where_the_cells_do() -> None:
     answer = engine.ask(complete("x" * 20, beams=Beams(n_beams=4, n_best=4, early_stopping="never"), ignore_eos=True))
     engine.run(answer)
     assert [(h.n_tokens, h.finish_reason) for h in answer.last.hypotheses] == [(5, "length")] * 4
+
+
+def test_a_search_that_no_cell_is_left_for_says_what_it_needed() -> None:
+    class Full(Chancy):
+        def decode(self, batch: Sequence[SeqRows]) -> list[NDArray[np.float32]]:
+            if len(batch) > 1:
+                raise NoCellsError
+            return super().decode(batch)
+
+    engine = Bench(session_type=Full, n_ctx=128)
+    answer = engine.ask(complete("x" * 20, max_tokens=9, beams=Beams(n_beams=3)))
+    engine.run(answer)
+    error = answer.error
+    assert isinstance(error, CellsExhaustedError)
+    assert (error.n_beams, error.n_ctx) == (3, 128)
+    assert error.needed_cells == 3 * (20 + 1 + 1)
+    assert "3 beams would need 66 cells" in str(error)
