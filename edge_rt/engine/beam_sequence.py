@@ -68,7 +68,7 @@ class BeamSequence(Sequence):
         if any(len(ids) > 1 for _, ids in missing):  # after a preemption: what was not kept, but for each last token
             share = max(1, n // len(missing))
             return [
-                SeqRows(slot.seq_id, len(slot.token_ids), ids[: min(share, len(ids) - 1)])
+                SeqRows(slot.seq_id, len(slot.token_ids), ids[: min(share, len(ids) - 1)], want_logits=False)
                 for slot, ids in missing
                 if len(ids) > 1
             ]

@@ -10,24 +10,26 @@ from typing import Any, Final
 _ENTRY_BYTES: Final = 512  # of an entry without what it keeps
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """A compiled grammar, or the reason why it is none.
 
-    matcher  the library's, at its beginning; nobody moves it
-    n_bytes  memory that it takes
+    matcher  the library's, at its beginning; nobody moves it, but its copies share what it learns of its tokens
+    n_bytes  memory that it takes, which grows with its use
+    n_users  unfinished requests that have a copy
     """
 
     matcher: Any = None
     problem: str = ""
     n_bytes: int = 0
+    n_users: int = 0
 
 
 class GrammarStore:
     """Keeps grammars by tenant and text, the least recently used of who holds most out first.
 
     So nobody throws out the grammars of others who hold less than he does. One that takes more than a quarter of all
-    is not kept. Belongs to who holds a lock.
+    is not kept, from the moment on that it does. Belongs to who holds a lock.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -45,17 +47,32 @@ class GrammarStore:
 
     def put(self, tenant: str, text: str, kept: Kept) -> None:
         """Keep one that get has not found."""
-        n_bytes = kept.n_bytes + _ENTRY_BYTES
-        if n_bytes > self.max_bytes // 4:
-            return
         self._kept.setdefault(tenant, OrderedDict())[_key(text)] = kept
-        self._count(tenant, n_bytes)
+        self._count(tenant, kept.n_bytes + _ENTRY_BYTES)
+        self._make_room(tenant, _key(text), kept)
+
+    def grow(self, tenant: str, kept: Kept, n_bytes: int) -> None:
+        """Note that a grammar takes more than it did, kept or not."""
+        kept.n_bytes += n_bytes
+        for key, other in self._kept.get(tenant, {}).items():
+            if other is kept:
+                self._count(tenant, n_bytes)
+                self._make_room(tenant, key, kept)
+                return
+
+    def _make_room(self, tenant: str, key: bytes, changed: Kept) -> None:
+        if changed.n_bytes + _ENTRY_BYTES > self.max_bytes // 4:
+            del self._kept[tenant][key]
+            self._dropped(tenant, changed)
         while self.n_bytes > self.max_bytes:
             most = max(self._bytes, key=self._bytes.__getitem__)
-            _, dropped = self._kept[most].popitem(last=False)
-            self._count(most, -dropped.n_bytes - _ENTRY_BYTES)
-            if not self._kept[most]:
-                del self._kept[most], self._bytes[most]
+            _, oldest = self._kept[most].popitem(last=False)
+            self._dropped(most, oldest)
+
+    def _dropped(self, tenant: str, kept: Kept) -> None:
+        self._count(tenant, -kept.n_bytes - _ENTRY_BYTES)
+        if not self._kept[tenant]:
+            del self._kept[tenant], self._bytes[tenant]
 
     def _count(self, tenant: str, n_bytes: int) -> None:
         self.n_bytes += n_bytes

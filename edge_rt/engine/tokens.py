@@ -415,7 +415,7 @@ class TokenEngine:
         for each in (slot, *others):
             if each is not None:
                 self._slots.shelve(each)
-            self._speculation.forget(slot)
+                self._speculation.forget(each)
         self._waiting.add(sequence, self._running)
         self._totals.preempted += 1
 

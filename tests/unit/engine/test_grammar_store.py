@@ -37,6 +37,19 @@ def test_who_asks_for_many_throws_out_his_own() -> None:
     assert store.n_bytes <= MAX_BYTES
 
 
+def test_one_that_grows_too_large_leaves() -> None:
+    store = GrammarStore(MAX_BYTES)
+    grows = Kept("a", n_bytes=4_000)
+    store.put("1000", "a", grows)
+    store.grow("1000", grows, 3_000)
+    assert store.n_bytes > 7_000
+    assert store.get("1000", "a") is grows
+    store.grow("1000", grows, 4_000)
+    assert (store.get("1000", "a"), store.n_bytes) == (None, 0)
+    store.grow("1000", grows, 4_000)  # an answer that had it ends later
+    assert (grows.n_bytes, store.n_bytes) == (15_000, 0)
+
+
 puts = st.tuples(st.sampled_from("abc"), st.integers(0, 30), st.integers(0, MAX_BYTES // 3))
 
 

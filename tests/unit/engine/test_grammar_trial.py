@@ -12,7 +12,7 @@ import pytest
 from edge_rt.backends.base import LoadOptions, ModelFile
 from edge_rt.backends.null import NullBackend, NullSession
 from edge_rt.engine import grammar_text, grammar_trial
-from edge_rt.engine.grammar import Grammars
+from edge_rt.engine.grammar import Constraint, Grammars
 from edge_rt.engine.grammar_trial import Trial, Trials
 from edge_rt.errors import BackendStepError, EdgeRtError, GrammarsFullError, InvalidRequestError
 from edge_rt.types import ResponseFormat
@@ -134,13 +134,38 @@ def test_a_grammar_is_tried_once_a_tenant(session: NullSession) -> None:
 
 def test_one_tenants_unfinished_requests_use_so_much_and_no_more(session: NullSession) -> None:
     grammars = Grammars(session, trials=Told(Trial(n_bytes=400)), max_used_bytes=1000)
-    held = [grammars.compile('start: "a"', "regex", tenant="1000") for _ in range(2)]
-    error = error_of(grammars, tenant="1000")
+
+    def compiled(text: str, tenant: str = "1000") -> Constraint:
+        return grammars.compile(f'start: "{text}"', "regex", tenant=tenant)
+
+    held = [compiled("a"), compiled("a"), compiled("b")]  # the first two share their grammar
+    error = error_of(grammars, 'start: "c"', tenant="1000")
     assert isinstance(error, GrammarsFullError)
     assert (error.needed_bytes, error.used_bytes, error.limit_bytes) == (400, 800, 1000)
-    grammars.compile('start: "a"', "regex", tenant="1001")  # another's are his own
-    held.pop()
-    grammars.compile('start: "a"', "regex", tenant="1000")  # the answer is over
+    compiled("c", "1001")  # another's are his own
+    del held[0]
+    assert isinstance(error_of(grammars, 'start: "c"', tenant="1000"), GrammarsFullError)
+    del held[0]
+    compiled("c")  # the answers with the first grammar are over
+
+
+def test_a_grammar_that_has_grown_with_its_answers_is_compiled_anew(session: NullSession) -> None:
+    """What it learns of tokens stays with the compiled grammar, up to the limit of its states: then all fail."""
+    trials = Told(Trial(n_bytes=400))
+    grammars = Grammars(session, trials=trials, max_kept_bytes=64 * 2**20)
+    text = grammar_text.of_format(ResponseFormat(kind="regex", text=r"[\p{L}\p{N}]{1,400}"))
+    n_bytes = []
+    for first in range(20):
+        answer = grammars.compile(text, "regex")
+        n_bytes.append(grammars.kept.n_bytes)
+        for i in range(40):
+            for byte in chr(0x4E00 + 977 * first + 31 * i).encode():
+                answer.mask()
+                answer.take(byte, forces=False)
+        del answer
+    assert n_bytes[1] > n_bytes[0] + 10_000
+    assert max(n_bytes) < 64 * 2**20 // 4
+    assert trials.n_asked > 1
 
 
 def test_all_of_a_process_have_one_child() -> None:

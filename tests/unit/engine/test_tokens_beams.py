@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import NoCellsError, SeqRows
 from edge_rt.backends.null import EOS
+from edge_rt.engine.beam_sequence import BeamSequence
+from edge_rt.engine.prefix import Slot
 from edge_rt.errors import CellsExhaustedError, ContextLengthError, InvalidRequestError
 from edge_rt.types import Beams
 from tests import beam_reference
@@ -165,6 +167,32 @@ def test_a_preempted_search_goes_on_where_it_was_if_what_it_had_is_kept(max_pref
     )
     assert n_first_steps == (1 if max_prefix_bytes else 2)
     engine.assert_idle()
+
+
+def test_what_was_not_kept_of_the_beams_is_computed_before_they_go_on() -> None:
+    engine = bench(n_ctx=512)
+    beams = Beams(n_beams=2)
+    engine.ask(complete("y" * 8, max_tokens=60, beams=beams, ignore_eos=True))
+    for _ in range(6):
+        engine.engine.step()
+    (sequence,) = engine.engine._running
+    assert isinstance(sequence, BeamSequence)
+    first, second = sequence._beam_ids()
+    sequence.give_back()
+    sequence.slot = Slot(0, first[:-1])
+    sequence.begin_in(sequence.slot, lambda ids: Slot(1, ids[:9]), lambda slot: slot.token_ids.clear())
+    n_missing = len(second) - 9
+    seen = []
+    for _ in range(2):
+        rows = sequence.rows(2 * (n_missing - 2), ())
+        assert [(each.seq_id, each.want_logits) for each in rows] == [(1, False)]  # the first lacks its last token only
+        seen += rows[0].token_ids
+        sequence.took(rows)
+    assert seen == second[9:-1]
+    assert [(r.seq_id, r.token_ids, r.want_logits) for r in sequence.rows(1, ())] == [
+        (0, first[-1:], True),
+        (1, second[-1:], True),
+    ]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
