@@ -22,6 +22,7 @@ _IDLE_CORES = 0.5  # so much idle time makes one more thread worth a try
 _BETTER = 0.95  # a trial must beat the current count by this to replace it
 _CHANGED = 1.3  # the step time moved by this factor: the machine is another one
 _STALLED = 4.0  # a step this much slower stood at a barrier: it counts double
+_LOST = 1.2  # the best of two trial steps is slower by this: the trial is over
 _N_OFF = 3  # so many changed steps in a row are a change
 _N_LEARN = 4
 _N_TRIAL_STEPS = 6  # one short step is mostly noise; a prefill chunk is long enough to need only two
@@ -54,6 +55,7 @@ class _Trial:
     n_left: int
     n_discard: int
     seconds: float = 0.0
+    best_s: float = math.inf
     n_done: int = 0
 
 
@@ -178,10 +180,12 @@ class ThreadChoice:
             trial.n_discard -= 1
             return
         trial.seconds += row_s
+        trial.best_s = min(trial.best_s, row_s)
         trial.n_done += 1
         trial.n_left -= 1
         # Three steps' worth of lost time settles it: one stalled barrier may take a second.
         hopeless = trial.seconds > state.mean_s * (trial.n_done + 3)
+        hopeless |= trial.n_done >= 2 and trial.best_s > state.mean_s * _LOST
         if trial.n_left > 0 and not hopeless:
             return
         state.trial = None

@@ -89,6 +89,19 @@ def test_on_a_quiet_machine_trials_cost_next_to_nothing() -> None:
     assert n_steps >= 0.99 * (now_s - 1.0) / ALONE[2]
 
 
+def test_a_trial_that_clearly_loses_ends_behind_two_steps() -> None:
+    machine = {1: 0.018, 2: 0.0100}
+    choice = ThreadChoice(candidates(2))
+    tried: list[int] = []
+
+    def step_s(_: float) -> dict[int, float]:
+        tried.append(choice.choose(1, 0.0))
+        return machine
+
+    run(choice, step_s, until_s=0.3, noise=0.02)
+    assert 2 <= tried.count(1) <= 3  # one more wakes the threads
+
+
 def test_a_prompt_is_never_slowed_by_a_trial_without_a_reason() -> None:
     choice = ThreadChoice(candidates(2), start=2)
     run(choice, lambda _: ALONE, until_s=5.0)
