@@ -142,7 +142,13 @@ class TinyModel:
 
     def logits(self, ids: Sequence[int]) -> Array:
         """Compute the logits after each token. K and V are rounded to F16, as both engines keep them."""
-        return _forward(self, self.weights(), ids)
+        weights = self.weights()
+        head = {"output.weight": weights["token_embd.weight"]} | weights
+        return _linear(head, "output", rms_norm(_states(self, weights, ids), weights["output_norm.weight"]))
+
+    def states(self, ids: Sequence[int]) -> Array:
+        """Compute the states behind the last layer, before the output norm."""
+        return _states(self, self.weights(), ids)
 
 
 def plain_frequencies(n_rot: int = 16, base: float = 10_000.0) -> Array:
@@ -163,7 +169,7 @@ def yarn_frequencies(
     return np.asarray(plain / factor * ramp + plain * (1 - ramp))
 
 
-def _rms_norm(x: Array, weight: Array) -> Array:
+def rms_norm(x: Array, weight: Array) -> Array:
     return np.asarray(x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + EPSILON) * weight)
 
 
@@ -185,7 +191,7 @@ def _attention(model: TinyModel, layer: TinyLayer, w: dict[str, Array], x: Array
     k = _linear(w, "attn_k", x).reshape(n, layer.n_kv_heads, hd)
     v = _linear(w, "attn_v", x).reshape(n, layer.n_kv_heads, hd)
     if model.has_qk_norm:
-        q, k = _rms_norm(q, w["attn_q_norm.weight"]), _rms_norm(k, w["attn_k_norm.weight"])
+        q, k = rms_norm(q, w["attn_q_norm.weight"]), rms_norm(k, w["attn_k_norm.weight"])
     if layer.uses_rope:
         q, k = _rotate(model, q), _rotate(model, k)
     if model.temperature is not None:
@@ -207,19 +213,17 @@ def _linear(w: dict[str, Array], name: str, x: Array) -> Array:
     return np.asarray(x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0))
 
 
-def _forward(model: TinyModel, weights: dict[str, Array], ids: Sequence[int]) -> Array:
+def _states(model: TinyModel, weights: dict[str, Array], ids: Sequence[int]) -> Array:
     x = weights["token_embd.weight"][list(ids)]
     for i, layer in enumerate(model.layers):
         prefix = f"blk.{i}."
         w = {name.removeprefix(prefix): values for name, values in weights.items() if name.startswith(prefix)}
         if layer.n_heads:
-            normed = _rms_norm(x, w["attn_norm.weight"])
+            normed = rms_norm(x, w["attn_norm.weight"])
             mix = _attention(model, layer, w, normed) if layer.n_kv_heads else _linear(w, "attn_output", normed)
             x = x + mix
         if layer.n_ff:
-            normed = _rms_norm(x, w["ffn_norm.weight"])
+            normed = rms_norm(x, w["ffn_norm.weight"])
             gate = _linear(w, "ffn_gate", normed)
             x = x + _linear(w, "ffn_down", gate / (1 + np.exp(-gate)) * _linear(w, "ffn_up", normed))
-    x = _rms_norm(x, weights["output_norm.weight"])
-    head = {"output.weight": weights["token_embd.weight"]} | weights
-    return _linear(head, "output", x)
+    return x

@@ -21,16 +21,19 @@ from numpy.typing import NDArray
 from edge_rt.backends.base import (
     Absent,
     Device,
+    HeadAsk,
     LoadOptions,
     MemoryNeed,
     ModelFile,
     NoCellsError,
     SeqRows,
+    Vocab,
     model_info,
 )
 from edge_rt.backends.interrupt import interrupt_held
 from edge_rt.backends.llama_library import LlamaVocab, load_library
 from edge_rt.backends.native_config import NativeConfig, engine_config, read_config
+from edge_rt.backends.native_draft import NativeDraft
 from edge_rt.backends.native_library import (
     ERRORS,
     FIXED,
@@ -44,11 +47,13 @@ from edge_rt.backends.native_library import (
     Rows,
     Tensor,
     build,
+    has_drafts,
     has_ranges,
     isa_names,
     load_native,
 )
 from edge_rt.backends.native_weights import ExternalWeights, Multiply, NativeWeights
+from edge_rt.catalog.draft_head import DraftHead
 from edge_rt.catalog.gguf import GgufHeader, TensorInfo
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError, ModelFormatError
@@ -136,6 +141,8 @@ class NativeSession:
     multiply  multiplies the matrices, which are then not packed here; backend is the name of whose session it is
     """
 
+    vocab: Vocab
+
     def __init__(
         self,
         lib: Any,
@@ -150,6 +157,9 @@ class NativeSession:
     ) -> None:
         self._lib, self._usable, self._multiply, self._backend = lib, usable, multiply, backend
         self._weights: NativeWeights | ExternalWeights | None = None
+        self._n_embd = header.embedding_length
+        self._head: NativeDraft | None = None
+        self._has_drafts = has_drafts(lib)
         self._context = self._vocab_model = None
         self._tokenizers: list[LlamaVocab] = []  # one, once the vocabulary is loaded
         self._n_state = (header.file_bytes, header.n_params, options.n_ctx, KV_TYPES[options.kv_type])
@@ -274,6 +284,37 @@ class NativeSession:
             raise self._weights.error
         _check(status)
         return [self._logits[where] for where in outputs]
+
+    def keep_states(self, n_each: int) -> None:
+        """Keep the hidden states of each sequence's last n_each rows whose logits were wanted, for state to give."""
+        self._check_drafts()
+        _check(self._lib.en_keep_states(self._opened(), n_each))
+
+    def state(self, seq_id: int, position: int) -> NDArray[np.float32]:
+        """Give a kept state, (n_embd,), as the output norm takes it. Raises BackendStepError where it is not kept."""
+        state = np.empty(self._n_embd, dtype=np.float32)
+        _check(self._lib.en_seq_state(self._opened(), seq_id, position, state.ctypes.data))
+        return state
+
+    def _check_drafts(self) -> None:
+        if not self._has_drafts:
+            reason = "the native engine's library is older than this version; install edge_rt again"
+            raise BackendUnavailableError(backend="native", reason=reason)
+
+    def load_head(self, head: DraftHead) -> None:
+        self._check_drafts()
+        self._head = NativeDraft(self._lib, self._opened, head)
+
+    def head_bytes(self) -> int:
+        return self._head.n_bytes if self._head is not None else 0
+
+    def can_draft(self, seq_id: int) -> bool:
+        return self._head is not None and self._head.can_draft(seq_id)
+
+    def draft(self, asks: Sequence[HeadAsk]) -> list[tuple[list[int], list[float]]]:
+        if self._head is None:
+            raise BackendStepError(reason="there is no draft head")
+        return self._head.draft(asks)
 
     def seq_copy(self, src: int, dst: int, n_tokens: int) -> None:
         _check(self._lib.en_seq_copy(self._opened(), src, dst, n_tokens))

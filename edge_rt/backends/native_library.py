@@ -103,6 +103,15 @@ class Rows(ctypes.Structure):
     )
 
 
+class Asked(ctypes.Structure):
+    """en_asked."""
+
+    _fields_ = (
+        *((n, ctypes.c_int32) for n in ("seq_id", "token_id", "n_max")),
+        ("min_chance", ctypes.c_float),
+    )
+
+
 # en_linear_fn: user, matrix, x, m, k, y, n
 LINEAR = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -158,6 +167,14 @@ _RANGES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_seq_save_blocks": (_INT, (_POINTER, _INT, _INT, _INT, _POINTER)),
     "en_seq_append": (_INT, (_POINTER, _INT, _INT, _POINTER, ctypes.c_uint64)),
 }
+_DRAFT: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "en_keep_states": (_INT, (_POINTER, _INT)),
+    "en_seq_state": (_INT, (_POINTER, _INT, _INT, _POINTER)),
+    "en_draft_load": (_INT, (_POINTER, _POINTER, _INT, _POINTER, _INT, ctypes.c_char_p, _SIZE)),
+    "en_draft_bytes": (ctypes.c_uint64, (_POINTER,)),
+    "en_can_draft": (_INT, (_POINTER, _INT)),
+    "en_draft": (_INT, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER)),
+}
 
 
 def load_native(path: Path | None = None) -> Any:
@@ -208,6 +225,15 @@ def has_ranges(lib: Any) -> bool:
     """Say whether the library saves and restores parts of a sequence."""
     try:
         _declare(lib, _RANGES)
+    except AttributeError:
+        return False
+    return True
+
+
+def has_drafts(lib: Any) -> bool:
+    """Say whether the library keeps hidden states and guesses from them."""
+    try:
+        _declare(lib, _DRAFT)
     except AttributeError:
         return False
     return True

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_rt.backends import registry
-from edge_rt.backends.base import Backend, LoadOptions, MemoryNeed, ModelFile, TokenSession
+from edge_rt.backends.base import Backend, Drafting, LoadOptions, MemoryNeed, ModelFile, TokenSession
 from edge_rt.backends.dispatch import dispatch
+from edge_rt.catalog.draft_head import is_head, read_head
 from edge_rt.devices import memory
 from edge_rt.devices.base import Reading
+from edge_rt.engine.head_drafts import HeadDrafts
 from edge_rt.engine.session_drafts import SessionDrafts
-from edge_rt.errors import DraftVocabularyError, EdgeRtError
+from edge_rt.errors import BackendLoadError, DraftVocabularyError, EdgeRtError
 from edge_rt.worker.channel import DraftLoad, Load
 from edge_rt.worker.memory import check
 
@@ -23,6 +25,8 @@ def draft_need(load: Load, *, find: Callable[[str], Backend] = registry.get) -> 
     """Estimate what a model's draft takes. Raises as dispatch does."""
     if load.draft is None:
         return MemoryNeed(weights_bytes=0, kv_bytes=0, scratch_bytes=0)
+    if load.draft.path and is_head(Path(load.draft.path)):
+        return _head_need(load, Path(load.draft.path))
     file, options = _unpack(load, load.draft)
     return dispatch(load.draft.backend, file, options, find=find)[0].estimate(file, options)
 
@@ -33,14 +37,16 @@ def load_draft(
     *,
     find: Callable[[str], Backend] = registry.get,
     available: Callable[[], Reading[int]] = memory.available_bytes,
-) -> SessionDrafts | None:
-    """Load the model that drafts for session's; None if there is none, or an optional one cannot be had.
+) -> SessionDrafts | HeadDrafts | None:
+    """Load the model that drafts for session's, or the head; None if there is none, or an optional one cannot be had.
 
     Raises DraftVocabularyError, ModelError and BackendError.
     """
     if load.draft is None or not load.max_draft or not session.caps.can_trim:
         return None
     try:
+        if load.draft.path and is_head(Path(load.draft.path)):
+            return _load_head(load, load.draft, session, available)
         return _load(load, load.draft, session, find, available)
     except EdgeRtError as exc:
         if not load.draft.is_optional:
@@ -87,6 +93,27 @@ def _load(
         raise
     n_bytes = need.weights_bytes + need.kv_bytes
     return SessionDrafts(drafting, name=draft.name, max_draft=load.max_draft, n_bytes=n_bytes)
+
+
+def _head_need(load: Load, path: Path) -> MemoryNeed:
+    """Estimate a head: its file, as much again for the rows of the output matrix, and what the engine keeps for it."""
+    n_bytes = path.stat().st_size
+    return MemoryNeed(weights_bytes=2 * n_bytes, kv_bytes=0, scratch_bytes=load.n_seq_max * 2**17)
+
+
+def _load_head(
+    load: Load, draft: DraftLoad, session: TokenSession, available: Callable[[], Reading[int]]
+) -> HeadDrafts | None:
+    path = Path(draft.path)
+    if not isinstance(session, Drafting):
+        if draft.is_optional:  # a manifest's head is for whoever can use it
+            return None
+        reason = f"the draft head {draft.name} guesses on the back end native only, not on {session.info.backend}"
+        raise BackendLoadError(model=load.model, reason=reason)
+    if not load.force:
+        check(draft.name, _head_need(load, path), available(), load.memory_margin_bytes)
+    file = ModelFile(model=load.model, variant=load.variant, path=Path(load.path), quant=load.quant)
+    return HeadDrafts(session, read_head(path, load.model, file.path, file.header))
 
 
 def _unpack(load: Load, draft: DraftLoad) -> tuple[ModelFile, LoadOptions]:

@@ -128,6 +128,33 @@ EN_API int en_seq_load(en_context *context, int seq_id, int n_tokens, const void
  * sequence holds. */
 EN_API int en_seq_save_blocks(const en_context *context, int seq_id, int first, int n_blocks, void *state);
 EN_API int en_seq_append(en_context *context, int seq_id, int n_tokens, const void *state, uint64_t n_bytes);
+/* Keep the hidden states of each sequence's last rows whose logits were wanted, at most n_each (up to 32), from now on; none
+ * at first. en_seq_state gives one, of n_embd floats before the output norm, or EN_BAD_ROWS where it is not kept. */
+EN_API int en_keep_states(en_context *context, int n_each);
+EN_API int en_seq_state(const en_context *context, int seq_id, int position, float *state);
+
+/* A draft guesses the tokens after the next one from the states of its model: matrices of n_embd columns (EN_DRAFT_FFN_DOWN
+ * of n_ff) and the tokens that it chooses among, rising, whose rows of the model's output matrix are EN_DRAFT_OUTPUT. All may
+ * go after the load. Another load replaces it, and begins anew with what en_keep_states keeps. */
+enum {
+    EN_DRAFT_STATE_NORM, EN_DRAFT_TOKEN_NORM, EN_DRAFT_FFN_NORM, EN_DRAFT_OUTPUT_NORM, EN_DRAFT_STATE, EN_DRAFT_TOKEN,
+    EN_DRAFT_FFN_GATE, EN_DRAFT_FFN_UP, EN_DRAFT_FFN_DOWN, EN_DRAFT_OUTPUT, EN_N_DRAFT
+};
+EN_API int en_draft_load(en_context *context, const en_tensor *tensors, int n_ff, const int32_t *vocabulary,
+                         int n_tokens, char *error, size_t error_size);
+EN_API uint64_t en_draft_bytes(const en_context *context);
+/* Whether the state of a sequence's last row is there. */
+EN_API int en_can_draft(const en_context *context, int seq_id);
+/* For each sequence asked for: at most n_max guesses behind token_id, which follows what the sequence holds, and the chance
+ * of each among the draft's tokens; a guess below min_chance ends them. tokens and chances have n_max places for each, of
+ * which n_guessed are filled. */
+typedef struct en_asked {
+    int32_t seq_id, token_id, n_max;
+    float min_chance;
+} en_asked;
+EN_API int en_draft(en_context *context, const en_asked *asked, int n_asked, int n_max, int32_t *tokens, float *chances,
+                    int32_t *n_guessed);
+
 EN_API int en_free_blocks(const en_context *context);
 
 /* Round m vectors of k floats to the numbers of the INT4 engine, each with its records in stride bytes of out, and its unit

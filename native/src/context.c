@@ -127,6 +127,8 @@ void en_context_free(en_context *context) {
     if (!context) return;
     en_pool_free(context->pool);
     en_kv_drop(&context->kv);
+    en_states_drop(&context->states);
+    en_draft_drop(context->draft);
     free(context->memory);
     free(context->thread_block);
     free(context);

@@ -9,6 +9,15 @@ typedef struct row_place {
     int32_t seq, position, token, wants;
 } row_place;
 
+/* Hidden states of the last rows whose logits were wanted, n_each of each sequence at most: those of positions first to end. */
+typedef struct en_states {
+    int n_each;
+    float *x; /* of n_seqs by n_each; position p is at p % n_each */
+    int32_t *first, *end;
+} en_states;
+
+typedef struct en_draft_head en_draft_head;
+
 /* Rows of one sequence that attention takes at once, by one of its KV heads, and the parts of the sequence it computes. */
 typedef struct attend_task {
     int32_t first_row, n_rows, first_part, end_part;
@@ -29,6 +38,8 @@ struct en_context {
     const en_model *model;
     en_pool *pool;
     en_kv kv;
+    en_states states;
+    en_draft_head *draft; /* NULL: none */
     int n_ctx, n_ubatch;
     int max_q_dim, max_qkv_dim, max_ff; /* of all layers */
     row_place *places;
@@ -95,6 +106,26 @@ void en_quantize_row(const en_context *c, const float *x, int width, int row);
 en_acts en_acts_of(const en_context *c, const float *x);
 /* Multiply the same activations with all matrices of the job, in one run of the pool. */
 void en_multiply(product_job *job);
+
+/* states.c */
+enum { EN_MAX_STATES = 32 };
+void en_states_drop(en_states *states);
+/* Keep the states of the step's rows, whose places these are; those wanted are at the front of x. */
+void en_states_take(en_context *c, int n_places);
+void en_states_trim(en_context *c, int seq, int n_tokens);
+/* NULL where it is not kept. */
+const float *en_states_at(const en_context *c, int seq, int position);
+
+/* draft.c */
+void en_draft_drop(en_draft_head *head);
+
+/* step.c */
+/* Write the embedding of a token. */
+void en_embed_token(const en_model *model, int token, float *x);
+/* Normalise a row of x into normed, and quantize it. */
+void en_norm_row(const step *s, int row, const float *weight);
+/* x += the feed-forward part of the step's layer. */
+void en_feed_forward(step *s);
 
 /* affinity.c */
 /* Move the calling thread to the context's CPUs, and back. */

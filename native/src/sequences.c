@@ -19,6 +19,7 @@ int en_seq_copy(en_context *c, int src, int dst, int n_tokens) {
 int en_seq_trim(en_context *c, int seq_id, int n_tokens) {
     if (!is_seq(c, seq_id) || n_tokens < 0) return EN_BAD_SEQ;
     en_kv_trim(&c->kv, seq_id, n_tokens);
+    en_states_trim(c, seq_id, n_tokens);
     return EN_OK;
 }
 

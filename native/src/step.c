@@ -4,13 +4,16 @@
 #include <math.h>
 #include <string.h>
 
+void en_embed_token(const en_model *model, int token, float *x) {
+    if (model->token_embd.data)
+        en_row_to_float(&model->token_embd, token, x);
+    else
+        en_packed_row_to_float(&model->output, token, x);
+}
+
 static void embed(step *s, int row) {
     en_context *c = s->c;
-    size_t n_embd = c->model->config.n_embd;
-    if (c->model->token_embd.data)
-        en_row_to_float(&c->model->token_embd, c->places[row].token, c->x + row * n_embd);
-    else
-        en_packed_row_to_float(&c->model->output, c->places[row].token, c->x + row * n_embd);
+    en_embed_token(c->model, c->places[row].token, c->x + row * (size_t)c->model->config.n_embd);
     int n_rot = c->model->config.n_rot;
     float *turn = c->turns + (size_t)row * n_rot, factor = c->model->config.attention_factor;
     for (int i = 0; i < n_rot / 2; i++) {
@@ -20,7 +23,7 @@ static void embed(step *s, int row) {
     }
 }
 
-static void norm_with(const step *s, int row, const float *weight) {
+void en_norm_row(const step *s, int row, const float *weight) {
     en_context *c = s->c;
     int n_embd = c->model->config.n_embd;
     size_t at = (size_t)row * n_embd;
@@ -28,9 +31,9 @@ static void norm_with(const step *s, int row, const float *weight) {
     en_quantize_row(c, c->normed, n_embd, row);
 }
 
-static void norm_attention(step *s, int row) { norm_with(s, row, s->layer->attn_norm); }
-static void norm_ffn(step *s, int row) { norm_with(s, row, s->layer->ffn_norm); }
-static void norm_output(step *s, int row) { norm_with(s, row, s->c->model->output_norm); }
+static void norm_attention(step *s, int row) { en_norm_row(s, row, s->layer->attn_norm); }
+static void norm_ffn(step *s, int row) { en_norm_row(s, row, s->layer->ffn_norm); }
+static void norm_output(step *s, int row) { en_norm_row(s, row, s->c->model->output_norm); }
 
 static void quantize_attended(step *s, int row) { en_quantize_row(s->c, s->c->attended, en_q_dim(s), row); }
 
@@ -78,7 +81,7 @@ static void add_product(step *s, const en_matrix *w, int place, const float *y) 
     en_multiply(&job);
 }
 
-static void feed_forward(step *s) {
+void en_feed_forward(step *s) {
     en_context *c = s->c;
     const en_layer *w = s->layer;
     size_t n_ff = w->config.n_ff;
@@ -102,7 +105,7 @@ static void run_layer(step *s, int is_last) {
         en_for_rows(s, norm_attention);
         add_product(s, &s->layer->out, EN_LINEAR_OUT, s->c->normed);
     }
-    if (g->n_ff > 0) feed_forward(s);
+    if (g->n_ff > 0) en_feed_forward(s);
 }
 
 /* Compute the rows laid out in places; gives how many logits rows were written. */
@@ -115,6 +118,7 @@ static int run_step(en_context *c, int n_rows, float *logits) {
         s.layer_number = i;
         run_layer(&s, i == model->config.n_layers - 1);
     }
+    en_states_take(c, n_rows);
     en_for_rows(&s, norm_output);
     product_job head = {.c = c, .acts = en_acts_of(c, c->normed), .n_rows = s.n_rows, .n_products = 1,
                         .matrix = model->config.n_layers * EN_PER_LAYER_LINEAR,

@@ -270,6 +270,50 @@ static int linear(void *user, int32_t matrix, const float *x, int32_t m, int32_t
     return at != n;
 }
 
+/* A draft on the context's states: the same guesses alone and in company; nothing where a state is gone; the model's own
+ * logits as they were. */
+static int draft_steps(en_context *c, int which, const int32_t *ids) {
+    enum { N_FF = 64, N_MAX = 3 };
+    enum { N_KNOWN = 35 };
+    static const int32_t unfit[][2] = {{2, 1}, {0, N_VOCAB}, {-1, 0}};
+    int32_t vocabulary[N_KNOWN];
+    for (int i = 0; i < N_KNOWN; i++) vocabulary[i] = 2 * i;
+    char error[256];
+    en_tensor t[EN_N_DRAFT];
+    for (int i = 0; i < EN_N_DRAFT; i++)
+        t[i] = i < EN_DRAFT_STATE ? tensor(0, 64, 1, RANDOM) : tensor(which, i == EN_DRAFT_FFN_DOWN ? N_FF : 64, i == EN_DRAFT_FFN_GATE || i == EN_DRAFT_FFN_UP ? N_FF : i == EN_DRAFT_OUTPUT ? N_KNOWN : 64, RANDOM);
+    float *before = malloc(sizeof(float) * N_VOCAB * 40), *after = malloc(sizeof(float) * N_VOCAB * 40), chances[2][N_MAX], alone[N_MAX];
+    en_rows rows[] = {{0, 0, 20, 2, ids}, {1, 0, 20, 2, ids + 20}};
+    int32_t tokens[2][N_MAX], own[N_MAX], n[2];
+    int failed = en_decode(c, rows, 2, before) != EN_OK;
+    const en_asked asked[] = {{0, ids[3], N_MAX, 0.0f}, {1, ids[4], 2, 0.0f}}, sure = {0, ids[3], N_MAX, 1.1f}, wrong = {0, N_VOCAB, 1, 0.0f};
+    failed |= en_draft(c, asked, 2, N_MAX, tokens[0], chances[0], n) != EN_BAD_ROWS || en_can_draft(c, 0);
+    for (int i = 0; i < 3; i++) failed |= en_draft_load(c, t, N_FF, unfit[i], 2, error, sizeof error) != EN_BAD_ROWS;
+    failed |= en_draft_load(c, t, N_FF + 32, vocabulary, N_KNOWN, error, sizeof error) != EN_BAD_ROWS;
+    for (int round = 0; round < 2; round++) failed |= en_draft_load(c, t, N_FF, vocabulary, N_KNOWN, error, sizeof error) != EN_OK;
+    failed |= en_draft(c, asked, 2, N_MAX, tokens[0], chances[0], n) != EN_OK || n[0] || n[1] || !en_draft_bytes(c);
+    for (int seq = 0; seq < 2; seq++) en_seq_trim(c, seq, 0);
+    failed |= en_decode(c, rows, 2, after) != EN_OK || memcmp(before, after, sizeof(float) * N_VOCAB * 40) || !en_can_draft(c, 1);
+    failed |= en_draft(c, asked, 2, N_MAX, tokens[0], chances[0], n) != EN_OK || n[0] != N_MAX || n[1] != 2;
+    for (int i = 0; i < 2; i++) {
+        int32_t n_own;
+        failed |= en_set_threads(c, 1 + 2 * i) != EN_OK || en_draft(c, &asked[i], 1, N_MAX, own, alone, &n_own) != EN_OK || n_own != n[i];
+        failed |= memcmp(own, tokens[i], n[i] * sizeof *own) || memcmp(alone, chances[i], n[i] * sizeof *alone);
+        for (int j = 0; j < n[i]; j++) failed |= own[j] < 0 || own[j] > 68 || own[j] % 2 || !(alone[j] > 0.0f && alone[j] <= 1.0f);
+    }
+    failed |= en_draft(c, &sure, 1, N_MAX, own, alone, n) != EN_OK || n[0] || en_draft(c, &wrong, 1, N_MAX, own, alone, n) != EN_BAD_ROWS;
+    float states[2][64];
+    failed |= en_seq_state(c, 0, 11, states[0]) != EN_OK || en_seq_trim(c, 0, 12) != EN_OK || !en_can_draft(c, 0);
+    failed |= en_seq_state(c, 0, 11, states[1]) != EN_OK || memcmp(states[0], states[1], sizeof states[0]) || en_seq_state(c, 0, 12, states[1]) != EN_BAD_ROWS;
+    en_rows unwanted = {0, 12, 3, 0, ids};
+    failed |= en_decode(c, &unwanted, 1, NULL) != EN_OK || en_can_draft(c, 0) || en_seq_copy(c, 1, 2, 20) != EN_OK || en_can_draft(c, 2);
+    for (int seq = 0; seq < 4; seq++) en_seq_trim(c, seq, 0);
+    failed |= en_can_draft(c, 1) || en_can_draft(c, -1) || en_can_draft(c, 4);
+    for (int i = 0; i < EN_N_DRAFT; i++) free((void *)t[i].data);
+    free(before), free(after);
+    return failed;
+}
+
 /* isa -1 is an external model. */
 static int steps_of(int isa, int kv_type, int n_rounds, const en_config *g, const en_tensor *t, const int32_t *ids, float *logits) {
     char error[256];
@@ -281,7 +325,10 @@ static int steps_of(int isa, int kv_type, int n_rounds, const en_config *g, cons
     en_context *c = en_context_new(model, 128, 4, 24, 3, kv_type, error, sizeof error);
     if (!c) return printf("%s\n", error), 1;
     if (is_external) en_set_linear(c, linear, (void *)t);
-    int failed = run_steps(c, n_rounds, ids, logits) || (!is_external && t[EN_FIRST_LAYER + 1].type == EN_F16 && long_steps(model, kv_type));
+    int format = 0;
+    while (types[format].type != t[EN_FIRST_LAYER + 1].type) format++;
+    int failed = run_steps(c, n_rounds, ids, logits) || (!is_external && draft_steps(c, format, ids)) ||
+                 (!is_external && t[EN_FIRST_LAYER + 1].type == EN_F16 && long_steps(model, kv_type));
     if (failed) printf("%s: steps with weights of type %d went wrong\n", en_isa_name(isa), t[EN_FIRST_LAYER + 1].type);
     en_context_free(c);
     en_model_free(model);

@@ -73,16 +73,51 @@ static void spoil(input *in, en_config *g, en_layer_config *layers, en_tensor *t
     }
 }
 
-static void steps(input *in, const en_model *model, int n_vocab) {
+/* A draft of any shape: refused, or loaded. */
+static void draft(input *in, en_context *c, int n_embd) {
+    char error[128];
+    int n_ff = 32 * (int)(take(in, 1) % 4), which = (int)(take(in, 1) % N_TYPES), n_tokens = (int)(take(in, 1) % 3);
+    int32_t vocabulary[2] = {(int32_t)(take(in, 1) % 32) - 1, (int32_t)(take(in, 1) % 32) - 1};
+    en_tensor t[EN_N_DRAFT];
+    for (int i = 0; i < EN_N_DRAFT; i++) {
+        int is_wide = i == EN_DRAFT_FFN_GATE || i == EN_DRAFT_FFN_UP, n_cols = i == EN_DRAFT_FFN_DOWN && n_ff > 0 ? n_ff : n_embd;
+        t[i] = tensor(in, n_cols, i < EN_DRAFT_STATE ? 1 : is_wide ? n_ff : i == EN_DRAFT_OUTPUT ? n_tokens : n_embd, i < EN_DRAFT_STATE ? 0 : which);
+    }
+    en_tensor *some = &t[take(in, 1) % EN_N_DRAFT];
+    switch (take(in, 1) & 15) {
+    case 0: some->n_cols = (int64_t)(int32_t)take(in, 4); break;
+    case 1: some->n_rows = (int64_t)(int32_t)take(in, 4); break;
+    case 2: some->n_bytes = take(in, 4); break;
+    case 3: some->type = (int32_t)(take(in, 1) % 16); break;
+    case 4: n_ff = (int)(int32_t)take(in, 4); break;
+    }
+    en_draft_load(c, t, n_ff, vocabulary, n_tokens, error, sizeof error);
+    for (int i = 0; i < EN_N_DRAFT; i++) free((void *)(uintptr_t)t[i].data);
+}
+
+static void guess(input *in, en_context *c) {
+    enum { N_MAX = 4 };
+    en_asked asked[3];
+    int32_t tokens[3 * N_MAX], n_guessed[3];
+    float chances[3 * N_MAX];
+    for (int i = 0; i < 3; i++)
+        asked[i] = (en_asked){(int32_t)(take(in, 1) % 5) - 1, (int32_t)(take(in, 1) % 32) - 1, (int32_t)(take(in, 1) % 6) - 1,
+                              (float)take(in, 1) / 256.0f};
+    en_draft(c, asked, (int)(take(in, 1) % 4), N_MAX, tokens, chances, n_guessed);
+}
+
+static void steps(input *in, const en_model *model, int n_vocab, int n_embd) {
     char error[128];
     int kv_type = take(in, 1) & 1 ? EN_F16 : EN_Q8_0, n_ctx = (int)(take(in, 1) % 130), n_seqs = (int)(take(in, 1) % 4);
     en_context *c = en_context_new(model, n_ctx, n_seqs, (int)(take(in, 1) % 9), 1, kv_type, error, sizeof error);
     if (!c) return;
     float *logits = malloc(sizeof(float) * (size_t)n_vocab * MAX_ROWS * MAX_IDS);
     for (int n = 0; n < 12 && in->n_left > 0; n++) {
-        int what = (int)(take(in, 1) % 5), seq = (int)(take(in, 1) % 6) - 1, other = (int)(take(in, 1) % 6) - 1;
+        int what = (int)(take(in, 1) % 7), seq = (int)(take(in, 1) % 6) - 1, other = (int)(take(in, 1) % 6) - 1;
         if (what == 0) en_seq_copy(c, seq, other, (int)take(in, 1) - 4);
         else if (what == 1) en_seq_trim(c, seq, (int)take(in, 1) - 4);
+        else if (what == 5) draft(in, c, n_embd);
+        else if (what == 6) guess(in, c);
         else if (what == 2) {
             uint64_t n_bytes = en_seq_bytes(c, seq);
             void *state = malloc(n_bytes + 1);
@@ -127,7 +162,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         if (en_model_new(&g, t, n_tensors, isa, packed, (uint64_t)n_bytes + 64, error, sizeof error)) abort();
         en_model *model = en_model_new(&g, t, n_tensors, isa, packed, (uint64_t)n_bytes, error, sizeof error);
         if (!model) abort();
-        steps(&in, model, g.n_vocab);
+        steps(&in, model, g.n_vocab, g.n_embd);
         en_model_free(model);
         free(packed);
     }

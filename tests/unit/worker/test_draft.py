@@ -5,16 +5,26 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from edge_rt.backends.base import Backend, LoadOptions, MemoryNeed, ModelFile
+from edge_rt.backends.native import NativeBackend
 from edge_rt.backends.null import NullBackend, NullSession
 from edge_rt.devices.base import known
-from edge_rt.errors import BackendUnavailableError, DraftVocabularyError, ModelTooLargeError
+from edge_rt.errors import (
+    BackendLoadError,
+    BackendUnavailableError,
+    DraftVocabularyError,
+    ModelFormatError,
+    ModelTooLargeError,
+)
 from edge_rt.worker.channel import DraftLoad, Load
-from edge_rt.worker.draft import load_draft
+from edge_rt.worker.draft import draft_need, load_draft
+from tests.draft_heads import TinyHead, need_native
+from tests.tiny_models import TinyModel
 
 DRAFT = DraftLoad(model="child", variant="step_s=0", path="", quant="", backend="null")
 LOAD = Load(model="m", variant="", path="", quant="", backend="null", n_ctx=64, draft=DRAFT)
@@ -120,3 +130,41 @@ def test_none_is_loaded_where_none_is_wanted(load: Load) -> None:
     assert load_draft(load, session(), find=find(backend)) is None
     assert load_draft(LOAD, session(can_trim=False), find=find(backend)) is None
     assert backend.loaded == []
+
+
+def with_head(folder: Path, model: TinyModel, **fields: object) -> Load:
+    """Name a head of a tiny model as its draft; the model's file is there too."""
+    file = model.write(folder / "m.gguf")
+    path = TinyHead(model=TinyModel()).write(folder / "head.gguf", TinyModel().write(folder / "own.gguf"))
+    draft = DraftLoad(model="head", variant="", path=str(path), quant="", backend="auto", **fields)  # type: ignore[arg-type]
+    return Load(model="m", variant="", path=str(file.path), quant="", backend="native", n_ctx=64, draft=draft)
+
+
+def test_a_head_guesses_on_the_models_own_session(tmp_path: Path) -> None:
+    need_native()
+    load = with_head(tmp_path, TinyModel())
+    file = ModelFile(model="m", variant="", path=Path(load.path), quant="")
+    drafted = NativeBackend().load(file, LoadOptions(n_ctx=64, n_seq_max=2))
+    with pytest.raises(ModelTooLargeError):
+        load_draft(load, drafted, available=lambda: known(10, "test"))
+    found = load_draft(load, drafted)
+    assert found is not None
+    assert (found.name, found.n_bytes) == ("head.gguf", drafted.head_bytes())
+    assert 0 < found.n_bytes < draft_need(load).total_bytes
+    drafted.close()
+
+
+def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
+    need_native()
+    load = with_head(tmp_path, TinyModel(seed=8))
+    file = ModelFile(model="m", variant="", path=Path(load.path), quant="")
+    drafted = NativeBackend().load(file, LoadOptions(n_ctx=64, n_seq_max=2))
+    with pytest.raises(ModelFormatError, match="trained on another model"):
+        load_draft(load, drafted)
+    drafted.close()
+
+
+def test_a_head_needs_hidden_states(tmp_path: Path) -> None:
+    with pytest.raises(BackendLoadError, match="native only, not on null"):
+        load_draft(with_head(tmp_path, TinyModel()), session())
+    assert load_draft(with_head(tmp_path, TinyModel(), is_optional=True), session()) is None
