@@ -89,5 +89,7 @@ class Choices:
             sequence.first_s = now_s
         n_before = sequence.n_answer
         finish = sequence.extend(token_ids, logits, self._session)
-        self._totals.completion_tokens += sequence.n_answer - n_before
+        n_added = sequence.n_answer - n_before
+        self._totals.completion_tokens += n_added
+        self._totals.forced += max(0, n_added - 1)
         return finish

@@ -50,6 +50,11 @@ class Forms:
         self._style = style
         self._grammars = Grammars(session)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of compiled grammars that are kept for other requests."""
+        return self._grammars.kept.n_bytes
+
     def of(self, request: GenerateRequest) -> tuple[Form | None, TextStream]:
         """Prepare what a request wants its answer to look like, None where that is left to the model, and its reader.
 

@@ -160,6 +160,7 @@ class TokenEngine:
             running=len(self._running),
             n_threads=self._n_threads,
             cells_total=self._session.caps.n_ctx,
+            grammar_bytes=self._forms.kept_bytes,
             **self._slots.stats(),
             **self.warm.stats(),
             **self._totals.stats(),

@@ -15,6 +15,7 @@ class Totals:
     step_rows: list[int] = field(default_factory=lambda: [0] * 11)
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    forced: int = 0
     cached_tokens: int = 0
     preempted: int = 0
     refused: int = 0
@@ -45,6 +46,7 @@ class Totals:
             "step_rows": tuple(self.step_rows),
             "prompt_tokens_total": self.prompt_tokens,
             "completion_tokens_total": self.completion_tokens,
+            "forced_tokens_total": self.forced,
             "cached_tokens_total": self.cached_tokens,
             "preempted_total": self.preempted,
             "refused_total": self.refused,

@@ -50,6 +50,12 @@ METRICS: Final = (
     ),
     Metric("edge_rt_prompt_tokens", "counter", "Prompt tokens taken in.", ("model",)),
     Metric("edge_rt_completion_tokens", "counter", "Tokens generated, those of cancelled answers too.", ("model",)),
+    Metric(
+        "edge_rt_forced_tokens",
+        "counter",
+        "Tokens generated that an answer's form left no choice about, which took no step each.",
+        ("model",),
+    ),
     Metric("edge_rt_cached_tokens", "counter", "Prompt tokens not computed again.", ("model",)),
     Metric(
         "edge_rt_drafted_tokens",
@@ -97,6 +103,7 @@ METRICS: Final = (
     Metric("edge_rt_kv_cells", "gauge", "KV cells of the model's pool.", ("model",)),
     Metric("edge_rt_kv_cells_used", "gauge", "KV cells that running requests hold.", ("model",)),
     Metric("edge_rt_prefix_bytes", "gauge", "Finished prompts kept outside the KV for reuse.", ("model",)),
+    Metric("edge_rt_grammar_bytes", "gauge", "Compiled grammars kept for other requests.", ("model",)),
     Metric("edge_rt_prefix_disk_bytes", "gauge", "Prompts kept on disk for the next start.", ("model",)),
     Metric("edge_rt_pinned_prefixes", "gauge", "Beginnings of prompts that stay, and are computed.", ("model",)),
     Metric(

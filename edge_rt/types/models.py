@@ -96,6 +96,8 @@ class EngineStats:
     """Totals since load and momentary gauges of one engine; sent to the front process as metrics.
 
     cells_used   of running requests; idle prefixes are not counted, they leave when cells are wanted
+    forced_tokens_total  of the completion tokens, those that an answer's form left no choice about: none was a step
+    grammar_bytes  compiled grammars that are kept for other requests
     drafted_tokens_total, accepted_tokens_total  guessed by speculation, and those of them that were right
     model_drafted_tokens_total, model_accepted_tokens_total  of these, guessed by the drafting model draft_model, "" for
                  none, which takes draft_bytes and has taken drafting_s_total
@@ -118,6 +120,8 @@ class EngineStats:
     rows_total: int = 0
     prompt_tokens_total: int = 0
     completion_tokens_total: int = 0
+    forced_tokens_total: int = 0
+    grammar_bytes: int = 0
     cached_tokens_total: int = 0
     prefix_hits_total: int = 0
     prefixes_lost_total: int = 0

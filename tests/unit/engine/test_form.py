@@ -70,7 +70,10 @@ def test_names_of_any_kind_ask_for_nothing(bench: Bench, names: Any) -> None:
 
 def test_forced_tokens_are_not_sampled(bench: Bench) -> None:
     answer = answer_to(bench, schema_of(PERSON), sampling=hot(1))
-    n_steps = bench.engine.stats().steps_total
+    stats = bench.engine.stats()
+    n_steps = stats.steps_total
+    assert stats.forced_tokens_total == stats.completion_tokens_total - n_steps
+    assert 50_000 < stats.grammar_bytes < 500_000
     n_free = len(answer.text) - len('{"name": "", "age": , "tags": []}')
     assert n_steps <= n_free + 8 < len(answer.text)
 
