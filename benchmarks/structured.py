@@ -299,7 +299,7 @@ def main() -> None:
             for n_streams in (8, 1):
                 stepper = Stepper(session, vocabulary, n_streams, form, answer)
                 stepper.rates()
-                both = [stepper.rates() for _ in range(arguments.pairs(5, quick=2))]
+                both = [stepper.rates() for _ in range(arguments.pairs(4, quick=2))]
                 pair = harness.Pair(
                     name_a="formed", name_b="free", a=tuple(a for a, _ in both), b=tuple(b for _, b in both)
                 )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Final
 
+from edge_rt.engine import grammar_rewrite
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 
 
@@ -42,13 +43,7 @@ _NOTES: Final = _words(
     "discriminator example examples readOnly title writeOnly"
 )
 KEYWORDS: Final = _NESTED | _NESTED_LISTS | _NESTED_MAPS | _LIMITS | _BOUNDS | _VALUES
-REFUSED: Final = _words(
-    "$dynamicAnchor $dynamicRef $recursiveAnchor $recursiveRef $vocabulary contains dependencies dependentRequired "
-    "dependentSchemas else if maxContains minContains not propertyNames then unevaluatedItems unevaluatedProperties "
-    "uniqueItems"
-)
-# propertyNames that ask for nothing, as names are strings: what zod writes for every record.
-_ANY_NAME: Final[tuple[dict[str, str], ...]] = ({}, {"type": "string"})
+REFUSED: Final = _words("$dynamicAnchor $dynamicRef $recursiveAnchor $recursiveRef $vocabulary")
 FORMATS: Final = _words("date date-time duration email hostname ipv4 ipv6 time uri uuid")
 
 # The library knows these three by less exact expressions: 29 February in every year, and leap seconds at any time.
@@ -106,7 +101,9 @@ def check(schema: Any, param: str) -> None:
         if n_keywords > _MAX_KEYWORDS:
             raise InvalidRequestError(param=param, problem=f"has more than {_MAX_KEYWORDS} keywords")
         for name in part:
-            if name == "propertyNames" and (part[name] is True or part[name] in _ANY_NAME):
+            if name in grammar_rewrite.WRITTEN:
+                if remedy := grammar_rewrite.refused(part, name):
+                    raise UnsupportedFeatureError(feature=f"{where}/{name}", remedy=remedy)
                 continue
             if name not in KEYWORDS and name not in _NOTES and not _is_private(name):
                 remedy = "leave it out" if name in REFUSED else "it is no keyword; leave it out or begin it with x-"
@@ -129,6 +126,7 @@ def plain(schema: Any) -> Any:
     """Write a schema that check has passed as the library takes it, with limits such as 2.0 as whole numbers."""
     if not isinstance(schema, dict):
         return schema
+    schema = grammar_rewrite.rewrite(schema)
     written: dict[str, Any] = {}
     for name, value in schema.items():
         if name in _NESTED_LISTS or (name == "items" and isinstance(value, list)):
@@ -137,8 +135,6 @@ def plain(schema: Any) -> Any:
             written[name] = {key: plain(item) for key, item in value.items()}
         elif name in _NESTED:
             written[name] = plain(value)
-        elif name == "propertyNames":
-            continue
         elif name == "format" and value in _EXACT:
             written.setdefault("allOf", []).append({"pattern": _EXACT[value]})
         else:
@@ -174,6 +170,9 @@ def _parts(schema: Any, param: str) -> Iterator[tuple[str, Any]]:
                 todo += [(f"{place}/{_escaped(key)}", item, depth + 1) for key, item in value.items()]
             elif name in _NESTED:
                 todo.append((place, value, depth + 1))
+            elif name in grammar_rewrite.WRITTEN:
+                inside = grammar_rewrite.nested(name, value)
+                todo += [(f"{place}/{_escaped(key)}" if key else place, item, depth + 1) for key, item in inside]
 
 
 def _check_values(part: Mapping[str, Any], where: str) -> int:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge_rt.backends.base import LoadOptions, ModelFile
 from edge_rt.backends.null import EOS, NullBackend, NullSession
-from edge_rt.engine import grammar_schema
+from edge_rt.engine import grammar_rewrite, grammar_schema, grammar_text
 from edge_rt.engine.form import Forms
 from edge_rt.engine.grammar import Grammars
 from edge_rt.errors import EdgeRtError, InvalidRequestError, UnsupportedFeatureError
@@ -175,10 +175,22 @@ def refusal(bench: Bench, form: ResponseFormat, **fields: Any) -> EdgeRtError:
     [
         ({"not": {}}, "#/not"),
         ({"properties": {"a/b~": {"items": {"uniqueItems": True}}}}, "#/properties/a~1b~0/items/uniqueItems"),
-        ({"anyOf": [{"type": "string"}, {"if": {}}]}, "#/anyOf/1/if"),
+        ({"anyOf": [{"type": "string"}, {"if": {}, "then": {}}]}, "#/anyOf/1/if"),
         ({"type": "string", "maxLenght": 3}, "#/maxLenght"),
         ({"x-guidance": {"lenient": True}}, "#/x-guidance"),
-        ({"propertyNames": {"maxLength": 3}}, "#/propertyNames"),
+        ({"propertyNames": {"maxLength": 3}, "required": ["a"]}, "#/propertyNames"),
+        ({"propertyNames": {"pattern": "^a", "maxLength": 3}}, "#/propertyNames"),
+        ({"propertyNames": {"enum": [str(i) for i in range(401)]}}, "#/propertyNames"),
+        ({"propertyNames": {"patern": "^a"}}, "#/propertyNames"),
+        ({"contains": {"type": "string"}}, "#/contains"),
+        ({"contains": {}, "minContains": 0, "maxContains": 3}, "#/contains"),
+        ({"not": {"type": "integer"}}, "#/not"),
+        ({"not": {"type": ["string", "boolean"], "minLength": 3}}, "#/not"),
+        ({"uniqueItems": True, "maxItems": 2}, "#/uniqueItems"),
+        ({"$ref": "#/$defs/a", "unevaluatedProperties": False, "$defs": {"a": {}}}, "#/unevaluatedProperties"),
+        ({"items": [{}], "unevaluatedItems": False}, "#/unevaluatedItems"),
+        ({"dependentSchemas": {"a": {"then": {}, "if": {}}}}, "#/dependentSchemas/a/then"),
+        ({"dependencies": {"a": "b"}}, "#/dependencies"),
         ({"$ref": "https://example.org/a"}, "#/$ref"),
         ({"format": "idn-email"}, "#/format 'idn-email'"),
         ({"minProperties": 2}, "#/minProperties"),
@@ -189,6 +201,49 @@ def test_what_a_schema_may_not_ask_is_refused_by_name(bench: Bench, schema: Any,
     error = refusal(bench, schema_of(schema))
     assert isinstance(error, UnsupportedFeatureError)
     assert place in error.feature
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"dependentRequired": {"a": ["b"]}, "type": "object"}, ["{}", '{"b": 1}', '{"b": 2, "a": 1}'], ['{"a": 1}']),
+        ({"dependencies": {"a": ["b"]}, "properties": {"a": {}, "b": {}}}, ['{"a": 1, "b": 2}', "3"], ['{"a": 1}']),
+        (
+            {
+                "properties": {"a": {}},
+                "dependentSchemas": {"a": {"properties": {"b": {"const": 1}}, "required": ["b"]}},
+            },
+            ['{"a": 2, "b": 1}', '{"b": 2}'],
+            ['{"a": 2}', '{"a": 2, "b": 2}'],
+        ),
+        (
+            {"propertyNames": {"pattern": "^x"}, "additionalProperties": {"type": "null"}},
+            ['{"xy": null}'],
+            ['{"xy": 1', '{"y'],
+        ),
+        ({"propertyNames": {"enum": ["a", "b"]}, "type": "object"}, ['{"a": 1}', '{"b": []}', "{}"], ['{"c']),
+        ({"propertyNames": {"minLength": 2, "maxLength": 3}, "type": "object"}, ['{"abc": 1}'], ['{"a":', '{"abcd']),
+        ({"properties": {"a": {}}, "unevaluatedProperties": False}, ['{"a": 1}', "{}", "1"], ['{"b']),
+        ({"prefixItems": [{"const": 1}], "unevaluatedItems": {"type": "null"}}, ["[1, null]", "[]"], ["[1, 2"]),
+        ({"not": {"type": ["string", "number"]}}, ["true", "null", "[]", "{}"], ['"', "1"]),
+        ({"uniqueItems": False, "contains": {}, "minContains": 0, "if": {"const": 1}}, ["[1, 1]"], []),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_what_the_library_does_not_know_is_written_by_what_it_does(
+    schema: Any, valid: list[str], invalid: list[str]
+) -> None:
+    grammars = Grammars(null_session())
+    text = grammar_text.of_format(schema_of(schema))
+
+    def accepts(instance: str, *, is_whole: bool) -> bool:
+        constraint = grammars.compile(text, "schema")
+        return all(constraint.allows(byte) and constraint.take(byte, forces=False) for byte in instance.encode()) and (
+            not is_whole or constraint.allows(EOS)
+        )
+
+    assert [instance for instance in valid if not accepts(instance, is_whole=True)] == []
+    assert [instance for instance in invalid if accepts(instance, is_whole=instance[-1] in "}]")] == []
 
 
 @pytest.mark.parametrize(
@@ -334,6 +389,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_the_pages_list_what_is_refused() -> None:
     page = (Path(__file__).parents[3] / "docs" / "structured.md").read_text()
     assert [word for word in sorted(grammar_schema.REFUSED) if f"`{word}`" not in page] == []
+    assert [word for word in sorted(grammar_rewrite.WRITTEN) if f"`{word}`" not in page] == []
     assert [word for word in sorted(grammar_schema.KEYWORDS) if f"`{word}`" not in page] == []
     assert [word for word in sorted(grammar_schema.FORMATS) if f"`{word}`" not in page] == []
 
