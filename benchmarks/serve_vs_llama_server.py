@@ -12,8 +12,10 @@ restart  12 pinned system prompts, the daemon ends and starts: time to the first
 
 llama-server has the flags it was fastest with of those in the file: as many slots as edge_rt has, twice its cells, a
 prompt cache of 8 GiB; for streams a part of the cells for each slot, for all else, which is longer than such a part,
-one pool. With that it computes no token of a prefix twice either, so that the tenants' first
-bar cannot be reached: what both compute is what is new. --rival-flags "--cache-ram MIB" gives it a device's memory.
+one pool. With that it computes no token of a prefix twice either, so that the tenants' first bar cannot be reached:
+what both compute is what is new. --memory-mib gives both so much for KV and kept prompts together, as a device may
+have: 8,192 cells each, the rest for kept prompts, and the rival as many slots as the load asks at a time (--rival-flags
+overrule that). --tenants is how many there are.
 Guesses at the next tokens are off on both sides unless --drafts: these answers repeat themselves, so that guessing
 shows too well. All tokens are greedy; ratios are edge_rt : llama-server.
 """
@@ -42,6 +44,7 @@ from sse_load import Stream, ask
 from edge_rt import config
 from edge_rt.api.client import Client
 from edge_rt.bench.samples import quantile
+from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.devices import cpu
 
@@ -216,11 +219,14 @@ def json_tps(server: Server, texts: Texts, n_streams: int, n_rounds: int, **more
 
 
 @contextmanager
-def edge_rt(model: str, backend: str, *, drafts: bool, keeps_on_disk: bool = False) -> Iterator[Server]:
+def edge_rt(
+    model: str, backend: str, *, drafts: bool, keeps_on_disk: bool = False, max_prefix_bytes: int = -1
+) -> Iterator[Server]:
     environ = {
         "EDGE_RT__ENGINE__BACKEND": backend,
         "EDGE_RT__ENGINE__N_CTX": str(N_CTX),
         "EDGE_RT__ENGINE__N_PARALLEL": str(N_SLOTS),
+        "EDGE_RT__ENGINE__MAX_PREFIX_BYTES": str(max_prefix_bytes),
         "EDGE_RT__SERVER__ACCESS_LOG": "false",
         "EDGE_RT__CACHE__ENABLED": "false",
         "EDGE_RT__SCHEDULER__MAX_WAITING": "256",
@@ -265,9 +271,9 @@ class Bench:
             self.claims.append(harness.Claim(name=f"{n} streams, tokens/s", pair=pair, at_least=bar))
 
     def tenants(self, ours: Server, its: Server, texts: Texts) -> None:
-        n_tenants, n_turns = (4, 3) if self.arguments.quick else (N_TENANTS, N_TURNS)
+        n_tenants, n_turns = (4, 3) if self.arguments.quick else (self.own.tenants, self.own.turns)
         met: dict[str, list[Talks]] = {}
-        for number in range(self.arguments.pairs(3, quick=1)):
+        for number in range(self.arguments.pairs(1 if self.own.memory_mib else 3, quick=1)):
             systems = [texts.text(int(N_SYSTEM / 1.35)) for _ in range(n_tenants)]
             questions = [[texts.text(14) for _ in range(n_tenants)] for _ in range(n_turns)]
             for server in (ours, its) if number % 2 == 0 else (its, ours):
@@ -284,9 +290,10 @@ class Bench:
             ratios = tuple(value(a) / value(b) for a, b in zip(mine, rivals, strict=True))
             self.figures.append(harness.Figure(name=name, unit="x llama-server", samples=ratios, at_most=at_most))
 
-        figure("tenants: prompt tokens computed", 0.3, lambda talks: talks.n_computed)
-        figure("tenants: ttft p50", 0.3, lambda talks: quantile(talks.ttft_s, 0.5))
-        figure("tenants: ttft p99", 0.5, lambda talks: quantile(talks.ttft_s, 0.99))
+        which = f"{n_tenants} tenants" + (f", {self.own.memory_mib} MiB" if self.own.memory_mib else "")
+        figure(f"{which}: prompt tokens computed", 0.3, lambda talks: talks.n_computed)
+        figure(f"{which}: ttft p50", 0.3, lambda talks: quantile(talks.ttft_s, 0.5))
+        figure(f"{which}: ttft p99", 0.5, lambda talks: quantile(talks.ttft_s, 0.99))
 
     def stall(self, ours: Server, its: Server, prompts: Prompts) -> None:
         waits: dict[str, list[float]] = {}
@@ -365,6 +372,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--load", default="all", choices=("streams", "tenants", "stall", "json", "restart", "all"))
     parser.add_argument("--backend", default="native", choices=("native", "llama_cpu"))
     parser.add_argument("--drafts", action="store_true", help="let edge_rt guess tokens, as it does by default")
+    parser.add_argument("--tenants", type=int, default=N_TENANTS, help="of --load tenants")
+    parser.add_argument("--turns", type=int, default=N_TURNS, help="of each tenant's talk")
+    parser.add_argument("--memory-mib", type=int, default=0, help="for KV and kept prompts of each; 0: as each likes")
     parser.add_argument("--rival-flags", default="", metavar="FLAGS", help="more of llama-server's")
 
 
@@ -380,8 +390,14 @@ def main() -> None:
         harness.finish(arguments, bench.claims, bench.extra, bench.figures)
         return
     with ExitStack() as stack:
-        ours = stack.enter_context(edge_rt(model, own.backend, drafts=own.drafts))
         flags = own.rival_flags.split()
+        room = (own.memory_mib << 20) - kv_bytes(file) if own.memory_mib else -1
+        if own.memory_mib:
+            if room < 0:
+                sys.exit(f"--memory-mib {own.memory_mib}: {N_CTX} cells alone take {kv_bytes(file) >> 20} MiB")
+            few = ("--parallel", str(N_AT_ONCE), "--ctx-size", str(N_CTX), "--cache-ram", str(room >> 20))
+            flags = [*few, *flags]  # of two that say something else the last one holds
+        ours = stack.enter_context(edge_rt(model, own.backend, drafts=own.drafts, max_prefix_bytes=room))
         texts = Texts()
         prompts = Prompts(tokenizer(ours), texts)
         if bench.wants("streams"):
@@ -404,6 +420,11 @@ def model_file(store: Store, model: str, backend: str) -> Path:
     if (path := store.path(manifest, variant)) is None:
         sys.exit(f"{model} is not here: edge_rt pull {model}")
     return path
+
+
+def kv_bytes(file: Path) -> int:
+    """Count the bytes of the pool of cells, in 16 bits as both keep it."""
+    return 2 * read_header(file).kv_elements_per_token * N_CTX
 
 
 def tokenizer(server: Server) -> Callable[[str], list[int]]:

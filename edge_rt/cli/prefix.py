@@ -87,3 +87,6 @@ def _show(pins: list[dict[str, Any]], *, as_json: bool) -> None:
             for pin in pins
         ]
         click.echo(tabulate(rows, headers=("name", "tokens", "computed", "on disk"), tablefmt="plain"))
+        for pin in pins:
+            if pin["problem"]:
+                click.echo(f"{pin['name']}: {pin['problem']}", err=True)

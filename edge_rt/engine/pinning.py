@@ -8,7 +8,7 @@ from typing import Protocol
 from edge_rt.engine.line import owner_of
 from edge_rt.engine.prefix import common_prefix
 from edge_rt.engine.prefix_tree import public_part
-from edge_rt.engine.warm import MAX_PINS, WarmStart
+from edge_rt.engine.warm import WarmStart
 from edge_rt.errors import EdgeRtError, InvalidRequestError
 from edge_rt.types import GenerateRequest, Message, PinAction, PinnedPrefix
 
@@ -60,8 +60,8 @@ def pin(
     ids = system_ids(engine, text) if action == "pin" else []
 
     def act() -> None:
-        if action == "pin" and not engine.warm.pin(name, owner, ids):
-            done(InvalidRequestError(param="name", problem=f"{MAX_PINS} prefixes are pinned already; unpin one"))
+        if action == "pin" and (problem := engine.warm.pin(name, owner, ids, tenant=tenant)):
+            done(InvalidRequestError(param="system", problem=problem))
         elif action == "unpin" and not engine.warm.unpin(name, owner):
             done(InvalidRequestError(param="name", problem=f"nothing is pinned as {name!r}"))
         else:

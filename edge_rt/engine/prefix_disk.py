@@ -36,7 +36,7 @@ from edge_rt.catalog.packed import SPACE_MARGIN_BYTES, open_plain
 
 _log = logging.getLogger(__name__)
 
-_MAGIC: Final = b"ERTKV\0\0\3"
+_MAGIC: Final = b"ERTKV\0\0\4"
 _MAX_HEAD_BYTES: Final = 2**20
 _MAX_FILES: Final = 4096
 _HASH_BYTES: Final = 32
@@ -46,13 +46,14 @@ _SUFFIX, _NEW = ".kv", ".kv-new"
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a file says of itself. key names model, back end and all settings that a state depends on.
 
-    owner  as PrefixTree has it; pin: the name of a pinned prefix, "" for one that was often used
+    owner  as PrefixTree has it; pin: the name of a pinned prefix, "" for one that was often used; pinned_by: by whom
     sizes  of the states, in bytes; sums: their CRC-32
     """
 
     key: str
     owner: str
     pin: str
+    pinned_by: str
     n_tokens: int
     sizes: list[int]
     sums: list[int]
@@ -113,6 +114,7 @@ class PrefixDisk:
         self._has_warned = False
         self.files: list[PrefixFile] = []  # the oldest first
         self.n_refused = 0
+        self.problem = ""
         self.before_remove: Callable[[PrefixFile], None] = lambda _: None
 
     @property
@@ -159,13 +161,15 @@ class PrefixDisk:
         states: Sequence[NDArray[np.uint8]],
         *,
         pin: str = "",
+        pinned_by: str = "",
         go_on: Callable[[], bool] = lambda: True,
     ) -> PrefixFile | None:
-        """Write a prefix; None where go_on ends it, or it cannot be written, which is told in the log once."""
+        """Write a prefix; None where go_on ends it, or it cannot be written: problem says why, and once the log."""
         head = Head(
             key=self._key,
             owner=owner,
             pin=pin,
+            pinned_by=pinned_by,
             n_tokens=len(token_ids),
             sizes=[state.nbytes for state in states],
             sums=[zlib.crc32(state.data) for state in states],
@@ -176,7 +180,13 @@ class PrefixDisk:
         parts.append(hashlib.sha256(b"".join(parts)).digest())
         start = sum(map(len, parts))
         n_bytes = start + sum(head.sizes)
+        self.problem = ""
         if len(encoded) > _MAX_HEAD_BYTES or not self._make_room(n_bytes):
+            self.problem = (
+                f"its file takes {n_bytes / 2**20:.1f} MiB, and beside what is pinned on the disk only "
+                f"{max(0, self._max_bytes - self.n_bytes) / 2**20:.1f} MiB are allowed; raise "
+                "engine.max_prefix_disk_bytes, or unpin others"
+            )
             return None
         path = self._folder / (secrets.token_hex(16) + _SUFFIX)
         new = path.with_suffix(_NEW)
@@ -188,6 +198,7 @@ class PrefixDisk:
                 new.rename(path)
         except OSError as exc:
             is_whole = False
+            self.problem = f"its file cannot be written into {self._folder}: {exc.strerror or exc}"
             if not self._has_warned:
                 _log.warning("prefixes cannot be kept in %s: %s", self._folder, exc.strerror or exc)
                 self._has_warned = True

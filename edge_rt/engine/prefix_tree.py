@@ -9,165 +9,56 @@ saves whole sequences only has them at the ends, and what is only the beginning 
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.engine.prefix import common_prefix
-
-TOKEN_BYTES = 4
-
-
-class Kept(Protocol):
-    """A saved state, in memory or on disk; is_there: it can be read, as far as is known."""
-
-    @property
-    def is_there(self) -> bool: ...
-
-    @property
-    def n_bytes(self) -> int:
-        """Count the bytes of memory that it takes."""
-        ...
-
-    def read(self) -> NDArray[np.uint8] | None:
-        """Give the state; None where it cannot be had any more."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class InMemory:
-    """A state in memory."""
-
-    state: NDArray[np.uint8]
-    is_there = True
-
-    @property
-    def n_bytes(self) -> int:
-        return self.state.nbytes
-
-    def read(self) -> NDArray[np.uint8]:
-        return self.state
-
-
-@dataclass(frozen=True, slots=True)
-class Both:
-    """A state in memory that a file has too: when memory is wanted, letting it go costs another look into the file."""
-
-    state: NDArray[np.uint8]
-    on_disk: Kept
-    is_there = True
-
-    @property
-    def n_bytes(self) -> int:
-        return self.state.nbytes
-
-    def read(self) -> NDArray[np.uint8]:
-        return self.state
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A block of tokens behind its parent's. kept is None between the ends where whole sequences are saved.
-
-    used  when it was looked up last, on the tree's own count; n_hits: how often
-    n_pins  how many pinned prefixes go through it
-    is_written  it is on the disk, or cannot be
-    """
-
-    key: bytes
-    parent: Node | None
-    kept: Kept | None = None
-    children: dict[bytes, Node] = field(default_factory=dict)
-    order: list[bytes] = field(default_factory=list)  # the children's keys, sorted
-    used: int = 0
-    n_hits: int = 0
-    n_pins: int = 0
-    is_written: bool = False
-
-    @property
-    def n_tokens(self) -> int:
-        return len(self.key) // TOKEN_BYTES
-
-    @property
-    def is_there(self) -> bool:
-        """Say whether it is in the tree still."""
-        return self.parent is not None and self.parent.children.get(self.key) is self
-
-    def ids(self) -> list[int]:
-        return array("i", self.key).tolist()
-
-    def whole_ids(self) -> list[int]:
-        """Give the tokens from the tree's root to this node's end."""
-        keys = [node.key for node in _path(self)]
-        return array("i", b"".join(reversed(keys))).tolist()
-
-    def nearest(self, key: bytes) -> tuple[Node | None, int]:
-        """Find the child that begins most like key, and how many tokens they share.
-
-        In sorted order it stands beside the place where key would be.
-        """
-        best, n_best = None, 0
-        at = bisect_left(self.order, key)
-        for other in self.order[max(0, at - 1) : at + 1]:
-            if (n := common_tokens(other, key)) > n_best:
-                best, n_best = self.children[other], n
-        return best, n_best
-
-    def add(self, key: bytes, kept: Kept | None) -> Node:
-        node = self.children[key] = Node(key, self, kept)
-        self.order.insert(bisect_left(self.order, key), key)
-        return node
-
-    def remove(self) -> None:
-        assert self.parent is not None
-        del self.parent.children[self.key]
-        del self.parent.order[bisect_left(self.parent.order, self.key)]
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What is kept of a prompt: its first n_tokens, by restoring nodes in order and cutting what is more."""
-
-    n_tokens: int
-    nodes: tuple[Node, ...] = ()
-
-
-def packed(token_ids: Sequence[int]) -> bytes:
-    """Write token ids as bytes, whose order and equality are those of the ids' bytes."""
-    return array("i", token_ids).tobytes()
-
-
-def common_tokens(a: bytes, b: bytes) -> int:
-    """Count the leading tokens that two packed lists share."""
-    return common_prefix(a, b) // TOKEN_BYTES
+from edge_rt.engine.prefix_eviction import giver, worth
+from edge_rt.engine.prefix_nodes import (
+    TOKEN_BYTES,
+    Account,
+    Both,
+    InMemory,
+    Kept,
+    Match,
+    Node,
+    packed,
+    path_to,
+    up_from,
+)
 
 
 class PrefixTree:
-    """Kept prefixes; ends used least recently go first, block by block.
+    """Kept prefixes; ends that are worth least go first, block by block.
 
     max_bytes  how many bytes may be kept, given how many are
     n_block  tokens of a block, a multiple of the back end's
+    worth    see prefix_eviction
     """
 
-    def __init__(self, max_bytes: Callable[[int], int], *, n_block: int, keeps_ranges: bool) -> None:
+    def __init__(
+        self,
+        max_bytes: Callable[[int], int],
+        *,
+        n_block: int,
+        keeps_ranges: bool,
+        worth: Callable[[int, int, int], int] = worth,
+    ) -> None:
         self._max_bytes = max_bytes
+        self._worth = worth
         self.n_block = n_block
         self._block_bytes = n_block * TOKEN_BYTES
         self._keeps_ranges = keeps_ranges
         self._roots: dict[str, Node] = {}
-        self._ages: list[tuple[int, int, Node]] = []  # a heap of ends by their last use; some are out of date
-        self._max_ages = 256
-        self._ticks, self._order = count(1), count()
+        self._accounts: dict[str, Account] = {}  # by user
+        self._tick, self._floor, self._order = 0, 0, count()
         self._both: dict[int, Node] = {}  # those whose memory can be had back
         self._growing: Node | None = None  # where put is: it leads to no state yet, and stays
         self.n_bytes = 0
+        self.token_bytes = 0.0  # what a token's state takes, once that is known
         self.n_lost = self.n_restored = 0  # states that were of no use; tokens of those that came from the disk
 
     def find_shared(self, owner: str, token_ids: Sequence[int]) -> Match:
@@ -206,13 +97,13 @@ class PrefixTree:
 
     def touch(self, match: Match) -> None:
         """Mark what was found as used just now."""
-        tick = next(self._ticks)
+        self._tick += 1
         for last in match.nodes[-1:]:
             n_before = 0
             for node in path_to(last):
                 n_before += node.n_tokens
-                node.used = tick
                 node.n_hits += n_before <= match.n_tokens
+                node.worth = self._worth(self._floor, self._tick, node.n_hits)
             self._age(last)
 
     def put(
@@ -231,8 +122,8 @@ class PrefixTree:
         save  gives the state of the positions from the first number up to the second; to the end with None
         """
         key = packed(token_ids)
-        node = self._roots.get(owner) or self._roots.setdefault(owner, Node(b"", None))
-        tick = next(self._ticks)
+        node = self._roots.get(owner) or self._add_root(owner)
+        self._tick += 1
         is_cut_off = False
         for start in range(0, len(key), self._block_bytes):
             self._growing = node
@@ -248,8 +139,8 @@ class PrefixTree:
             elif child.kept is not None and not child.kept.is_there:  # its file has gone
                 child.is_written = False
                 self._exchange(child, save(start // TOKEN_BYTES, (start + len(block)) // TOKEN_BYTES))
-            child.used = tick
             child.n_hits += start + len(child.key) <= n_hot * TOKEN_BYTES
+            child.worth = self._worth(self._floor, self._tick, child.n_hits)
             node = child
         else:
             is_missing = node.kept is None or not node.kept.is_there
@@ -260,6 +151,11 @@ class PrefixTree:
         self._prune(node)
         self._age(node)
         return not is_cut_off
+
+    def _add_root(self, owner: str) -> Node:
+        user = owner.partition("\0")[0]  # with whatever adapters
+        root = self._roots[owner] = Node(b"", None, self._accounts.setdefault(user, Account()))
+        return root
 
     def _add(self, node: Node, block: bytes, start: int, save: Callable[[int, int | None], Kept]) -> Node | None:
         kept = None
@@ -277,13 +173,13 @@ class PrefixTree:
         match = self.find(owner, token_ids)
         if match.n_tokens < len(token_ids):
             return None
-        for node in _path(match.nodes[-1]):
+        for node in up_from(match.nodes[-1]):
             node.n_pins += 1
         return match.nodes[-1]
 
     def unpin(self, end: Node) -> None:
         """Let what was pinned up to an end go when its turn comes, also where the end is not there any more."""
-        for node in _path(end):
+        for node in up_from(end):
             node.n_pins -= 1
         self._age(end)
 
@@ -317,9 +213,17 @@ class PrefixTree:
         self._exchange(node, InMemory(state))
         self._age(node)
 
+    def bytes_of(self, n_tokens: int) -> float:
+        """Say what so many tokens take, as far as that is known."""
+        return n_tokens * (TOKEN_BYTES + self.token_bytes)
+
+    def limit_bytes(self) -> int:
+        """Say how many bytes may be kept now."""
+        return self._max_bytes(self.n_bytes)
+
     def shrink(self) -> None:
         """Drop what is more than may be kept by now."""
-        self._make_room(0, beside=Node(b"", None))
+        self._make_room(0, beside=Node(b"", None, Account()))
 
     def n_states(self, n_tokens: int) -> int:
         """Count the states that so many tokens are kept in."""
@@ -344,7 +248,9 @@ class PrefixTree:
     # What stays.
 
     def _count(self, node: Node, sign: int) -> None:
-        self.n_bytes += sign * (len(node.key) + (node.kept.n_bytes if node.kept is not None else 0))
+        n_bytes = sign * (len(node.key) + (node.kept.n_bytes if node.kept is not None else 0))
+        self.n_bytes += n_bytes
+        node.account.n_bytes += n_bytes
         if isinstance(node.kept, Both):
             if sign > 0:
                 self._both[id(node)] = node
@@ -359,39 +265,43 @@ class PrefixTree:
     def _age(self, node: Node) -> None:
         if node.children or node.parent is None:
             return
-        heappush(self._ages, (node.used, next(self._order), node))
-        if len(self._ages) > self._max_ages:  # what is no end any more, or has been used since, goes
-            fresh = {id(entry[2]): entry for entry in self._ages if _is_end(entry[2], entry[0])}
-            self._ages = sorted(fresh.values())
-            self._max_ages = 256 + 2 * len(self._ages)
+        account = node.account
+        heappush(account.ends, (node.worth, next(self._order), node))
+        if len(account.ends) > account.max_ends:  # what is no end any more, or has been used since, goes
+            fresh = {id(entry[2]): entry for entry in account.ends if _is_end(entry[2], entry[0])}
+            account.ends = sorted(fresh.values())
+            account.max_ends = 256 + 2 * len(account.ends)
 
     def _make_room(self, n_bytes: int, *, beside: Node) -> bool:
-        """Drop the oldest ends until n_bytes fit; False if what is left is pinned or on the way to beside.
+        """Drop the ends of least worth until n_bytes fit; False if what is left is pinned, on the way to beside, or of
+        users with no more than their share.
 
         What is on the disk too leaves memory before anything is dropped, pinned or not: it is not lost by it.
         """
         limit = self._max_bytes(self.n_bytes) - n_bytes
         if self.n_bytes <= limit:
             return True
-        for node in sorted(self._both.values(), key=lambda node: (node.n_pins > 0, node.used)):
+        for node in sorted(self._both.values(), key=lambda node: (node.n_pins > 0, node.worth)):
             if self.n_bytes > limit and isinstance(node.kept, Both):
                 on_disk = node.kept.on_disk
                 self._exchange(node, on_disk if on_disk.is_there else InMemory(node.kept.state))
         if self.n_bytes <= limit:
             return True
-        own = set(map(id, _path(beside)))
+        own = set(map(id, up_from(beside)))
         held: list[tuple[int, int, Node]] = []
-        while self.n_bytes > limit and self._ages:
-            entry = heappop(self._ages)
-            used, _, node = entry
-            if not _is_end(node, used) or (node.kept is not None and node.kept.n_bytes == 0):
+        accounts, all_bytes = self._accounts, limit + n_bytes
+        while self.n_bytes > limit and (account := giver(accounts.values(), beside.account, all_bytes)) is not None:
+            entry = heappop(account.ends)
+            worth, _, node = entry
+            if not _is_end(node, worth) or (node.kept is not None and node.kept.n_bytes == 0):
                 continue  # what is on the disk alone would free nothing
             if node.n_pins or id(node) in own:
                 held.append(entry)
             else:
+                self._floor = max(self._floor, worth)
                 self._drop_end(node)
         for entry in held:
-            heappush(self._ages, entry)
+            heappush(entry[2].account.ends, entry)
         return self.n_bytes <= limit
 
     def _drop_end(self, node: Node) -> None:
@@ -412,19 +322,16 @@ class PrefixTree:
         if node.parent is None and not node.children and node is not self._growing:
             for owner in [owner for owner, root in self._roots.items() if root is node]:
                 del self._roots[owner]
+            if all(root.account is not node.account for root in self._roots.values()):
+                self._accounts = {user: each for user, each in self._accounts.items() if each is not node.account}
 
     def _keep_whole(self, node: Node, kept: Kept) -> None:
         """Put a whole sequence at its end, instead of those that are only its beginning."""
-        for before in _path(node):
+        for before in up_from(node):
             if before.kept is not None and before.n_pins == 0:
                 self._exchange(before, None)
         if self._make_room(kept.n_bytes, beside=node):
             self._exchange(node, kept)
-
-
-def path_to(node: Node) -> tuple[Node, ...]:
-    """Give the nodes from the root, without it, to a node."""
-    return tuple(_path(node))[::-1]
 
 
 def public_part(owner: str) -> str:
@@ -432,15 +339,8 @@ def public_part(owner: str) -> str:
     return owner[owner.find("\0") :] if "\0" in owner else ""
 
 
-def _path(node: Node) -> Iterator[Node]:
-    """Go from a node to the root, without it."""
-    while node.parent is not None:
-        yield node
-        node = node.parent
-
-
-def _is_end(node: Node, used: int) -> bool:
-    return node.used == used and not node.children and node.is_there
+def _is_end(node: Node, worth: int) -> bool:
+    return node.worth == worth and not node.children and node.is_there
 
 
 def _is_unfinished(node: Node, n_shared: int) -> bool:

@@ -6,10 +6,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edge_rt.backends.base import TokenSession
 from edge_rt.engine.prefix import Slot, choose
 from edge_rt.engine.prefix_disk import OnDisk
-from edge_rt.engine.prefix_tree import InMemory, Match, Node, PrefixTree
+from edge_rt.engine.prefix_nodes import InMemory, Match, Node
+from edge_rt.engine.prefix_tree import PrefixTree
 from edge_rt.errors import BackendStepError
 
 _log = logging.getLogger(__name__)
@@ -101,6 +105,10 @@ class Slots:
         assert slot is not None
         return slot
 
+    def measure(self, slot_bytes: int, n_tokens: int) -> None:
+        """Learn what a token's state takes, from a sequence's."""
+        self.tree.token_bytes = slot_bytes / self._session.caps.n_cells(n_tokens)
+
     def release(self, slot: Slot, now_s: float) -> None:
         """Free a slot; its KV stays for a prompt that begins the same."""
         slot.busy = False
@@ -168,7 +176,7 @@ class Slots:
             if n_used + caps.n_cells(len(token_ids)) > caps.n_cells(caps.n_ctx):
                 return
             try:
-                self._load(node, slot.seq_id, len(token_ids))
+                state = self._load(node, slot.seq_id, len(token_ids))
             except BackendStepError as exc:
                 _log.warning("a kept prefix is computed again: %s", exc)
                 self.tree.drop(node)
@@ -177,16 +185,18 @@ class Slots:
                 return
             if isinstance(node.kept, OnDisk):
                 self.tree.n_restored += len(token_ids) - len(slot.token_ids)
+                self.tree.hold(node, state, node.kept)
             slot.token_ids = token_ids
 
-    def _load(self, node: Node, seq_id: int, n_tokens: int) -> None:
-        """Load a node's state, after which the sequence must have n_tokens."""
+    def _load(self, node: Node, seq_id: int, n_tokens: int) -> NDArray[np.uint8]:
+        """Load a node's state and give it; the sequence must have n_tokens then."""
         state = node.kept.read() if node.kept is not None else None
         if state is None:
             raise BackendStepError(reason="it is not there any more")
         self._session.seq_load(seq_id, state)
         if (n_held := self._session.seq_length(seq_id)) != n_tokens:
             raise BackendStepError(reason=f"it has {n_held} tokens, not {n_tokens}")
+        return state
 
     def _shelve(self, slot: Slot) -> None:
         """Empty an idle slot, keeping what is worth it outside the KV."""
@@ -197,9 +207,9 @@ class Slots:
     def _save(self, slot: Slot, go_on: Callable[[], bool] = lambda: True) -> None:
         if slot.is_saved or len(slot.token_ids) < _MIN_SAVED_TOKENS or not self._can_keep:
             return
-        if not self._session.caps.can_save_ranges and self._session.seq_bytes(slot.seq_id) > self._max_prefix_bytes(
-            self.prefix_bytes
-        ):
+        n_bytes = self._session.seq_bytes(slot.seq_id)
+        self.measure(n_bytes, len(slot.token_ids))
+        if not self._session.caps.can_save_ranges and n_bytes > self._max_prefix_bytes(self.prefix_bytes):
             slot.is_saved = True
             return
 

@@ -38,7 +38,7 @@ from edge_rt.engine.slots import Slots
 from edge_rt.engine.speculation import Speculation
 from edge_rt.engine.threads import AdvisedThreads, ThreadChoice
 from edge_rt.engine.totals import Totals
-from edge_rt.engine.warm import NOBODY, WarmStart
+from edge_rt.engine.warm import WarmStart
 from edge_rt.errors import (
     BackendStepError,
     CellsExhaustedError,
@@ -188,6 +188,8 @@ class TokenEngine:
             batch = [SeqRows(0, 0, [0] * n_rows, want_logits=True)]
             self._session.decode(batch)
             seconds = self._clock() - begun_s
+            if self._session.caps.can_save:
+                self._slots.measure(self._session.seq_bytes(0), n_rows)
             self._session.seq_trim(0, 0)
         self._costs.observe(batch, seconds)
         self._speculation.warm_up()
@@ -203,8 +205,8 @@ class TokenEngine:
         if wait:
             self._slots.save_idle(self._inbox.empty)
             self.warm.read_ahead(self._inbox.empty)
-            if (request := self.warm.request()) is not None:
-                self.submit(request, NOBODY)
+            if self._inbox.empty() and (asked := self.warm.request()) is not None:
+                self.submit(*asked)
         if not self._running:
             self._free_s = None
         self._take_inbox(wait=wait)

@@ -6,19 +6,23 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.engine.prefix_disk import OnDisk, PrefixDisk, PrefixFile
-from edge_rt.engine.prefix_tree import Kept, Node, PrefixTree, path_to
+from edge_rt.engine.prefix_nodes import Kept, Node, path_to
+from edge_rt.engine.prefix_tree import PrefixTree
 from edge_rt.errors import EdgeRtError
 from edge_rt.types import Chunk, GenerateRequest, PinnedPrefix
 
 _log = logging.getLogger(__name__)
 
 MAX_PINS = 64  # of each owner
+_MAX_PIN_SHARE = 0.25  # of what may be kept, for the pins of one user
+_MIN_KEPT_TOKENS = 32  # shorter ones are computed with each prompt
+_MAX_TRIES = 3
 _MIN_SAVED_TOKENS = 64  # on disk: fewer are computed again in no time
 
 
@@ -26,33 +30,40 @@ _MIN_SAVED_TOKENS = 64  # on disk: fewer are computed again in no time
 class Pin:
     """A prefix that stays.
 
+    tenant       who pinned it, "" the configuration
     end          where it ends in the tree, which holds all of it; is_asked: somebody computes it
+    n_computed   how often somebody has
     is_hopeless  it cannot be written to the disk
+    problem      why it is not kept or not written, "" if it is or will be
     """
 
     name: str
     owner: str
     token_ids: tuple[int, ...]
+    tenant: str = ""
     end: Node | None = None
     is_asked: bool = False
+    n_computed: int = 0
     is_hopeless: bool = False
+    problem: str = ""
 
     @property
     def is_kept(self) -> bool:
         return self.end is not None and self.end.is_there
 
+    def fails(self, problem: str) -> None:
+        """Note what is wrong, and tell it once."""
+        if problem and not self.problem:
+            _log.warning("pin %s: %s", self.name, problem)
+        self.problem = problem
 
-class _Nobody:
-    """Hears the answer that a pinned prefix is computed with, which is none."""
+    # The sink of the request that computes it, whose answer is nothing.
 
     def chunk(self, chunk: Chunk) -> None:
-        pass
+        self.n_computed += chunk.finish_reason is not None
 
     def failed(self, error: EdgeRtError) -> None:
-        _log.warning("a pinned prefix is not computed: %s", error)
-
-
-NOBODY: Final = _Nobody()
+        self.fails(f"it cannot be computed: {error}")
 
 
 class WarmStart:
@@ -65,6 +76,7 @@ class WarmStart:
         self._tree = tree
         self._disk = disk if disk is not None and disk.open() else None
         self._pins: dict[tuple[str, str], Pin] = {}
+        self.left_out: dict[str, str] = {}  # names of the configuration's pins that make no prefix, and why
         self._to_read: deque[PrefixFile] = deque()  # into memory, before anybody asks
         self.is_due = False  # since something was computed, nothing has been written
         for file in list(self._disk.files) if self._disk is not None else []:
@@ -79,29 +91,54 @@ class WarmStart:
         return {
             "prefix_disk_bytes": self._disk.n_bytes if self._disk is not None else 0,
             "pinned_prefixes": sum(pin.is_kept for pin in self._pins.values()),
+            "pins_with_problem": sum(bool(pin.problem) for pin in self._pins.values()) + len(self.left_out),
         }
 
     def pins(self, owners: frozenset[str]) -> list[PinnedPrefix]:
         """Describe the pins of some owners."""
         on_disk = {(f.head.owner, f.head.pin) for f in self._files()}
         return [
-            PinnedPrefix(name=pin.name, n_tokens=len(pin.token_ids), is_kept=pin.is_kept, is_on_disk=key in on_disk)
+            PinnedPrefix(
+                name=pin.name,
+                n_tokens=len(pin.token_ids),
+                is_kept=pin.is_kept,
+                is_on_disk=key in on_disk,
+                problem=pin.problem,
+            )
             for key, pin in self._pins.items()
             if pin.owner in owners
-        ]
+        ] + [PinnedPrefix(name=name, n_tokens=0, problem=problem) for name, problem in self.left_out.items()]
 
-    def pin(self, name: str, owner: str, token_ids: list[int]) -> bool:
-        """Let a prefix stay from when it is computed; another one of that name no longer. False: there are too many."""
+    def pin(self, name: str, owner: str, token_ids: list[int], *, tenant: str = "") -> str:
+        """Let a prefix stay from when it is computed, and another one of that name no longer; give why not, or "".
+
+        tenant  who asks for it, whose pins may take a part of what may be kept; "" the configuration, which may all
+        """
         key = (owner, name)
         if (old := self._pins.get(key)) is not None and old.token_ids == tuple(token_ids):
-            return True
+            return ""
         if old is None and sum(pin.owner == owner for pin in self._pins.values()) >= MAX_PINS:
-            return False
+            return f"{MAX_PINS} prefixes are pinned already; unpin one"
+        if problem := self._beyond_share(key, tenant, len(token_ids)):
+            return problem
         if old is not None:
             self.unpin(name, owner)
-        self._pins[key] = Pin(name, owner, tuple(token_ids))
+        self._pins[key] = Pin(name, owner, tuple(token_ids), tenant)
         self._settle(self._pins[key])
-        return True
+        return ""
+
+    def _beyond_share(self, key: tuple[str, str], tenant: str, n_tokens: int) -> str:
+        if not tenant:
+            return ""
+        n_own = sum(len(pin.token_ids) for other, pin in self._pins.items() if pin.tenant == tenant and other != key)
+        need_mib, have_mib = (self._tree.bytes_of(n) / 2**20 for n in (n_tokens, n_own))
+        share_mib = _MAX_PIN_SHARE * self._tree.limit_bytes() / 2**20
+        if have_mib + need_mib <= share_mib:
+            return ""
+        return (
+            f"it takes {need_mib:.1f} MiB beside {have_mib:.1f} MiB of your other pins, and the pins of one user may "
+            f"take {share_mib:.1f} MiB; unpin one, or raise engine.max_prefix_bytes"
+        )
 
     def unpin(self, name: str, owner: str) -> bool:
         """Let a pinned prefix go when its turn comes; False if there is none of that name."""
@@ -114,13 +151,26 @@ class WarmStart:
             self._remove(file)
         return True
 
-    def request(self) -> GenerateRequest | None:
-        """Give a request without an answer, that computes a pinned prefix which is not there; each once."""
+    def request(self) -> tuple[GenerateRequest, Pin] | None:
+        """Give a request without an answer, that computes a pinned prefix which is not there, and its sink.
+
+        To be called when all that was computed is kept as far as there is room.
+        """
+        is_full = self._tree.n_bytes > self._tree.limit_bytes()  # with nothing left that could leave
         for pin in self._pins.values():
             self._settle(pin)
-            if not pin.is_kept and not pin.is_asked:
+            if pin.is_kept and not pin.is_hopeless:
+                pin.fails(self._beyond_limit(pin) if is_full else "")
+            if pin.is_kept or len(pin.token_ids) < _MIN_KEPT_TOKENS:
+                continue
+            if pin.n_computed and pin.is_asked:  # it was, and is not kept
+                problem = self._without_room(pin)
+                if problem or pin.n_computed < _MAX_TRIES:
+                    pin.fails(problem)
+                    pin.is_asked = bool(problem)
+            if not pin.is_asked:
                 pin.is_asked = True
-                return GenerateRequest(
+                request = GenerateRequest(
                     id=f"pin {pin.name}",
                     model="",
                     prompt_token_ids=pin.token_ids,
@@ -129,7 +179,36 @@ class WarmStart:
                     priority="background",
                     stream=False,
                 )
+                return request, pin
         return None
+
+    def _held_bytes(self) -> int:
+        """Count what pins take in memory."""
+        ends = [each.end for each in self._pins.values() if each.end is not None]
+        pinned = {id(node): node for end in ends for node in path_to(end)}.values()
+        return sum(node.kept.n_bytes for node in pinned if node.kept is not None)
+
+    def _beyond_limit(self, pin: Pin) -> str:
+        """Say what is wrong with a pin that has no file to leave memory for, where less memory is left than it was."""
+        assert pin.end is not None
+        if not any(node.kept is not None and node.kept.n_bytes for node in path_to(pin.end)):
+            return ""
+        return (
+            f"it stays in memory, where pins take {self._held_bytes() / 2**20:.1f} MiB by now and only "
+            f"{self._tree.limit_bytes() / 2**20:.1f} MiB may be kept; raise engine.max_prefix_bytes, or unpin one"
+        )
+
+    def _without_room(self, pin: Pin) -> str:
+        """Say why a pin that is computed is not kept, "" where it could be by now."""
+        need_bytes = self._tree.bytes_of(len(pin.token_ids))
+        held_bytes = self._held_bytes()
+        limit_bytes = self._tree.limit_bytes()
+        if held_bytes + need_bytes <= limit_bytes and pin.n_computed < _MAX_TRIES:
+            return ""
+        return (
+            f"it takes {need_bytes / 2**20:.1f} MiB beside {held_bytes / 2**20:.1f} MiB of other pins, and "
+            f"{limit_bytes / 2**20:.1f} MiB may be kept; raise engine.max_prefix_bytes, or unpin others"
+        )
 
     def settle(self) -> None:
         """Hold on to what has been computed for pins by now."""
@@ -190,7 +269,8 @@ class WarmStart:
         for node in self._path(head.owner, file.token_ids):
             node.is_written = True
         if head.pin:
-            self.pin(head.pin, head.owner, list(file.token_ids))
+            pin = self._pins[head.owner, head.pin] = Pin(head.pin, head.owner, file.token_ids, head.pinned_by)
+            self._settle(pin)
 
     def _unsaved(self) -> list[tuple[str, tuple[Node, ...], str]]:
         """List what is not on disk yet: owner, nodes in order, and the name of a pin."""
@@ -226,7 +306,9 @@ class WarmStart:
                 return
             states.append(state)
         token_ids = [token_id for node in nodes for token_id in node.ids()]
-        file = self._disk.save(owner, token_ids, states, pin=name, go_on=go_on)
+        pin = self._pins[owner, name] if name else None
+        pinned_by = pin.tenant if pin is not None else ""
+        file = self._disk.save(owner, token_ids, states, pin=name, pinned_by=pinned_by, go_on=go_on)
         if file is None and not go_on():
             return
         if file is not None:
@@ -234,8 +316,9 @@ class WarmStart:
                 self._tree.has_file(node, OnDisk(file, number))
         for node in nodes:  # what cannot be written is not tried again and again
             node.is_written = True
-        if name and file is None:
-            self._pins[owner, name].is_hopeless = True
+        if pin is not None and file is None:
+            pin.is_hopeless = True
+            pin.fails(self._disk.problem)
 
     def _remove(self, file: PrefixFile) -> None:
         assert self._disk is not None
@@ -259,6 +342,6 @@ class WarmStart:
     def _settle(self, pin: Pin) -> None:
         if pin.end is not None and not pin.end.is_there:  # it could not be restored: it is computed again
             self._tree.unpin(pin.end)
-            pin.end, pin.is_asked = None, False
-        if pin.end is None:
-            pin.end = self._tree.pin(pin.owner, pin.token_ids)
+            pin.end, pin.is_asked, pin.n_computed = None, False, 0
+        if pin.end is None and (end := self._tree.pin(pin.owner, pin.token_ids)) is not None:
+            pin.end, pin.problem = end, ""

@@ -48,7 +48,9 @@ def pin_configured(load: Load, engine: TokenEngine) -> None:
         try:
             token_ids = system_ids(engine, text)
         except EdgeRtError as exc:
-            _log.warning("pin %s of %s is left out: %s", name, load.model, exc)
-            continue
-        if not engine.warm.pin(CONFIGURED + name, "", token_ids):
-            _log.warning("pin %s of %s is left out: there are too many", name, load.model)
+            problem = str(exc)
+        else:
+            problem = engine.warm.pin(CONFIGURED + name, "", token_ids)
+        if problem:
+            _log.warning("pin %s of %s is left out: %s", name, load.model, problem)
+            engine.warm.left_out[CONFIGURED + name] = problem

@@ -31,6 +31,18 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield running
 
 
+def test_a_pin_that_makes_no_prompt_is_listed_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text(SYSTEM * 40)
+    with Daemon(tmp_path, extra=PIN.format(file=tmp_path / "system.txt")) as running, Client(running.socket) as client:
+        (pin,) = client.pins("null")
+        assert (pin["name"], pin["is_kept"]) == ("config:house", False)
+        assert "context" in pin["problem"]
+        listed = CliRunner().invoke(cli, ["prefix", "--socket", str(running.socket), "--model", "null", "list"])
+        assert f"config:house: {pin['problem']}" in listed.output
+        metrics = client.metrics_text()
+        assert 'edge_rt_pins_with_problem{model="null"} 1.0' in metrics
+
+
 def cached(client: Client, system: str) -> int:
     body = {
         "model": "null",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +115,7 @@ def test_no_bytes_make_a_file(tmp_path_factory: pytest.TempPathFactory, raw: byt
     folder = tmp_path_factory.mktemp("disk")
     disk(folder).close()
     path = folder / "prefixes" / "x.kv"
-    for content in (raw, b"ERTKV\0\0\3" + raw):
+    for content in (raw, b"ERTKV\0\0\4" + raw):
         path.write_bytes(content)
         path.chmod(0o600)
         opened = disk(folder)
@@ -155,6 +156,22 @@ def test_a_full_disk_is_told_once_and_leaves_nothing(tmp_path: Path, caplog: pyt
     assert len(caplog.records) == 1
     assert "0 MiB are free" in caplog.text
     assert [path.name for path in (tmp_path / "prefixes").iterdir()] == [".lock"]
+
+
+def test_a_disk_that_fills_up_while_a_file_is_written_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = disk(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))  # longer files fail in the middle, for root too
+        assert opened.save("", [1], states(*[250] * 1000)) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot be written" in opened.problem
+    assert len(caplog.records) == 1
+    assert [path.name for path in (tmp_path / "prefixes").iterdir()] == [".lock"]
+    assert opened.save("", [1], states(*[250] * 1000)) is not None
 
 
 def test_a_write_that_is_broken_off_leaves_nothing(tmp_path: Path) -> None:

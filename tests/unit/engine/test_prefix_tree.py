@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_rt.engine.prefix import common_prefix
-from edge_rt.engine.prefix_tree import InMemory, Match, PrefixTree, common_tokens, packed
+from edge_rt.engine.prefix_nodes import InMemory, Match, common_tokens, packed
+from edge_rt.engine.prefix_tree import PrefixTree
 
 BLOCK = 4
 PER_TOKEN = 10  # bytes of a state
@@ -184,3 +185,58 @@ def test_a_state_that_is_dropped_takes_what_goes_on_from_it() -> None:
     kept.drop(kept.find("", list(range(4))).nodes[0])
     assert kept.n_bytes == 0
     assert not list(kept.ends())
+
+
+def ask(kept: PrefixTree, owner: str, token_ids: list[int]) -> int:
+    """Look a prompt up and keep it; give how much of it was there."""
+    match = kept.find(owner, token_ids)
+    kept.touch(match)
+    put(kept, owner, token_ids)
+    return match.n_tokens
+
+
+def test_what_many_prompts_began_with_outlasts_what_one_did() -> None:
+    often, once = [1, 2, 3, 4, 5, 6, 7, 8], [9, 9, 9, 9]
+    kept = tree(3 * size(once))
+    for _ in range(4):
+        ask(kept, "", often)
+    ask(kept, "", once)
+    for first in (10, 11, 12):
+        ask(kept, "", [first] * 4)
+    assert kept.find("", often).n_tokens == 8
+
+
+def test_what_was_asked_often_once_leaves_when_nobody_asks_any_more() -> None:
+    often = [1, 2, 3, 4, 5, 6, 7, 8]
+    kept = tree(4 * size([1] * 4))
+    for _ in range(1000):
+        ask(kept, "", often)
+    for n in range(200):
+        ask(kept, "", [100 + n % 100, n // 100, 5, 5])
+    assert kept.find("", often).n_tokens == 0
+
+
+@given(st.integers(1, 60), st.integers(2, 6))
+@settings(max_examples=30)
+def test_nobody_is_pushed_below_an_equal_share(n_floods: int, n_users: int) -> None:
+    kept = tree(n_users * 2 * size([1] * 4))
+    for user in range(n_users):
+        ask(kept, f"\1uid:{user}", [user] * 8)
+    for n in range(n_floods):
+        ask(kept, "\1uid:0", [200, n, 0, 0, n, 1, 2, 3])
+        ask(kept, "\1uid:0\0lora\x001.0", [201, n, 0, 0, n, 1, 2, 3])  # an adapter brings no share
+    for user in range(1, n_users):
+        assert kept.find(f"\1uid:{user}", [user] * 8).n_tokens == 8
+    assert kept.n_bytes <= n_users * 2 * size([1] * 4)
+    assert kept.find("\1uid:0", [200, n_floods - 1, 0, 0]).n_tokens or kept.find("\1uid:0\0lora\x001.0", [201]).n_tokens
+
+
+def test_who_is_alone_may_have_all_and_gives_as_others_come() -> None:
+    kept = tree(8 * size([1] * 4))
+    for n in range(8):
+        ask(kept, "\1uid:0", [n] * 4)
+    assert kept.n_bytes == 8 * size([1] * 4)
+    for n in range(8):
+        ask(kept, "\1uid:1", [n] * 4)
+    own = [sum(kept.find(f"\1uid:{user}", [n] * 4).n_tokens for n in range(8)) for user in (0, 1)]
+    assert own == [16, 16]

@@ -58,8 +58,11 @@ def cached(answer: Answer) -> int:
 def rest(one: Bench) -> None:
     """Let the engine have a moment without requests, as its loop does."""
     one.engine._slots.save_idle(lambda: True)
-    while (request := one.engine.warm.request()) is not None:
-        one.run(one.ask(request))
+    while (asked := one.engine.warm.request()) is not None:
+        one.engine.submit(*asked)
+        one.engine.step()
+        while (stats := one.engine.stats()).running or stats.waiting:
+            one.engine.step()
         one.engine._slots.save_idle(lambda: True)
     one.engine.warm.save(lambda: True)
 
@@ -367,6 +370,92 @@ def test_an_end_without_rest_writes_what_is_pinned(tmp_path: Path) -> None:
     before.run(before.ask(talk("x", "x")))
     end(before)
     assert len(list((tmp_path / "p").glob("*.kv"))) == 1
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_pin_without_room_is_told_once_and_kept_when_there_is(caplog: pytest.LogCaptureFixture) -> None:
+    limit = [600]
+    one = Bench(max_prefix_bytes=lambda _: limit[0])  # type: ignore[arg-type]
+    assert pins(one, action="pin", name="house", text=SYSTEM)[0].problem == ""
+    for _ in range(5):
+        rest(one)
+    (found,) = pins(one)
+    assert not found.is_kept
+    assert "MiB may be kept; raise engine.max_prefix_bytes, or unpin others" in found.problem
+    assert one.engine.stats().pins_with_problem == 1
+    assert warnings(caplog) == [f"pin house: {found.problem}"]
+    assert one.engine.stats().prompt_tokens_total == found.n_tokens  # it is not computed again and again
+    limit[0] = 10**6
+    rest(one)
+    assert [(p.is_kept, p.problem) for p in pins(one)] == [(True, "")]
+    assert one.engine.stats().pins_with_problem == 0
+    end(one)
+
+
+def test_a_pin_that_fits_no_longer_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    limit = [10**6]
+    one = Bench(max_prefix_bytes=lambda _: limit[0])  # type: ignore[arg-type]
+    pins(one, action="pin", name="house", text=SYSTEM)
+    rest(one)
+    limit[0] = 100
+    rest(one)
+    (found,) = pins(one)
+    assert found.is_kept
+    assert "only 0.0 MiB may be kept; raise engine.max_prefix_bytes, or unpin one" in found.problem
+    assert warnings(caplog) == [f"pin house: {found.problem}"]
+    limit[0] = 10**6
+    rest(one)
+    assert pins(one)[0].problem == ""
+    end(one)
+
+
+def test_a_pin_that_finds_no_room_on_the_disk_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one = Bench(disk=PrefixDisk(tmp_path / "p", "k", 300, free_bytes=lambda _: 10**12))
+    pins(one, action="pin", name="house", text=SYSTEM)
+    rest(one)
+    rest(one)
+    (found,) = pins(one)
+    assert (found.is_kept, found.is_on_disk) == (True, False)
+    assert "raise engine.max_prefix_disk_bytes, or unpin others" in found.problem
+    assert warnings(caplog) == [f"pin house: {found.problem}"]
+    end(one)
+
+
+def test_a_full_disk_is_told_of_a_pin_and_costs_nothing_else(tmp_path: Path) -> None:
+    one = Bench(disk=PrefixDisk(tmp_path / "p", "k", 10**8, free_bytes=lambda _: 0))
+    pins(one, action="pin", name="house", text=SYSTEM)
+    rest(one)
+    assert "cannot be written" in pins(one)[0].problem
+    answer = one.ask(talk("x", "x"))
+    one.run(answer)
+    assert (answer.text, cached(answer) > 0) == ("x", True)
+    end(one)
+
+
+@pytest.mark.parametrize("isolate_prefixes", [False, True])
+def test_one_user_cannot_pin_more_than_his_part(tmp_path: Path, isolate_prefixes: bool) -> None:
+    settings: dict[str, Any] = {"max_prefix_bytes": 15_000, "isolate_prefixes": isolate_prefixes}
+    before = bench(tmp_path, **settings)
+    before.run(before.ask(talk("a", "a")))
+    before.engine._slots.save_idle(lambda: True)  # what a token takes is known now
+    for n in range(3):
+        pins(before, action="pin", name=f"a{n}", text=f"{n} {SYSTEM}", tenant="uid:1")
+    with pytest.raises(InvalidRequestError, match="the pins of one user may take"):
+        pins(before, action="pin", name="a3", text=f"3 {SYSTEM}", tenant="uid:1")
+    pins(before, action="pin", name="a2", text=f"4 {SYSTEM}", tenant="uid:1")  # instead of the one it had
+    pins(before, action="pin", name="b", text=f"5 {SYSTEM}", tenant="uid:2")
+    rest(before)
+    end(before)
+    after = bench(tmp_path, **settings)
+    after.run(after.ask(talk("a", "a")))
+    after.engine._slots.save_idle(lambda: True)
+    with pytest.raises(InvalidRequestError, match="the pins of one user may take"):
+        pins(after, action="pin", name="a3", text=f"3 {SYSTEM}", tenant="uid:1")
+    pins(after, action="pin", name="c", text=f"6 {SYSTEM}", tenant="uid:2")
+    end(after)
 
 
 def test_too_many_pins_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""Which kept prefixes leave when memory is short, and whose: decisions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from edge_rt.engine.prefix_nodes import Account
+
+MAX_COUNTED_HITS: Final = 16  # what was asked for more often than that is not kept longer once nobody asks any more
+
+
+def worth(floor: int, _tick: int, n_hits: int) -> int:
+    """Say how long a block that was used just now stays: what is worth least leaves first.
+
+    floor   the worth of what left last, so that what is not used any more sinks as others come and go
+    n_hits  how many prompts have gone through it
+
+    This is GDSF (greedy dual size with frequency). What a block costs to compute for each of its bytes is the same for
+    all blocks of a model, so that hits alone are left to weigh. benchmarks/prefix_eviction.py compares it with LRU.
+    """
+    return floor + 1 + min(n_hits, MAX_COUNTED_HITS)
+
+
+def least_used(_floor: int, tick: int, _n_hits: int) -> int:
+    """Let what was used longest ago leave first: LRU, to compare with."""
+    return tick
+
+
+def giver(accounts: Iterable[Account], own: Account, limit_bytes: int) -> Account | None:
+    """Pick whose prefix leaves for one of own: the least worth among own and those with more than an equal share.
+
+    So nobody's prefixes push another's below his share of limit_bytes. None where nobody may be made to give.
+    """
+    kept = [account for account in accounts if account.n_bytes or account is own]
+    share_bytes = limit_bytes / max(1, len(kept))
+    givers = [each for each in kept if each.ends and (each is own or each.n_bytes > share_bytes)]
+    return min(givers, key=lambda each: each.ends[0][:2], default=None)
