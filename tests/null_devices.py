@@ -197,7 +197,23 @@ class World:
         return dispatcher
 
 
-class Worker:
+class TextlessWorker:
+    """A worker that is asked for no text."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        raise NotImplementedError
+
+    async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        raise NotImplementedError
+
+    async def prompt_ids(self, request: GenerateRequest) -> list[int]:
+        raise NotImplementedError
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        raise NotImplementedError
+
+
+class Worker(TextlessWorker):
     """A worker process of one device; its answers are the request's first input, or not."""
 
     pid = 1
@@ -277,18 +293,6 @@ class Worker:
         return 0.0
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
-        raise NotImplementedError
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        raise NotImplementedError
-
-    async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
-        raise NotImplementedError
-
-    async def prompt_ids(self, request: GenerateRequest) -> list[int]:
-        raise NotImplementedError
-
-    async def detokenize(self, token_ids: list[int]) -> str:
         raise NotImplementedError
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +76,18 @@ class Recorder(NullSession):
         self.batches = [*getattr(self, "batches", []), list(batch)]
         outputs = super().decode(batch)
         return [np.full_like(output, np.nan) for output in outputs] if self.breaks_logits else outputs
+
+
+class Whole(Recorder):
+    """Saves whole sequences only, as llama.cpp does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.caps = replace(self.caps, can_save_ranges=False)
+
+    def seq_save(self, seq_id: int, start: int = 0, end: int | None = None) -> NDArray[np.uint8]:
+        assert (start, end) == (0, None)
+        return super().seq_save(seq_id)
 
 
 class Bench:

@@ -11,31 +11,17 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from edge_rt.turns import PRIORITIES
 from tests.fakes import FakeClock
 from tests.unit.engine.null_draft import NullDraft
-from tests.unit.engine.null_engine import Answer, Bench, Recorder, complete
+from tests.unit.engine.null_engine import Answer, Bench, Recorder, Whole, complete
 
 COMMON = ["once upon a time there was " * 3, "once upon a midnight dreary, " * 3, "x" * 70]
 N_ANSWER = 24
-
-
-class Whole(Recorder):
-    """Saves whole sequences only."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.caps = replace(self.caps, can_save_ranges=False)
-
-    def seq_save(self, seq_id: int, start: int = 0, end: int | None = None) -> NDArray[np.uint8]:
-        assert (start, end) == (0, None)
-        return super().seq_save(seq_id)
 
 
 class Paged(Recorder):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,9 @@ from edge_rt.engine.pinning import pin, system_ids
 from edge_rt.engine.prefix_disk import PrefixDisk
 from edge_rt.errors import ContextLengthError, EdgeRtError, InvalidRequestError
 from edge_rt.types import GenerateRequest, Message, PinnedPrefix
-from tests.unit.engine.null_engine import Answer, Bench, Recorder, chat
+from tests.unit.engine.null_engine import Answer, Bench, Recorder, Whole, chat
 
 SYSTEM = "You answer in one word. " * 6
-
-
-class Whole(Recorder):
-    """Saves whole sequences only, as llama.cpp does."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.caps = replace(self.caps, can_save_ranges=False)
-
-    def seq_save(self, seq_id: int, start: int = 0, end: int | None = None) -> NDArray[np.uint8]:
-        assert (start, end) == (0, None)
-        return super().seq_save(seq_id)
 
 
 def bench(folder: Path, **settings: Any) -> Bench:

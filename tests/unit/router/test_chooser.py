@@ -15,6 +15,7 @@ from edge_rt.router.budget import Budget, Pace
 from edge_rt.router.chooser import Chooser
 from edge_rt.router.rules import Circumstances
 from edge_rt.types import Chunk, Energy, GenerateRequest, Message, Origin, Timings, TokenSignal, Usage
+from tests.unit.router.scores import Score
 
 ASKED = GenerateRequest(id="r", model="m", messages=(Message(role="user", content="why is the sky blue"),))
 SIGNALS = (TokenSignal(logprob=-2.0, margin=0.1, entropy=3.0),) * 16
@@ -27,22 +28,11 @@ LAST = Chunk(
 
 
 @dataclass
-class FakeScore:
-    p_local: float
-    p_cloud: float
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def gain(self) -> float:
-        return self.p_cloud - self.p_local
-
-
-@dataclass
 class FakeScorer:
-    scored: FakeScore
+    scored: Score
     asked: list[str] = field(default_factory=list)
 
-    def score(self, text: str, *, n_turns: int = 1, max_tokens: int | None = None) -> FakeScore:
+    def score(self, text: str, *, n_turns: int = 1, max_tokens: int | None = None) -> Score:
         self.asked.append(text)
         return self.scored
 
@@ -82,7 +72,7 @@ def make(p_local: float = 0.8, p_cloud: float = 0.9, p_wrong: float | None = 0.1
     return Chooser(
         Settings(cloud_share=share),
         FakeSurroundings(),
-        scorer=FakeScorer(FakeScore(p_local, p_cloud)),
+        scorer=FakeScorer(Score(p_local, p_cloud)),
         judge=FakeJudge(p_wrong),
         budget=Budget(share=share, prior=[0.2, 0.3]),
     )
@@ -158,7 +148,7 @@ def test_explaining_counts_nothing() -> None:
 
 
 def test_the_last_user_message_is_judged() -> None:
-    scorer = FakeScorer(FakeScore(0.9, 0.9))
+    scorer = FakeScorer(Score(0.9, 0.9))
     chooser = Chooser(Settings(), FakeSurroundings(), scorer=scorer)
     talk = (Message(role="user", content="one"), Message(role="assistant", content="two"))
     chooser.choose(replace(ASKED, messages=(*talk, Message(role="user", content="three"))))
@@ -180,7 +170,7 @@ class FakeTeacher:
 
 def taught(share: float = 0.0) -> tuple[Chooser, FakeTeacher]:
     teacher = FakeTeacher()
-    scorer = FakeScorer(FakeScore(0.9, 0.9))
+    scorer = FakeScorer(Score(0.9, 0.9))
     settings = Settings(shadow_share=share)
     return Chooser(settings, FakeSurroundings(), scorer=scorer, teacher=teacher, chance=lambda: 0.5), teacher
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,18 +12,7 @@ from edge_rt.router.budget import Allowance, Pace
 from edge_rt.router.decide import Decision, decide
 from edge_rt.router.rules import REASONS, Circumstances, Rules, Verdict
 from edge_rt.types import GenerateRequest, Message
-
-
-@dataclass(frozen=True)
-class Score:
-    p_local: float
-    p_cloud: float
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def gain(self) -> float:
-        return self.p_cloud - self.p_local
-
+from tests.unit.router.scores import Score
 
 FREE = Verdict(side="free", reason=None, may_leave=True)
 UP = Circumstances()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -21,9 +21,10 @@ from edge_rt.errors import (
 )
 from edge_rt.scheduler.residency import FAILED_PAUSE_S, TURN_S, Residency
 from edge_rt.scheduler.slots import Slot, pick_victim
-from edge_rt.types import Chunk, EngineStats, GenerateRequest, ModelInfo
+from edge_rt.types import EngineStats, ModelInfo
 from edge_rt.worker.supervisor import WorkerEvents
 from tests import virtual_time
+from tests.null_devices import TextlessWorker
 from tests.unit.worker.fake_child import INFO
 
 LOAD_S = 1.0
@@ -63,7 +64,7 @@ class World:
         self.stand_ins.append((model, place, evidence))
 
 
-class FakeWorker:
+class FakeWorker(TextlessWorker):
     pid = 1
 
     def __init__(self, world: World, model: str, events: WorkerEvents, force: bool) -> None:
@@ -101,18 +102,6 @@ class FakeWorker:
             self.holds_memory = False
             self.world.used_bytes -= self.need_bytes
             self.world.diary.append(f"-{self.model}")
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        raise NotImplementedError
-
-    async def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
-        raise NotImplementedError
-
-    async def prompt_ids(self, request: GenerateRequest) -> list[int]:
-        raise NotImplementedError
-
-    async def detokenize(self, token_ids: list[int]) -> str:
-        raise NotImplementedError
 
 
 def make(world: World, *models: str, max_loaded: int = 4, keep_alive_s: float = -1.0) -> Residency:

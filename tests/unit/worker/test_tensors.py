@@ -45,7 +45,7 @@ from edge_rt.worker.tensors import Service, serve
 from tests.patience import PATIENCE_S, until
 from tests.unit.engine.tensor_sessions import STATEFUL, WatchedSession, alone, rows, session
 from tests.unit.engine.test_tensors import STATE
-from tests.unit.worker.test_tokens import Parent
+from tests.unit.worker.parent import Parent, on_thread
 
 NULL = Load(model="m", variant="", path="", quant="none", backend="null", n_ctx=0, tensor=TensorLoad(max_batch=4))
 
@@ -59,25 +59,30 @@ class FakePipeline:
         self.run = run
 
 
-@contextmanager
+class HeldPipeline(FakePipeline):
+    """Begins, and asks the model when it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(self._ask)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def _ask(self, request: MediaRequest, infer: Infer) -> MediaAnswer:
+        self.begun.set()
+        self.go_on.wait(PATIENCE_S)
+        infer({"x": rows(1)})
+        return MediaAnswer(task="fake")
+
+
 def running(
     engine: TensorEngine,
     pipeline: Pipeline | None = None,
     substitute: Callable[[], str] = lambda: "",
     info: Callable[[], TensorModelInfo] | None = None,
-) -> Iterator[tuple[Parent, list[bool]]]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        out = WorkerChannel(theirs)
-        service = Service(out, engine, pipeline, lambda: 77, place="null:null", substitute=substitute, info=info)
-        results: list[bool] = []
-        thread = threading.Thread(target=lambda: results.append(service.run(n_clerks=2)))
-        thread.start()
-        yield Parent(ours), results
-        engine.stop(0)
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
-        out.flush()
+) -> AbstractContextManager[tuple[Parent, list[bool]]]:
+    return on_thread(
+        lambda out: Service(out, engine, pipeline, lambda: 77, place="null:null", substitute=substitute, info=info),
+        engine,
+    )
 
 
 def served(
@@ -361,39 +366,25 @@ def test_what_waits_for_a_clerk_can_be_cancelled() -> None:
 
 
 def test_shutdown_lets_pipelines_finish_and_then_refuses() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def run(request: MediaRequest, infer: Infer) -> MediaAnswer:
-        begun.set()
-        go_on.wait(PATIENCE_S)
-        infer({"x": rows(1)})
-        return MediaAnswer(task="fake")
-
-    with served(session(), FakePipeline(run)) as (parent, results):
+    pipeline = HeldPipeline()
+    with served(session(), pipeline) as (parent, results):
         parent.send(channel.Look(media("r")))
-        assert begun.wait(PATIENCE_S)
+        assert pipeline.begun.wait(PATIENCE_S)
         parent.send(channel.Shutdown(PATIENCE_S))
-        go_on.set()
+        pipeline.go_on.set()
         assert isinstance(parent.skip_figures(), channel.Found)
         ended(results)
     assert results == [True]
 
 
 def test_shutdown_without_time_ends_at_once() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def run(request: MediaRequest, infer: Infer) -> MediaAnswer:
-        begun.set()
-        go_on.wait(PATIENCE_S)
-        infer({"x": rows(1)})
-        return MediaAnswer(task="fake")
-
-    with served(session(), FakePipeline(run)) as (parent, results):
+    pipeline = HeldPipeline()
+    with served(session(), pipeline) as (parent, results):
         parent.send(channel.Look(media("r")))
-        assert begun.wait(PATIENCE_S)
+        assert pipeline.begun.wait(PATIENCE_S)
         parent.send(channel.Shutdown(0.0))
         ended(results)
-        go_on.set()
+        pipeline.go_on.set()
         assert isinstance(failure(parent.skip_figures()), ShuttingDownError)
     assert results == [True]
 

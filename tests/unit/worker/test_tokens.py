@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,16 +16,16 @@ from edge_rt.backends.null import NullBackend
 from edge_rt.devices.base import known
 from edge_rt.engine.sequence import Sink
 from edge_rt.errors import BackendUnavailableError, ContextBeyondTrainingError, InvalidRequestError, ModelTooLargeError
-from edge_rt.tensor_types import TensorRequest
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ResponseFormat, Tool
 from edge_rt.worker import channel
-from edge_rt.worker.channel import FrameReader, FromWorker, Load, ToWorker, encode
+from edge_rt.worker.channel import Load
 from edge_rt.worker.own_end import WorkerChannel
 from edge_rt.worker.service import STATS_INTERVAL_S
 from edge_rt.worker.tokens import Engine, Service, load_session, serve
 from tests import byte_model
 from tests.patience import PATIENCE_S
 from tests.unit.worker.fake_child import LAST, request
+from tests.unit.worker.parent import Parent, on_thread
 
 NULL = Load(model="m", variant="", path="", quant="none", backend="null", n_ctx=64, n_seq_max=2, memory_margin_bytes=50)
 
@@ -82,50 +83,10 @@ class FakeEngine:
         return self.calls.get(timeout=PATIENCE_S)
 
 
-class Parent:
-    """The front process' end of the channel, blocking."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(PATIENCE_S)
-        self.sock = sock
-        self._reader: FrameReader[FromWorker] = FrameReader(FromWorker)
-        self._ready: list[FromWorker] = []
-
-    def send(self, *messages: ToWorker) -> None:
-        self.sock.sendall(b"".join(encode(message) for message in messages))
-
-    def infer(self, request: TensorRequest) -> None:
-        attached = [tensor.data for tensor in request.inputs]
-        self.sock.sendall(b"".join((encode(channel.Infer.of(request, request.id), attached), *attached)))
-
-    def receive(self) -> FromWorker | None:
-        while not self._ready:
-            data = self.sock.recv(65536)
-            if not data:
-                return None
-            self._ready += self._reader.feed(data)
-        return self._ready.pop(0)
-
-    def skip_figures(self) -> FromWorker | None:
-        while isinstance(message := self.receive(), channel.Stats):
-            pass
-        return message
-
-
-@contextmanager
-def served(engine: FakeEngine, clock: Callable[[], float] | None = None) -> Iterator[tuple[Parent, list[bool]]]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        out = WorkerChannel(theirs)
-        service = Service(out, engine, lambda: 77, **({"clock": clock} if clock else {}))
-        results: list[bool] = []
-        thread = threading.Thread(target=lambda: results.append(service.run()))
-        thread.start()
-        yield Parent(ours), results
-        engine.stop(0)
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
-        out.flush()
+def served(
+    engine: FakeEngine, clock: Callable[[], float] = time.monotonic
+) -> AbstractContextManager[tuple[Parent, list[bool]]]:
+    return on_thread(lambda out: Service(out, engine, lambda: 77, clock=clock), engine)
 
 
 def test_requests_and_answers_pass_through() -> None:
