@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from hw.fpga.sim.build import CONFIGS, Config
+from hw.fpga.sim.build import CONFIGS, Config, kept
 
 _HERE = Path(__file__).resolve().parent
 RECORD = _HERE / "resources.json"
@@ -29,30 +29,36 @@ CHIPS = {
 
 
 def synthesise(config: Config) -> Mapping[str, float]:
-    """Give luts, dsps, bram36 and registers. Raises RuntimeError with yosys' words where it fails."""
+    """Give luts, dsps, bram36 and registers. Raises RuntimeError with yosys' words where it fails.
+
+    yosys' report is kept: the same version makes the same of the same sources.
+    """
     yosys = shutil.which("yosys")
     if yosys is None:
         raise RuntimeError("yosys is not installed: apt-get install yosys")
     sources = " ".join(path.name for path in sorted((_HERE / "rtl").glob("*.sv")))
     family = "xcup" if config.name.startswith("kv260") else "xc7"
-    with tempfile.TemporaryDirectory() as work:
-        report = Path(work) / "stat"
-        script = "; ".join(
-            [
-                f"read_verilog -sv -I. {sources}",
-                "chparam "
-                + " ".join(f"-set {name} {value}" for name, value in config.parameters.items())
-                + " e4_engine",
-                f"synth_xilinx -family {family} -top e4_engine -flatten",
-                f"tee -q -o {report} stat -tech xilinx",
-            ]
-        )
-        done = subprocess.run(
-            [yosys, "-q", "-p", script], cwd=_HERE / "rtl", capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"{config.name}: {(done.stderr or done.stdout)[-2000:]}")
-        return count(report.read_text())
+    parameters = " ".join(f"-set {name} {value}" for name, value in config.parameters.items())
+    script = "; ".join(
+        [
+            f"read_verilog -sv -I. {sources}",
+            f"chparam {parameters} e4_engine",
+            f"synth_xilinx -family {family} -top e4_engine -flatten",
+            "tee -q -o {report} stat -tech xilinx",
+        ]
+    )
+    version = subprocess.run([yosys, "-V"], capture_output=True, text=True, check=True).stdout
+    report = kept(config, script + version, ".stat")
+    if not report.exists():
+        report.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=report.parent) as work:
+            made = Path(work) / "stat"
+            command = [yosys, "-q", "-p", script.format(report=made)]
+            done = subprocess.run(command, cwd=_HERE / "rtl", capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{config.name}: {(done.stderr or done.stdout)[-2000:]}")
+            made.replace(report)
+    return count(report.read_text())
 
 
 def count(report: str) -> Mapping[str, float]:

@@ -26,12 +26,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.patience import PATIENCE_S
 from tests.plants.board import Board
 from tests.plants.closed_loop import Coupling, Phase
 from tests.plants.kernel import Attribute, Link
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
+_UNMOUNT_S = 2.0
 
 
 def why_not() -> str:
@@ -80,7 +80,8 @@ class FuseBoard:
         assert self.process.stdout is not None
         self.process.stdin.close()  # the server unmounts and ends
         try:
-            self.process.wait(PATIENCE_S)
+            # A container that was started meanwhile has a copy of the mount, for which the server would go on.
+            self.process.wait(_UNMOUNT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

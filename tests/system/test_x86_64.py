@@ -31,7 +31,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_check(shlex.split(os.environ.get("CC", "cc")), tmp_path_factory.mktemp("x86_64"))
 
 
-@pytest.mark.parametrize("cpu", QEMU_CPUS)
+# What a Nehalem lacks qemu64 lacks too; `make emulate-x86` runs both.
+@pytest.mark.parametrize("cpu", [cpu for cpu in QEMU_CPUS if cpu != "Nehalem"])
 def test_a_cpu_without_avx2_gets_portable_kernels_and_nothing_it_lacks(program: Path, cpu: str) -> None:
     output = run_in_qemu(program, cpu)
     assert not (fault := fault_in(output, QEMU_CPUS[cpu])), f"{fault}\n{output[-2000:]}"

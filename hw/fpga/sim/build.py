@@ -100,9 +100,14 @@ def build(config: Config) -> Path:
 
 
 def _library(config: Config) -> Path:
-    digest = hashlib.sha256((source_hash() + (_HERE / "engine_sim.cpp").read_text() + repr(config)).encode())
+    return kept(config, (_HERE / "engine_sim.cpp").read_text(), ".so")
+
+
+def kept(config: Config, made_by: str, suffix: str) -> Path:
+    """Say where what a tool makes of a configuration is kept, by what it is made of; the file may not be there yet."""
+    digest = hashlib.sha256((source_hash() + made_by + repr(config)).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "edge_rt" / "rtl"
-    return cache / f"{config.name}-{digest.hexdigest()[:16]}.so"
+    return cache / f"{config.name}-{digest.hexdigest()[:16]}{suffix}"
 
 
 def _verilator() -> str:
