@@ -1,6 +1,6 @@
 """What guessing tokens brings: decode with engine.max_draft against 0, in turns.
 
-    python benchmarks/speculation.py [--quick] [--check] [--json FILE] [--only words|drafts]
+    python benchmarks/speculation.py [--quick] [--check] [--json FILE] [--only words|drafts|head] [--head FILE]
 
 words: guesses from the text's own words, on the native engine. Three tasks repeat their prompt: a text written out
 again, records turned into JSON, code with an edit. Two do not: they are drawn from the model with a seed, as chat
@@ -10,6 +10,9 @@ drafts: a draft model that guesses too, on free text, for one stream and for sev
 of the same vocabulary, so these are what a user should not do, and must lose nothing by: the model's own Q4_0, which is
 nearly always right and as dear as it is, and its first 3 of 30 layers, cheap and nearly always wrong. Bar: 0.97 ×. And
 one that pays: the native engine drafting for llama.cpp, which takes several times as long for the same model; no bar.
+
+head: a draft head on the native engine, in chat and in free text, greedy and drawn, for 1, 2 and 4 streams: the one
+that the model's manifest names, or FILE. Bar: 0.97 ×.
 
 All in the median of at least seven pairs. The native engine gives the same tokens with and without, which is checked.
 """
@@ -237,8 +240,34 @@ def _drafts(arguments: harness.Arguments, n_tokens: int) -> tuple[list[harness.C
     return claims, guesses
 
 
+def _head(arguments: harness.Arguments, n_tokens: int) -> tuple[list[harness.Claim], dict[str, tuple[int, int]]]:
+    given = arguments.own.head
+    if given is None and not Store.open(config.load().config.catalog, os.environ).get(_model()).draft:
+        print("head: the model's manifest names none, and no --head is given\n")
+        return [], {}
+    flags: dict[str, object] = {"engine.backend": "native", "engine.n_ctx": 4096, f"models.{_model()}.variant": "q4_1"}
+    if given is not None:
+        flags[f"models.{_model()}.draft"] = str(given.resolve())
+    claims: list[harness.Claim] = []
+    guesses: dict[str, tuple[int, int]] = {}
+    chat = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    asked = (("chat", chat.format("How does a heat pump warm a house?")), ("story", _FREE[0][1]))
+    for n_streams in (1, 2, 4):
+        with edge_rt.load_text(_model(), settings=config.load(flags=flags)) as model:
+            answers = Answers(model, n_tokens)
+            found = [
+                Task(f"head, {n_streams}: {name}, {kind}", text, sampling, 0.97)
+                for name, text in asked
+                for kind, sampling in (("greedy", _GREEDY), ("drawn", _DRAWN))
+            ]
+            claims += answers.claims(found, arguments, n_streams=n_streams)
+            guesses |= answers.guesses
+    return claims, guesses
+
+
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", choices=("words", "drafts"), help="leave out the other part")
+    parser.add_argument("--only", choices=("words", "drafts", "head"), help="leave out the other parts")
+    parser.add_argument("--head", type=Path, help="a draft head's file")
 
 
 def main() -> None:
@@ -246,7 +275,7 @@ def main() -> None:
     n_tokens = 96 if arguments.quick else 192
     claims: list[harness.Claim] = []
     guesses: dict[str, tuple[int, int]] = {}
-    for name, part in (("words", _words), ("drafts", _drafts)):
+    for name, part in (("words", _words), ("drafts", _drafts), ("head", _head)):
         if arguments.own.only in (None, name):
             found, counted = part(arguments, n_tokens)
             claims += found
