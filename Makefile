@@ -46,7 +46,7 @@ FPGA_TOOLS = iverilog=iverilog tclsh=tcl verilator=verilator yosys=yosys
 
 test: lint
 	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0 efficientnet-lite0 minilm-l6 \
-		minilm-l6:fp32 pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
+		minilm-l6:fp32 wordllama-256 pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
 	@sh tools/system_packages.sh fusermount3=fuse3 $(EMULATORS) $(FPGA_TOOLS) $(NPU_SERIAL_TOOLS)
 	-$(BIN)/python -m tools.llama_server
 	-$(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable '.[npu-qnn]'

@@ -31,7 +31,7 @@ from edge_rt.api.context import Api, ModelStatus, RuntimeProtocol
 from edge_rt.api.endpoint import Endpoint, read_body
 from edge_rt.catalog.chains import Chain
 from edge_rt.config import Config
-from edge_rt.errors import ModelNotFoundError
+from edge_rt.errors import InvalidRequestError, ModelNotFoundError
 from edge_rt.guard.limits import check_text, check_token_ids
 from edge_rt.types import Evidence
 
@@ -184,19 +184,42 @@ def _token_routes(api: Api) -> list[Route]:
     async def tokenize(request: Request) -> ASGIApp:
         wire = schemas.decode(await read_body(request, api), schemas.TokenizeRequest)
         schemas.refuse_unsupported(wire)
-        check_text("content", wire.content, limits.max_prompt_bytes)
-        token_ids = await api.runtime.tokenize(
-            api.model_id(wire.model), wire.content, special=wire.parse_special, add_bos=wire.add_special
-        )
-        return Response(schemas.encode(schemas.Tokens(tokens=token_ids)), media_type=_JSON)
+        is_vllms = wire.content is None
+        name, text = ("prompt", wire.prompt) if is_vllms else ("content", wire.content)
+        if text is None:
+            raise InvalidRequestError(param="content", problem="is required, or vLLM's prompt")
+        if wire.content is not None and wire.prompt is not None:
+            raise InvalidRequestError(param="prompt", problem="and content are both there; give one")
+        check_text(name, text, limits.max_prompt_bytes)
+        asked = wire.add_special_tokens if is_vllms else wire.add_special
+        add_bos = is_vllms if asked is None else asked
+        model = api.model_id(wire.model)
+        token_ids = await api.runtime.tokenize(model, text, special=wire.parse_special, add_bos=add_bos)
+        tokens = schemas.Tokens(tokens=token_ids)
+        if is_vllms:
+            tokens.count, tokens.max_model_len = len(token_ids), api.runtime.model(model).n_ctx
+        return Response(schemas.encode(tokens), media_type=_JSON)
 
     async def detokenize(request: Request) -> ASGIApp:
         wire = schemas.decode(await read_body(request, api), schemas.DetokenizeRequest)
         check_token_ids("tokens", wire.tokens, limits)
         text = await api.runtime.detokenize(api.model_id(wire.model), wire.tokens)
-        return Response(schemas.encode(schemas.Content(content=text)), media_type=_JSON)
+        return Response(schemas.encode(schemas.Content(content=text, prompt=text)), media_type=_JSON)
+
+    async def tokenizer_info(request: Request) -> ASGIApp:
+        model = api.model_id(request.query_params.get("model"))
+        if (info := api.runtime.model(model).info) is None:
+            await api.runtime.tokenize(model, "", special=False, add_bos=False)  # which loads it
+            info = api.runtime.model(model).info
+        if info is None:
+            raise ModelNotFoundError(model=model)
+        told = schemas.TokenizerInfo(
+            bos_token=info.bos_text or None, eos_token=info.eos_text or None, model_max_length=info.caps.n_ctx
+        )
+        return Response(schemas.encode(told), media_type=_JSON)
 
     return [
+        Route("/tokenizer_info", Endpoint(tokenizer_info), methods=["GET"]),
         Route("/tokenize", Endpoint(tokenize), methods=["POST"]),
         Route("/detokenize", Endpoint(detokenize), methods=["POST"]),
     ]

@@ -146,11 +146,16 @@ class FeedbackRequest(_Request, kw_only=True):
 
 
 class TokenizeRequest(_Request, kw_only=True):
-    content: str
+    """llama-server's, with content, or vLLM's, with prompt; what leaves out whether BOS comes first has its default."""
+
+    content: str | None = None
+    prompt: str | None = None
     model: str | None = None
-    add_special: bool = False
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
     parse_special: bool = True
     with_pieces: Raw = _ABSENT
+    return_token_strs: Raw = _ABSENT
 
 
 class DetokenizeRequest(_Request, kw_only=True):
@@ -169,6 +174,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
+    "return_token_strs": (False,),
     "with_pieces": (False,),
 }
 
@@ -377,10 +383,23 @@ class ModelList(_Answer, kw_only=True):
 
 class Tokens(_Answer, kw_only=True):
     tokens: list[int]
+    count: int | UnsetType = UNSET  # vLLM's, as is the other
+    max_model_len: int | UnsetType = UNSET
 
 
 class Content(_Answer, kw_only=True):
+    """The same text twice: llama-server calls it content, vLLM prompt."""
+
     content: str
+    prompt: str
+
+
+class TokenizerInfo(_Answer, kw_only=True):
+    """Of a tokenizer_config.json, as vLLM gives it."""
+
+    bos_token: str | None
+    eos_token: str | None
+    model_max_length: int
 
 
 encode: Final = msgspec.json.Encoder().encode

@@ -186,13 +186,14 @@ class FindSpeech(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Embed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="task", tag="embed"):
     """A text's embedding, from the states [n, tokens, size] of its tokens.
 
-    tokenizer   the asset, a tokenizer.json
+    tokenizer   the asset, a tokenizer.json; special_tokens: its own, such as a beginning, are added
     max_tokens  of a text with its special tokens; longer ones are refused
     token_step  texts are padded to multiples of it, which bounds the number of shapes
     matryoshka  sizes whose first numbers are an embedding by themselves, as the model was trained to give them
     """
 
     tokenizer: Annotated[str, Meta(min_length=1, max_length=200)]
+    special_tokens: bool = True
     ids_input: _Name = "input_ids"
     mask_input: _Name = "attention_mask"
     types_input: _Name = "token_type_ids"

@@ -12,6 +12,7 @@ from edge_rt.convert.npu import Precision, convert_npu, convert_w4a16, convert_w
 from edge_rt.convert.qdq import convert_int8
 from edge_rt.convert.rknn import FORMS
 from edge_rt.convert.weight_only import convert_minilm_w4, convert_w8
+from edge_rt.convert.word_vectors import convert_word_vectors
 from edge_rt.errors import ModelFormatError
 
 Recipe = Callable[[Path, Path, Path | None], None]  # src, dst, beside
@@ -29,6 +30,7 @@ _RECIPES: dict[str, Recipe] = {
     "npu-w8a16": convert_w8a16,
     "npu-w8a8": convert_w8a8,
     "qdq-int8": convert_int8,
+    "word-vectors": convert_word_vectors,
 }
 
 _LONG_RECIPES: Mapping[str, LongRecipe] = FORMS

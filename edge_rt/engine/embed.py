@@ -88,7 +88,7 @@ class EmbedPipeline:
                     raise InvalidRequestError(param=f"token_ids[{i}]", problem=problem)
             ids, n_last = list(request.token_ids), 0
         else:
-            encoding = self._tokenizer.encode(self._text(request))
+            encoding = self._tokenizer.encode(self._text(request), add_special_tokens=self._spec.special_tokens)
             ids, mask = encoding.ids, encoding.special_tokens_mask
             n_last = next((i for i, is_special in enumerate(reversed(mask)) if not is_special), 0)
         if not ids:

@@ -58,6 +58,7 @@ class ModelInfo:
                     the configuration names this one
     evidence        what computes it: a real device or a stand-in
     build           of the back end: another one's saved sequences are not used
+    bos_text, eos_text  of the tokens that begin a text and end an answer, "" where there is none
     """
 
     model: str
@@ -75,6 +76,8 @@ class ModelInfo:
     backend_reason: str = ""
     evidence: Evidence = "device"
     build: str = ""
+    bos_text: str = ""
+    eos_text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

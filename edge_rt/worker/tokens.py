@@ -79,7 +79,10 @@ def load_session(
             raise ContextBeyondTrainingError(model=load.model, n_ctx=options.n_ctx, n_ctx_train=n_ctx_train)
         check(load.model, backend.estimate(file, options), available(), load.memory_margin_bytes)
     session = backend.load(file, options)
-    session.info = replace(session.info, backend_reason=reason)
+    vocab = session.vocab
+    session.info = replace(
+        session.info, backend_reason=reason, bos_text=vocab.bos_text or "", eos_text=vocab.eos_text or ""
+    )
     if load.chat_template is not None:
         session.vocab = replace(session.vocab, chat_template=load.chat_template)
         session.info = replace(session.info, has_chat_template=True)

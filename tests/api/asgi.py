@@ -61,6 +61,7 @@ INFO = ModelInfo(
     caps=Capabilities(n_ctx=64, n_seq_max=2, n_vocab=300, n_batch=8, can_trim=True, can_copy=True, can_save=False),
     n_threads=1,
     has_chat_template=True,
+    bos_text="<s>",
 )
 
 EYES = Manifest(

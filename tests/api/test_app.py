@@ -14,7 +14,7 @@ from edge_rt import errors
 from edge_rt.api.callers import ApiKeys
 from edge_rt.telemetry import Telemetry
 from edge_rt.types import CacheWishes, Chunk, Origin, TokenLogprob
-from tests.api.asgi import TIMINGS, USAGE, Call, FakeRuntime, app_of, ask, chat_body, whole
+from tests.api.asgi import INFO, TIMINGS, USAGE, Call, FakeRuntime, app_of, ask, chat_body, whole
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -458,11 +458,20 @@ def test_tokenize_and_back() -> None:
     assert ask(runtime, "POST", "/tokenize", {"content": "hé"}).json == {"tokens": [104, 195, 169, 2]}
     body = {"content": "h", "add_special": True, "parse_special": False, "model": "loaded"}
     assert ask(runtime, "POST", "/tokenize", body).json == {"tokens": [1, 104]}
-    assert ask(runtime, "POST", "/detokenize", {"tokens": [104, 195, 169]}).json == {"content": "hé"}
+    assert ask(runtime, "POST", "/detokenize", {"tokens": [104, 195, 169]}).json == {"content": "hé", "prompt": "hé"}
+    vllms = {"prompt": "h", "add_special_tokens": False, "parse_special": False}
+    assert ask(runtime, "POST", "/tokenize", vllms).json == {"tokens": [104], "count": 1, "max_model_len": 64}
+    del vllms["add_special_tokens"]
+    assert ask(runtime, "POST", "/tokenize", vllms).json["tokens"] == [1, 104]  # its default
+    info = ask(runtime, "GET", "/tokenizer_info?model=loaded").json
+    assert info == {"bos_token": "<s>", "eos_token": None, "model_max_length": INFO.caps.n_ctx}
+    assert ask(runtime, "GET", "/tokenizer_info?model=nope").status == 404
     for path, bad in [
         ("/tokenize", {"content": "x", "with_pieces": True}),
         ("/tokenize", {"content": "x", "model": "nope"}),
         ("/tokenize", {}),
+        ("/tokenize", {"content": "x", "prompt": "x"}),
+        ("/tokenize", {"prompt": "x", "return_token_strs": True}),
         ("/detokenize", {"tokens": []}),
         ("/detokenize", {"tokens": [-1]}),
         ("/detokenize", {"tokens": [10**30]}),

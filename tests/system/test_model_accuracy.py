@@ -11,9 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_rt import config
-from edge_rt.errors import ModelNotPulledError
+from edge_rt.errors import ModelNotPulledError, UnsupportedFeatureError
 from edge_rt.library import load_tensors
 from edge_rt.tensor_library import TensorModel
+from edge_rt.text_vectors import TextVectors
 from tests import samples
 from tools.sentence_pairs import PAIRS
 
@@ -194,3 +195,18 @@ def test_minilm_int8_follows_its_float_parent(load: Load) -> None:
     assert cosines.min() > 0.998
     nearest = [(v @ v.T - 2 * np.eye(len(texts))).argmax(axis=1) for v in (exact, rounded)]
     assert (nearest[0] == nearest[1]).mean() >= 0.9
+
+
+def test_static_embeddings_are_the_package_authors_at_every_size(load: Load) -> None:
+    model = load("wordllama-256")
+    texts = [text for pair in PAIRS for text in pair]
+    vectors = embed(model, texts)
+    np.testing.assert_allclose(vectors, TextVectors.load().embed(texts), atol=1e-6)
+    for size in (128, 64):
+        shorter = np.array([model.look(text.encode(), dimensions=size).embedding for text in texts])
+        kept = vectors[:, :size]
+        np.testing.assert_allclose(shorter, kept / np.linalg.norm(kept, axis=1, keepdims=True), atol=1e-6)
+        nearest = (shorter @ shorter.T - 2 * np.eye(len(texts))).argmax(axis=1)
+        assert (nearest == np.arange(len(texts)) ^ 1).mean() >= 0.6
+    with pytest.raises(UnsupportedFeatureError, match="it gives 64, 128 or all"):
+        model.look(b"a", dimensions=100)
