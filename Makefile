@@ -44,13 +44,16 @@ NPU_SERIAL_TOOLS = arm-none-eabi-gcc=gcc-arm-none-eabi qemu-system-arm=qemu-syst
 EMULATORS = 'aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu libc6-dev-arm64-cross' qemu-aarch64-static=qemu-user-static
 FPGA_TOOLS = iverilog=iverilog tclsh=tcl verilator=verilator yosys=yosys
 
+# A file's tests run in one process, beside another file's.
+SIDE_BY_SIDE = --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+
 test: lint
 	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0 efficientnet-lite0 minilm-l6 \
 		minilm-l6:fp32 wordllama-256 pp-ocrv4-det pp-ocrv4-rec silero-vad:fp32 silero-vad:fp32-16k
 	@sh tools/system_packages.sh fusermount3=fuse3 $(EMULATORS) $(FPGA_TOOLS) $(NPU_SERIAL_TOOLS)
 	-$(BIN)/python -m tools.llama_server
 	-$(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable '.[npu-qnn]'
-	$(BIN)/python -m pytest --models-are-here
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --models-are-here
 
 test-peer: venv
 	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0
