@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from edge_rt.catalog.part import hash_file
 from edge_rt.errors import BackendUnavailableError
 
 ABI = 4
@@ -218,6 +217,8 @@ def load_external() -> Any:
 @cache
 def build() -> str:
     """Tell one build of the library from another."""
+    from edge_rt.catalog.part import hash_file  # this module is imported beside pynq too, where there is no msgspec
+
     return hash_file(_path())[:16]
 
 
