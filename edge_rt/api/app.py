@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
@@ -27,13 +26,12 @@ from edge_rt.api import (
 )
 from edge_rt.api.boundary import Boundary
 from edge_rt.api.callers import ApiKeys
-from edge_rt.api.context import Api, ModelStatus, RuntimeProtocol
+from edge_rt.api.context import Api, RuntimeProtocol
 from edge_rt.api.endpoint import Endpoint, read_body
-from edge_rt.catalog.chains import Chain
+from edge_rt.api.model_cards import ModelCards
 from edge_rt.config import Config
 from edge_rt.errors import InvalidRequestError, ModelNotFoundError
 from edge_rt.guard.limits import check_text, check_token_ids
-from edge_rt.types import Evidence
 
 _JSON: Final = "application/json"
 
@@ -94,77 +92,24 @@ def _health_routes(api: Api) -> list[Route]:
     ]
 
 
-def _stand_in(evidence: Evidence) -> str | UnsetType:
-    return UNSET if evidence == "device" else evidence
-
-
 def _model_routes(api: Api) -> list[Route]:
-    created = int(time.time())  # OpenAI's clients want a number; the daemon's start is one that never jumps
-
-    def card(status: ModelStatus) -> schemas.ModelCard:
-        info, task = status.info, api.runtime.tasks().get(status.id, UNSET)
-        kind = status.manifest.kind if status.manifest is not None else UNSET
-        if (tensor := status.tensor) is not None:
-            meta = schemas.ModelMeta(
-                size=tensor.size_bytes,
-                quant=tensor.quant,
-                variant=tensor.variant or UNSET,
-                backend=tensor.backend,
-                backend_reason=tensor.backend_reason or UNSET,
-                max_batch=tensor.max_batch,
-                device=tensor.device,
-                evidence=_stand_in(tensor.evidence),
-                placement=tensor.placement or UNSET,
-            )
-            return schemas.ModelCard(id=status.id, created=created, status="loaded", kind=kind, task=task, meta=meta)
-        if info is None:
-            meta = schemas.ModelMeta()
-            return schemas.ModelCard(id=status.id, created=created, status="unloaded", kind=kind, task=task, meta=meta)
-        meta = schemas.ModelMeta(
-            n_ctx=info.caps.n_ctx,
-            n_ctx_train=info.n_ctx_train,
-            n_params=info.n_params,
-            n_vocab=info.caps.n_vocab,
-            size=info.size_bytes,
-            quant=info.quant,
-            variant=info.variant or UNSET,
-            backend=info.backend,
-            backend_reason=info.backend_reason or UNSET,
-            adapters=info.caps.adapters or UNSET,
-            evidence=_stand_in(info.evidence),
-        )
-        return schemas.ModelCard(id=status.id, created=created, status="loaded", kind=kind, meta=meta)
-
-    def chain_card(chain: Chain) -> schemas.ModelCard | None:
-        """Describe a chain; None unless all its models have been pulled."""
-        parts = [api.runtime.model(part) for part in chain.parts]
-        if not all(part.pulled for part in parts):
-            return None
-        return schemas.ModelCard(
-            id=chain.id,
-            created=created,
-            status="loaded" if all(part.tensor for part in parts) else "unloaded",
-            kind="tensor",
-            task=api.runtime.tasks().get(chain.id, UNSET),
-            models=chain.parts,
-            meta=schemas.ModelMeta(),
-        )
+    cards = ModelCards(api.runtime, created=int(time.time()))
 
     async def listing(_: Request) -> ASGIApp:
         """List what can be asked for now: models that have been pulled, and chains of them."""
-        cards = [card(status) for status in api.runtime.models() if status.pulled]
-        cards += [shown for chain in api.runtime.chains() if (shown := chain_card(chain)) is not None]
-        return Response(schemas.encode(schemas.ModelList(data=cards)), media_type=_JSON)
+        found = [cards.model(status) for status in api.runtime.models() if status.pulled]
+        found += [card for chain in api.runtime.chains() if (card := cards.chain(chain)) is not None]
+        return Response(schemas.encode(schemas.ModelList(data=found)), media_type=_JSON)
 
     async def one(request: Request) -> ASGIApp:
         model_id = request.path_params["model_id"]
         for chain in api.runtime.chains():
-            if chain.id == model_id and (shown := chain_card(chain)) is not None:
-                return Response(schemas.encode(shown), media_type=_JSON)
+            if chain.id == model_id and (card := cards.chain(chain)) is not None:
+                return Response(schemas.encode(card), media_type=_JSON)
         status = api.runtime.model(model_id)
         if not status.pulled:
             raise ModelNotFoundError(model=model_id)
-        return Response(schemas.encode(card(status)), media_type=_JSON)
+        return Response(schemas.encode(cards.model(status)), media_type=_JSON)
 
     async def placement(request: Request) -> ASGIApp:
         """Tell where a tensor model's requests go: candidates, best first, with their breakers and queues."""
