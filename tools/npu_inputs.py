@@ -6,8 +6,8 @@ Nothing is in both. What can be given away is drawn, rendered or our own text; p
     model               calibrated with                         compared on
     efficientnet-lite0  photographs of scikit-image, -learn     picture_set.py: 200 photographs, 200 labelled views
     pcb-defect          drawn boards                            other drawn boards, or DeepPCB's test pairs
-    minilm-l6           every other paragraph of docs/, and     sentence_pairs.py; halves of the other paragraphs
-                        for 4 bit their sentences
+    minilm-l6           paragraphs.txt, and for 4 bit their     sentence_pairs.py; halves of its other paragraphs
+                        sentences
     pp-ocrv4-det        rendered lines of text                  other rendered lines
 """
 
@@ -48,8 +48,8 @@ _PHOTOGRAPHS = (
 )
 _VIEWS = 4  # of each photograph
 _CALIBRATION_SEED, _JUDGE_SEED = 7, 1000
-_DOCS = Path(__file__).resolve().parent.parent / "docs"
-_MIN_PARAGRAPH, _MIN_SENTENCE = 120, 20  # characters
+_PARAGRAPHS = Path(__file__).with_name("paragraphs.txt")
+_MIN_SENTENCE = 20  # characters
 
 
 def calibration(manifest: Manifest, tokenizer: Path | None = None) -> list[Feed]:
@@ -117,15 +117,9 @@ def text_feed(ids: Sequence[int], n_tokens: int = N_TOKENS) -> Feed:
 
 
 def paragraphs() -> tuple[list[str], list[str]]:
-    """Give the paragraphs of the documentation, without code, tables and headings: even ones and odd ones."""
-    found: list[str] = []
-    for page in sorted(_DOCS.glob("*.md")):
-        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-        for part in text.split("\n\n"):
-            plain = " ".join(re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", part).split())
-            if len(plain) >= _MIN_PARAGRAPH and part.lstrip("\n")[0] not in "|#<!- ":
-                found.append(plain)
-    return found[::2], found[1::2]
+    """Give paragraphs of prose: those to calibrate with, and those to compare on."""
+    _, calibrated, compared = re.split(r"^\[.*\]\n", _PARAGRAPHS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return calibrated.split("\n")[:-2], compared.split("\n")[:-1]
 
 
 def sentences(texts: Sequence[str]) -> list[str]:

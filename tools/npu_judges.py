@@ -155,7 +155,7 @@ class Sentences:
 
     def figures(self, answers: Answers) -> list[Figure]:
         vectors = {who: self._vectors(given) for who, given in answers.items()}
-        sentences, paragraphs_ = "sentences, two of which mean the same", "halves of paragraphs of docs/"
+        sentences, paragraphs_ = "sentences, two of which mean the same", "halves of paragraphs"
         found = cosine_figures({who: [{"vector": v} for v in rows] for who, rows in vectors.items()}, "both")
         nearest: dict[str, dict[str, NDArray[np.intp]]] = {sentences: {}, paragraphs_: {}}
         n = self._n_sentences

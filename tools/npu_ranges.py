@@ -109,7 +109,8 @@ def sentences(source: Path, out: Path) -> None:
     store, manifest = opened("minilm-l6")
     texts, told = Texts(tokenizer_path(store, manifest)), read_ranges(source)
     found = tuple(tuple(texts.ids(text)) for text in npu_inputs.sentences(npu_inputs.paragraphs()[0]))
-    _write(msgspec.structs.replace(told, texts=found, note=f"{told.note}; texts: {len(found)} sentences of docs/"), out)
+    note = f"{told.note}; texts: {len(found)} sentences of tools/paragraphs.txt"
+    _write(msgspec.structs.replace(told, texts=found, note=note), out)
 
 
 def _write(told: RangesFile, out: Path) -> None:
