@@ -17,12 +17,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import csv
-import http.client
 import json
 import lzma
 import os
 import random
-import socket
 import sys
 import tempfile
 import time
@@ -34,6 +32,7 @@ from typing import Any, Protocol
 
 import harness
 from footprint import daemon as running_daemon
+from unix_http import UnixConnection
 
 from edge_rt.bench.samples import quantile
 from edge_rt.cache.answers import Answers
@@ -162,24 +161,12 @@ async def _look_ups(answers: Answers, requests: Sequence[GenerateRequest]) -> li
 # Over the socket.
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP/1.1 over a Unix socket that stays open."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("edge_rt")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(str(self._path))
-
-
 def _over_socket(n_runs: int, n_requests: int) -> list[harness.Figure]:
     with tempfile.TemporaryDirectory(prefix="ert-") as folder:
         config = Path(folder) / "config.toml"
         config.write_text(CONFIG.format(folder=folder))
         with running_daemon("--config", str(config)) as (_, path, _seconds):
-            connection = _Connection(path)
+            connection = UnixConnection(path)
             figures = []
             for name, stream in (("whole", False), ("a stream", True)):
                 runs = []
@@ -199,7 +186,7 @@ def _body(n: int, stream: bool) -> bytes:
     return json.dumps({"messages": messages, "temperature": 0, "max_tokens": 1000, "stream": stream}).encode()
 
 
-def _ask(connection: _Connection, body: bytes, wanted: str) -> float:
+def _ask(connection: UnixConnection, body: bytes, wanted: str) -> float:
     begun_s = time.perf_counter()
     connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
     response = connection.getresponse()

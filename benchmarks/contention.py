@@ -9,11 +9,10 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 
+import default_model
 import harness
-from overhead import model_path
 from subjects import Process, fresh_prompt
 
-from edge_rt import config
 from edge_rt.devices import cpu
 
 AT_LEAST = 0.9
@@ -23,7 +22,7 @@ def main() -> None:
     arguments = harness.parse(__doc__)
     n_gen = 48 if arguments.quick else 128
     n_pairs = arguments.pairs(7, quick=2)
-    path = model_path(config.load().config)
+    path = default_model.path_of(backend="llama_cpu")
     claims: list[harness.Claim] = []
     with ExitStack() as stack:
         chosen = stack.enter_context(Process("engine", path, 0))

@@ -15,24 +15,20 @@ engine.max_draft guesses from n-grams and not by an early exit.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import default_model
 import harness
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt import config
 from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows, TokenSession
 from edge_rt.backends.fpga_llama import read_exact, read_llama
 from edge_rt.backends.llama_math import OUTPUT, KvCache, LlamaMath
 from edge_rt.backends.native import NativeBackend
-from edge_rt.catalog.store import Store, pick_variant
-from edge_rt.devices import cpu
 
 _ROOT = Path(__file__).resolve().parent.parent
 _FITTED = ("tests/golden/prose.txt", "tests/golden/technical.txt", "docs/npu.md", "docs/power.md", "docs/router.md")
@@ -110,13 +106,8 @@ def gain(agreement: float, cost: float, times_s: Sequence[float]) -> float:
 
 def main() -> None:
     arguments = harness.parse(__doc__)
-    settings = config.load().config.catalog
-    store = Store.open(settings, os.environ)
-    manifest = store.get(settings.default_model)
-    path = store.path(manifest, pick_variant(manifest, cpu.features()))
-    if path is None:
-        sys.exit(f"{manifest.id} is not in the store: run `edge_rt models pull` first")
-    file = ModelFile(model=manifest.id, variant="", path=path, quant="")
+    path = default_model.path_of()
+    file = ModelFile(model=path.stem, variant="", path=path, quant="")
     session = NativeBackend().load(file, LoadOptions(n_ctx=1024, n_seq_max=1))
     answers = written(session, 64 if arguments.quick else 160)
     times_s = step_times_s(session, answers[0][0])

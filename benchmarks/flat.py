@@ -7,10 +7,8 @@ they never end. Bars: after the first 1,000 requests, the front process and each
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import random
-import socket
 import tempfile
 import threading
 from collections.abc import Callable
@@ -21,21 +19,14 @@ import harness
 import psutil
 import tensor_models
 from footprint import daemon as running_daemon
+from unix_http import UnixConnection
 
 AT_MOST_MIB = 4.0
 N_CLIENTS = 8
 NAMES = ("square", "stateful")
 
 
-class Client(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("edge_rt")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(str(self._path))
-
+class Client(UnixConnection):
     def infer(self, model: str, tensors: dict[str, tuple[int, int]], *, is_read: bool = True, **more: Any) -> int:
         """Send zeros of the shapes given; the answer's status, or 0 after a hang-up."""
         inputs = [

@@ -7,34 +7,22 @@ request to the first event for prefill, from the first event to the last for dec
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
+import default_model
 import harness
 from footprint import daemon as running_daemon
 from subjects import Process, Subject, fresh_prompt
 
 from edge_rt import config
 from edge_rt.api.client import Client
-from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.devices import cpu
 
 AT_LEAST = 0.97
 N_PROMPT = 512
 _FIELDS: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "speculative.n_max": 0}
-
-
-def model_path(settings: config.Config) -> Path:
-    store = Store.open(settings.catalog, os.environ)
-    manifest = store.get(settings.catalog.default_model)
-    path = store.path(manifest, pick_variant(manifest, cpu.features(), backend="llama_cpu"))
-    if path is None:
-        sys.exit(f"{manifest.id} is not in the store: run `edge_rt models pull` first")
-    return path
 
 
 class Daemon:
@@ -60,7 +48,7 @@ def main() -> None:
     arguments = harness.parse(__doc__)
     n_gen = 64 if arguments.quick else 128
     n_pairs = arguments.pairs(21, quick=3)
-    path = model_path(config.load().config)
+    path = default_model.path_of(backend="llama_cpu")
     claims: list[harness.Claim] = []
 
     def run(who: Subject, phase: str) -> float:

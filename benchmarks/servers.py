@@ -35,6 +35,7 @@ import harness
 import psutil
 import tensor_models
 from footprint import daemon as running_daemon
+from unix_http import UnixConnection
 
 AT_LEAST, MEMORY_AT_MOST = 1.0, 0.5
 MEMORY_KINDS = ("Rss", "Pss", "Anonymous")
@@ -94,12 +95,11 @@ class Classifier:
 """
 
 
-class HttpClient(http.client.HTTPConnection):
+class HttpClient(UnixConnection):
     """Sends one inference again and again to a Unix socket, with binary tensors."""
 
     def __init__(self, path: Path, name: str, seed: int) -> None:
-        super().__init__("edge_rt", timeout=60.0)
-        self._socket_path = path
+        super().__init__(path)
         model = tensor_models.MODELS[name]
         ((_, array),) = model.feeds(seed=seed).items()
         tensor = {
@@ -112,10 +112,6 @@ class HttpClient(http.client.HTTPConnection):
         self._body = head + array.tobytes()
         self._path = f"/v2/models/{name}/infer"
         self._headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(str(self._socket_path))
 
     def infer(self) -> object:
         self.request("POST", self._path, self._body, self._headers)

@@ -20,7 +20,6 @@ All in the median of at least seven pairs. The native engine gives the same toke
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import time
@@ -28,12 +27,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import default_model
 import harness
 import pruned
 
 import edge_rt
 from edge_rt import config
-from edge_rt.catalog.store import Store
 from edge_rt.types import CHAT_SAMPLING, Chunk, GenerateRequest, Sampling
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -185,14 +184,18 @@ class Setup:
 def setups(folder: Path) -> list[Setup]:
     """Write the child that the second one takes."""
     child = folder / "child.gguf"
-    pruned.keep_layers(_path("q4_0"), child, 3)
+    pruned.keep_layers(default_model.path_of("q4_0"), child, 3)
     own = f"models.{_model()}"
     return [
         Setup("Q4_0 for Q4_1", {f"{own}.draft": f"{_model()}:q4_0", f"{own}.variant": "q4_1"}, 0.97, (1, 2, 4, 8)),
         Setup("3 layers of 30", {f"{own}.draft": str(child), f"{own}.variant": "q4_1"}, 0.97, (1, 2, 4, 8)),
         Setup(
             "native for llama_cpu",
-            {f"{own}.draft": str(_path("q4_0")), f"{own}.variant": "q4_0", f"{own}.backend": "llama_cpu"},
+            {
+                f"{own}.draft": str(default_model.path_of("q4_0")),
+                f"{own}.variant": "q4_0",
+                f"{own}.backend": "llama_cpu",
+            },
             None,
             (1, 2),
         ),
@@ -203,21 +206,9 @@ def _model() -> str:
     return config.load().config.catalog.default_model
 
 
-def _path(variant: str) -> Path:
-    store = Store.open(config.load().config.catalog, os.environ)
-    manifest = store.get(_model())
-    form = manifest.variant(variant)
-    path = None if form is None else store.path(manifest, form)
-    if path is None:
-        sys.exit(
-            f"{manifest.id}:{variant} is not in the store: run `edge_rt models pull {manifest.id}:{variant}` first"
-        )
-    return path
-
-
 def _words(arguments: harness.Arguments, n_tokens: int) -> tuple[list[harness.Claim], dict[str, tuple[int, int]]]:
     settings = config.load(flags={"engine.backend": "native", "engine.n_ctx": 2048})
-    with edge_rt.load_text(_path("q4_1"), settings=settings) as model:
+    with edge_rt.load_text(default_model.path_of("q4_1"), settings=settings) as model:
         answers = Answers(model, n_tokens)
         return answers.claims(tasks(), arguments), answers.guesses
 
@@ -242,7 +233,7 @@ def _drafts(arguments: harness.Arguments, n_tokens: int) -> tuple[list[harness.C
 
 def _head(arguments: harness.Arguments, n_tokens: int) -> tuple[list[harness.Claim], dict[str, tuple[int, int]]]:
     given = arguments.own.head
-    if given is None and not Store.open(config.load().config.catalog, os.environ).get(_model()).draft:
+    if given is None and not default_model.manifest().draft:
         print("head: the model's manifest names none, and no --head is given\n")
         return [], {}
     flags: dict[str, object] = {"engine.backend": "native", "engine.n_ctx": 4096, f"models.{_model()}.variant": "q4_1"}

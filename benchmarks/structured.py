@@ -16,15 +16,13 @@ that the schema leaves no choice about are computed together here, as in use.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import default_model
 import harness
 import numpy as np
 
@@ -32,7 +30,6 @@ import edge_rt
 from edge_rt import config
 from edge_rt.backends import registry
 from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows, TokenSession
-from edge_rt.catalog.store import Store, pick_variant
 from edge_rt.devices import cpu
 from edge_rt.engine import grammar_text
 from edge_rt.engine.grammar import Constraint, Grammars
@@ -132,16 +129,6 @@ _ANSWER = json.dumps(
     }
 )
 _REPORT = "The pressure in line {} rose at 14:05, then fell. Report it as JSON, with what shall be done."
-
-
-def _model_path() -> Path:
-    settings = config.load().config.catalog
-    store = Store.open(settings, os.environ)
-    manifest = store.get(settings.default_model)
-    path = store.path(manifest, pick_variant(manifest, cpu.features()))
-    if path is None:
-        sys.exit(f"{manifest.id} is not in the store: run `edge_rt models pull` first")
-    return path
 
 
 class LargeVocabulary:
@@ -275,7 +262,7 @@ class Answers:
 
 def main() -> None:
     arguments = harness.parse(__doc__)
-    path = _model_path()
+    path = default_model.path_of()
     claims: list[harness.Claim] = []
 
     def compare(name: str, rate: Callable[..., float], at_least: float, n_pairs: int) -> None:
