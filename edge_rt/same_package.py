@@ -12,10 +12,20 @@ import sys
 
 _FILE = os.path.abspath(__file__)  # noqa: PTH100 - a worker's first module: pathlib takes longer than all of this
 
+_PR_SET_PDEATHSIG = 1
+
 
 def command(module: str, *arguments: str) -> list[str]:
     """Give the command line of `python -m module arguments` with this package; module is one of it, or its name."""
     return [sys.executable, "-P", _FILE, module, *arguments]
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends, even if it is stopped or hangs."""
+    import ctypes
+    import signal
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:

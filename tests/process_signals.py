@@ -1,4 +1,4 @@
-"""What the kernel says of a process' signals."""
+"""What the kernel says of a process, and of its signals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.patience import PATIENCE_S, until
 
@@ -36,3 +38,11 @@ def is_held(pid: int, number: signal.Signals) -> bool:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     mask = next((line.split()[1] for line in lines if line.startswith("SigBlk:")), "0")
     return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Say whether a process is gone, or waits for nothing but somebody who reads its status."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

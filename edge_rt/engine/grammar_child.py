@@ -20,11 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from edge_rt.same_package import end_with_parent
+
 _REST_S: Final = 30.0  # without a grammar, until the process ends: the next one starts another
 _MAX_PROBLEM: Final = 4_000
 _N_BYTES: Final = 256
 _NICENESS: Final = 10  # answers that are being computed come first
-_PR_SET_PDEATHSIG: Final = 1
 _MALLINFO2: Final = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
     *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
@@ -69,7 +70,7 @@ def main() -> int:
     limits, max_s, max_bytes = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     parser_limits = LLParserLimits(**limits)

@@ -16,6 +16,7 @@ from edge_rt.catalog.ggml_types import GGML_TYPES
 from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.part import Derivation
 from edge_rt.errors import BackendLoadError, BackendUnavailableError
+from edge_rt.same_package import end_with_parent
 from edge_rt.worker.child import answer_parent, run_child
 from edge_rt.worker.recipe import apply
 
@@ -65,4 +66,5 @@ def main(argv: Sequence[str] = sys.argv[1:]) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main())

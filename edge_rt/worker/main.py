@@ -8,7 +8,6 @@ What language models need is loaded for one of them only, and what tensor models
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import resource
 import signal
@@ -17,10 +16,10 @@ import sys
 from pathlib import Path
 
 from edge_rt.devices import cpu, memory
+from edge_rt.same_package import end_with_parent
 from edge_rt.worker.channel import Load
 from edge_rt.worker.own_end import WorkerChannel
 
-_PR_SET_PDEATHSIG = 1
 _OOM_SCORE = 500  # the kernel shall take a model, which comes back, before the daemon and its neighbours
 
 
@@ -45,7 +44,7 @@ def rss_bytes() -> int:
 
 def isolate() -> None:
     """Make this process end with its parent, and let the kernel take it before its parent when memory runs out."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     # The front process says when to stop; a service manager or terminal signals the whole group, which would cut
     # off the answers that are being drained.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

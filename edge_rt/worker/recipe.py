@@ -13,6 +13,7 @@ from pathlib import Path
 from edge_rt.catalog.part import disk_full
 from edge_rt.catalog.store import free_bytes
 from edge_rt.errors import BackendUnavailableError
+from edge_rt.same_package import end_with_parent
 from edge_rt.worker.child import answer_parent, run_child
 
 
@@ -43,4 +44,5 @@ def main(argv: Sequence[str] = sys.argv[1:]) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main())

@@ -19,7 +19,7 @@ from edge_rt.api import listen
 from tests import patience
 from tests.api.daemon import Daemon
 from tests.patience import PATIENCE_S
-from tests.process_signals import is_held, send_held
+from tests.process_signals import has_ended, is_held, send_held
 
 # Without a cache: like requests would share one answer, and nobody would wait.
 CROWDED = """
@@ -187,14 +187,6 @@ def test_workers_end_with_the_front_process(socket_dir: Path, number: signal.Sig
             for worker in workers:
                 with suppress(psutil.NoSuchProcess):
                     worker.kill()
-
-
-def has_ended(process: psutil.Process) -> bool:
-    """Say whether a process is gone, or waits for nothing but somebody who reads its status."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_preload_and_mode_from_a_flag_and_the_environment(socket_dir: Path) -> None:

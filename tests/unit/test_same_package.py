@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 import edge_rt
 from edge_rt import same_package
+from tests.patience import until
+from tests.process_signals import has_ended
 
 _TELL = """
 import sys
@@ -47,3 +52,23 @@ def test_a_package_is_run_by_its_name_and_its_exit_status_is_told() -> None:
     done = subprocess.run(same_package.command("edge_rt", "--version"), capture_output=True, text=True, check=True)
     assert edge_rt.__version__ in done.stdout
     assert subprocess.run(same_package.command("edge_rt", "no-such"), capture_output=True, check=False).returncode == 2
+
+
+def test_a_process_may_end_with_the_one_that_started_it() -> None:
+    """Although it hears nothing: it is stopped. What starts it hands it its own stdout, and waits for its word."""
+    ask = (
+        "import subprocess, sys; from edge_rt import same_package\n"
+        "tell = 'import os, signal; from edge_rt.same_package import end_with_parent; end_with_parent(); "
+        "print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)'\n"
+        "child = subprocess.Popen([sys.executable, '-c', tell], stdout=subprocess.PIPE, text=True)\n"
+        "print(child.stdout.readline(), flush=True); child.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", ask], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        try:
+            parent.kill()
+            until(lambda: has_ended(child))
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
