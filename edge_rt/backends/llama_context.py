@@ -150,7 +150,12 @@ class LlamaContext:
         return state
 
     def seq_load(self, seq_id: int, state: NDArray[np.uint8], n_head: int = 0) -> None:
-        """Restore what seq_save gave into an empty sequence. Raises BackendStepError; the sequence is empty then."""
+        """Restore what seq_save gave into an empty sequence. Raises BackendStepError; the sequence is empty then.
+
+        One that is longer than a part takes all to the pool, as it would by growing.
+        """
+        if self._parts is not None and _n_saved_tokens(state, n_head) > self._n_part:
+            self._lay_out(in_parts=False)
         place = self._place(seq_id)
         if self._parts is not None:
             own = np.zeros(len(state) - n_head + 4 * (self._n_streams - 1), dtype=np.uint8)
@@ -180,14 +185,17 @@ class LlamaContext:
             longest = max(longest, *(self.seq_length(seq_id) for seq_id in range(self._n_seq_max)))
         in_parts = self._choice.in_parts(longest, len(batch), is_in_parts=self.is_in_parts)
         if in_parts != self.is_in_parts:
-            held = self._take_out(range(self._n_seq_max))
-            self._make(in_parts=in_parts)
-            self._put_in(held)
+            self._lay_out(in_parts=in_parts)
         if self._parts is not None:
             new = self._parts.to_join([rows.seq_id for rows in batch])
             held = self._take_out(new)
             self._parts.moved(new)
             self._put_in(held)
+
+    def _lay_out(self, *, in_parts: bool) -> None:
+        held = self._take_out(range(self._n_seq_max))
+        self._make(in_parts=in_parts)
+        self._put_in(held)
 
     def _take_out(self, seq_ids: Iterable[int]) -> dict[int, NDArray[np.uint8]]:
         held = {seq_id: self.seq_save(seq_id) for seq_id in seq_ids if self.seq_length(seq_id)}
@@ -226,6 +234,12 @@ class LlamaContext:
         params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
         params.no_perf = True
         return params
+
+
+def _n_saved_tokens(state: NDArray[np.uint8], n_head: int) -> int:
+    """Read how many tokens a saved sequence has; 0 of what is too short to be one."""
+    count = state[n_head + _N_STREAMS_AT + 4 : n_head + _N_STREAMS_AT + 8]
+    return int(count.copy().view(np.uint32)[0]) if len(count) == 4 else 0
 
 
 def _bytes_at(array: NDArray[np.uint8], offset: int) -> Any:

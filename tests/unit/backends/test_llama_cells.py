@@ -186,6 +186,25 @@ def test_what_is_saved_is_the_same_in_either_layout(session: LlamaCpuSession) ->
     assert [session.seq_length(i) for i in range(N_SEQ)] == [0, 50, 50, 10]
 
 
+def test_what_is_saved_of_a_long_sequence_takes_all_to_the_pool(session: LlamaCpuSession, tmp_path: Path) -> None:
+    long, short = texts(1, 600)[0], texts(2, 30)[1]
+    session.decode([SeqRows(0, 0, long[:-1], want_logits=False)])
+    state = session.seq_save(0)
+    session.close()
+    session = open_model(tmp_path, N_SEQ)  # as after a start: in parts
+    session.decode([SeqRows(2, 0, short[:-1], want_logits=False)])
+    assert session.is_in_parts
+    with pytest.raises(BackendStepError, match="cannot be restored"):
+        session.seq_load(3, state[: len(state) // 2])
+    session.seq_load(1, state)
+    assert not session.is_in_parts
+    assert [session.seq_length(i) for i in range(N_SEQ)] == [0, 599, 29, 0]
+    rows = session.decode([SeqRows(1, 599, long[-1:], want_logits=True), SeqRows(2, 29, short[-1:], want_logits=True)])
+    for row, ids in zip(rows, (long, short), strict=True):
+        np.testing.assert_allclose(row, lone(tmp_path, ids, len(ids) - 1), rtol=1e-4, atol=1e-4)
+    session.close()
+
+
 def test_copies_are_whole_sequences_in_parts(session: LlamaCpuSession, tmp_path: Path) -> None:
     [ids] = texts(1, 60)
     session.decode([SeqRows(0, 0, ids, want_logits=False)])
