@@ -155,7 +155,7 @@ class Answers:
         def runs(task: Task, max_draft: int) -> Callable[[], float]:
             return lambda: self.run(task, max_draft, n_streams)
 
-        n_pairs = arguments.pairs(11, quick=3)
+        n_pairs = arguments.pairs(7, quick=3)
         claims = []
         for task in found:
             pair = harness.paired("guessed", runs(task, 15), "plain", runs(task, 0), n_pairs=n_pairs, n_warmup=2)
@@ -187,8 +187,8 @@ def setups(folder: Path) -> list[Setup]:
     pruned.keep_layers(default_model.path_of("q4_0"), child, 3)
     own = f"models.{_model()}"
     return [
-        Setup("Q4_0 for Q4_1", {f"{own}.draft": f"{_model()}:q4_0", f"{own}.variant": "q4_1"}, 0.97, (1, 2, 4, 8)),
-        Setup("3 layers of 30", {f"{own}.draft": str(child), f"{own}.variant": "q4_1"}, 0.97, (1, 2, 4, 8)),
+        Setup("Q4_0 for Q4_1", {f"{own}.draft": f"{_model()}:q4_0", f"{own}.variant": "q4_1"}, 0.97, (1, 4)),
+        Setup("3 layers of 30", {f"{own}.draft": str(child), f"{own}.variant": "q4_1"}, 0.97, (1, 4)),
         Setup(
             "native for llama_cpu",
             {
@@ -197,7 +197,7 @@ def setups(folder: Path) -> list[Setup]:
                 f"{own}.backend": "llama_cpu",
             },
             None,
-            (1, 2),
+            (1,),
         ),
     ]
 

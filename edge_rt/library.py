@@ -141,7 +141,7 @@ def _start(message: Load, settings: config.Config) -> Model:
     idle_cores()  # it measures from here
     session = load_session(message)
     try:
-        draft = load_draft(message, session)
+        draft = load_draft(message, session)  # the engine closes it when it is stopped
         engine = start_engine(
             session,
             engine_settings(message),

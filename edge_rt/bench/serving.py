@@ -30,6 +30,7 @@ class ServeCase:
     """One load: n_streams clients send n_requests together. rate_hz 0 sends the next as soon as one has ended.
 
     With a rate, arrivals are Poisson and a request that finds all clients busy waits; its wait counts as latency.
+    max_draft  tokens that may be guessed in a step; 0: how often a model repeats itself says nothing about the machine
     """
 
     model: str
@@ -38,6 +39,7 @@ class ServeCase:
     n_prompt: int
     n_gen: int
     rate_hz: float = 0.0
+    max_draft: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ class Outcome:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def tpot_s(self) -> float | None:
@@ -84,6 +88,8 @@ class ServeResult:
             "prompt_tokens": sum(o.prompt_tokens for o in done),
             "cached_tokens": sum(o.cached_tokens for o in done),
             "completion_tokens": completion_tokens,
+            "draft_n": sum(o.drafted_tokens for o in done),
+            "draft_n_accepted": sum(o.accepted_tokens for o in done),
             "completion_tps": round(completion_tokens / self.elapsed_s, 3),
             "prompt_tps": round(sum(o.prompt_tokens - o.cached_tokens for o in done) / self.elapsed_s, 3),
             "requests_per_s": round(len(done) / self.elapsed_s, 4),
@@ -176,12 +182,13 @@ class Driver:
             "max_tokens": case.n_gen,
             "temperature": 0.0,
             "ignore_eos": True,
-            "speculative.n_max": 0,  # how often a model repeats itself says nothing about the machine
+            "speculative.n_max": case.max_draft,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         first_s: float | None = None
         usage: dict[str, Any] | None = None
+        timings: dict[str, Any] = {}
         finished = False
         try:
             async with self._client.stream("POST", "/v1/completions", json=body) as response:
@@ -199,6 +206,7 @@ class Driver:
                         first_s = self._clock() - arrived
                     finished = finished or any(c.get("finish_reason") for c in event.get("choices", ()))
                     usage = event.get("usage") or usage
+                    timings = event.get("timings") or timings
         except (httpx2.HTTPError, ValueError) as exc:
             return Outcome(error=type(exc).__name__, latency_s=self._clock() - arrived)
         if usage is None or not finished:
@@ -209,6 +217,8 @@ class Driver:
             prompt_tokens=usage["prompt_tokens"],
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
             completion_tokens=usage["completion_tokens"],
+            drafted_tokens=timings.get("draft_n", 0),
+            accepted_tokens=timings.get("draft_n_accepted", 0),
         )
 
 
@@ -217,6 +227,8 @@ def table(results: Sequence[ServeResult]) -> str:
     head = ["model", "streams", "requests", "errors", "prompt", "gen", "t/s", "req/s"]
     head += [f"{name} p50 / p90 / p99" for name in ("ttft ms", "tpot ms", "latency s")] + ["J/token"]
     records = [result.record() for result in results]
+    has_guesses = any(result.case.max_draft for result in results)
+    head += ["guesses right"] if has_guesses else []
     rows = [
         [
             r["model"],
@@ -231,6 +243,7 @@ def table(results: Sequence[ServeResult]) -> str:
             _triple(r, "tpot", 1e3),
             _triple(r, "latency", 1),
             "-" if r["joules_per_token"] is None else f"{r['joules_per_token']:.4f}",
+            *([f"{r['draft_n_accepted']} of {r['draft_n']}"] if has_guesses else []),
         ]
         for r in records
     ]

@@ -47,6 +47,13 @@ _CONNECT_TIMEOUT_S = 5.0
     help="Requests a second, arriving at random; 0 sends the next when one has ended. [default: 0]",
 )
 @click.option(
+    "--max-draft",
+    type=click.IntRange(0, 64),
+    default=0,
+    metavar="N",
+    help="Let so many tokens be guessed in a step, by the answer's words or a draft model. [default: 0]",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Choice(("md", "json", "jsonl")),
@@ -75,6 +82,7 @@ def command(
     n_prompt: tuple[tuple[int, ...], ...],
     n_gen: tuple[tuple[int, ...], ...],
     rate: float,
+    max_draft: int,
     output: str,
     timeout_s: float,
     no_warmup: bool,
@@ -94,6 +102,7 @@ def command(
             n_prompt=p,
             n_gen=g,
             rate_hz=rate,
+            max_draft=max_draft,
         )
         for p in flat(n_prompt)
         for g in flat(n_gen)

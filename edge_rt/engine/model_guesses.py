@@ -70,7 +70,7 @@ class ModelGuesses:
         self._n_paused = self._n_burst = self._n_drafts = 0
         self._interval = _MIN_INTERVAL
         self._is_spent = False
-        self._base_rate = self._spent_s = self._step_s = 0.0
+        self._base_rate = self._spent_s = self._step_s = self._usual_s = 0.0
         self.total_s = 0.0
 
     @property
@@ -115,18 +115,21 @@ class ModelGuesses:
             self._lose(exc)
             drafts, rows_s = {}, 0.0
         seconds = self._clock() - begun_s
-        self._spent_s, self.total_s = seconds - rows_s, self.total_s + seconds
+        self._spent_s = min(seconds - rows_s, _MAX_JUMP * self._usual_s) if drafts else seconds - rows_s
+        self.total_s += seconds
         return drafts
 
-    def settle(self, n_rows: int, n_guesses: int, n_accepted: int, seconds: float) -> None:
-        """Take the measured time of a step of so many sequences' rows, and how many guesses of it were right."""
+    def settle(self, n_rows: int, n_guesses: int, n_accepted: int, seconds: float, *, usual_s: float) -> None:
+        """Take the measured time of a step, and how many guesses of it were right.
+
+        n_rows   of its sequences without guesses
+        usual_s  what steps of as many rows with the guesses take: what else held up this one is not the guesses' fault
+        """
         if not n_guesses and not self._spent_s:
             self._plain.observe(n_rows, seconds)
         step_s = self._plain.usual(n_rows) or self._step_s
         if step_s:
-            seconds = min(
-                seconds, _MAX_JUMP * (1 + n_guesses) * step_s
-            )  # what held it up else is not the guesses' fault
+            seconds = min(seconds, _MAX_JUMP * usual_s)
             worth_s = (n_rows + n_accepted) / self._base_rate if self._spent_s and self._base_rate else seconds
             self._credit.settle(seconds + self._spent_s, worth_s, step_s)
         self._spent_s = 0.0
@@ -157,6 +160,11 @@ class ModelGuesses:
         for sequence in running:
             if sequence.record is None:
                 sequence.record = DraftRecord(self._shared)
+        if self._is_spent and self._credit.held_s < _RESUME_STEPS * plain_s:
+            return self._pause(_N_PAUSE)
+        self._is_spent = self._credit.held_s <= 0.0
+        if self._is_spent:
+            return self._pause(_N_PAUSE)
         records = [s.record for s in running if s.record is not None]
         limits = [min(n, model.max_draft) for n in wanted]
         expected = [record.expected(n) for record, n in zip(records, limits, strict=True)]
@@ -170,11 +178,6 @@ class ModelGuesses:
             step_s=plain.step_s,
         )
         wins = found is not None and found.rate >= BETTER * base
-        if self._is_spent and self._credit.held_s < _RESUME_STEPS * plain_s:
-            return self._pause(_N_PAUSE)
-        self._is_spent = self._credit.held_s <= 0.0
-        if self._is_spent:
-            return self._pause(_N_PAUSE)
         if found is None or not wins:
             found = self._trial(limits, plain, plain_s)
             if found is None:
@@ -206,7 +209,9 @@ class ModelGuesses:
         ]
         begun_s = self._clock()
         drafts = model.propose(ready)
-        self._costs.observe(len(ready), found.n_guesses, self._clock() - begun_s)
+        n_guesses = max(ask.n_max for ask in ready)
+        self._costs.observe(len(ready), n_guesses, self._clock() - begun_s)
+        self._usual_s = self._costs.seconds(len(ready), n_guesses)
         self._plain.count_drafted(n_rows)
         self._n_drafts += 1
         self._n_burst += not wins
@@ -260,9 +265,11 @@ class ModelGuesses:
         begun_s = self._clock()
         n_rows = model.compute(asks[place], n_rows)
         seconds = self._clock() - begun_s
-        if n_rows:
-            self._costs.observe_rows(n_rows, seconds)
         self._credit.pay_for_rows(seconds)
+        if not n_rows:  # it has no room
+            missing[place] = None
+            return 0.0
+        self._costs.observe_rows(n_rows, seconds)
         missing[place] = model.n_missing(asks[place])
         return seconds
 

@@ -206,7 +206,8 @@ class Speculation:
         n_accepted, self._n_accepted = n_accepted_total - self._n_accepted, n_accepted_total
         if self._model is not None and self._step is not None:
             n_rows, n_guesses, seconds = self._step
-            self._model.settle(n_rows, n_guesses, n_accepted, seconds)
+            usual_s = self._costs.seconds(n_rows + n_guesses)
+            self._model.settle(n_rows, n_guesses, n_accepted, seconds, usual_s=usual_s)
         self._step = None
 
     def forget(self, slot: Slot) -> None:

@@ -60,8 +60,12 @@ class FakeDaemon:
             "completion_tokens": n,
             "prompt_tokens_details": {"cached_tokens": 1},
         }
+        timings = {"draft_n": 2 * n, "draft_n_accepted": n} if body["speculative.n_max"] else {}
         if finish:
-            chunks += [{"choices": [{"text": "", "finish_reason": "length"}]}, {"choices": [], "usage": usage}]
+            chunks += [
+                {"choices": [{"text": "", "finish_reason": "length"}]},
+                {"choices": [], "usage": usage, "timings": timings},
+            ]
         return chunks
 
     def whole(self, body: dict[str, Any], _number: int) -> Response:
@@ -187,6 +191,17 @@ def test_a_connection_that_breaks_is_an_error(clock: FakeClock) -> None:
 def test_an_unknown_model_is_the_daemons_own_error(clock: FakeClock) -> None:
     with pytest.raises(ModelNotFoundError):
         _drive(FakeDaemon(clock), _case(model="nope"))
+
+
+def test_guesses_are_made_where_they_are_asked_for(clock: FakeClock) -> None:
+    daemon = FakeDaemon(clock)
+    without, result = _drive(daemon, _case()), _drive(daemon, _case(max_draft=8))
+    assert [body["speculative.n_max"] for body in daemon.bodies] == [0] * 4 + [8] * 4
+    record = result.record()
+    assert (record["draft_n"], record["draft_n_accepted"]) == (24, 12)
+    assert "| guesses right |" in table([result])
+    assert "12 of 24 |" in table([result])
+    assert "guesses" not in table([without])
 
 
 def test_energy_is_what_was_spent_in_between(clock: FakeClock) -> None:
