@@ -19,7 +19,7 @@ MAX_STREAMS = 7  # beyond, a row of another stream is worth more than one of a g
 _N_TRIAL = 2  # guesses of a trial, and the steps that one lasts
 _N_BURST = 4
 _N_PAUSE = 16  # steps without a look where there is nothing to gain
-_MIN_INTERVAL, _MAX_INTERVAL = 32, 512  # steps between trials
+_MIN_INTERVAL, _MAX_INTERVAL = 32, 1024  # steps between trials
 _HORIZON = 64  # tokens of an answer that are counted on when its prompt is computed
 _N_EXPLORED = 16  # in every such draft, guesses are made however unsure they are
 _RESUME_STEPS = 6.0  # of credit, after it was used up
@@ -69,7 +69,8 @@ class ModelGuesses:
         self._shared = SharedRates()
         self._n_paused = self._n_burst = self._n_drafts = 0
         self._interval = _MIN_INTERVAL
-        self._is_spent = False
+        self._n_threads = self._n_applied = 0
+        self._is_spent = self._is_able = False
         self._base_rate = self._spent_s = self._step_s = self._usual_s = 0.0
         self.total_s = 0.0
 
@@ -93,7 +94,8 @@ class ModelGuesses:
         wanted  how many each may get; every one of them computes just one row in the next step
         """
         self._base_rate = self._spent_s = self._step_s = 0.0
-        if self._model is None or len(running) > MAX_STREAMS or not any(wanted):
+        self._is_able = self._model is not None and len(running) <= MAX_STREAMS and any(wanted)
+        if self._model is None or not self._is_able:
             return {}
         n_free, n_free_rows = sum(tokens for tokens, _ in plain.others), sum(rows for _, rows in plain.others)
         plain_s = self._plain.seconds(plain.n_rows)
@@ -128,7 +130,7 @@ class ModelGuesses:
         if not n_guesses and not self._spent_s:
             self._plain.observe(n_rows, seconds)
         step_s = self._plain.usual(n_rows) or self._step_s
-        if step_s:
+        if step_s and self._is_able:  # what nobody may be drafted for in earns nothing
             seconds = min(seconds, _MAX_JUMP * usual_s)
             worth_s = (n_rows + n_accepted) / self._base_rate if self._spent_s and self._base_rate else seconds
             self._credit.settle(seconds + self._spent_s, worth_s, step_s)
@@ -139,8 +141,7 @@ class ModelGuesses:
             self._model.forget(seq_id)
 
     def set_threads(self, n_threads: int) -> None:
-        if self._model is not None:
-            self._model.set_threads(n_threads)
+        self._n_threads = n_threads  # when it computes next: the engine tries counts out, and each change takes time
 
     def close(self) -> None:
         if self._model is not None:
@@ -184,6 +185,7 @@ class ModelGuesses:
                 return self._pause(self._interval)
         else:
             self._n_burst, self._interval = 0, _MIN_INTERVAL
+        self._apply_threads(model)
         asks = {i: self._ask(running[i], min(found.n_guesses, limits[i])) for i in found.places}
         missing = {i: model.n_missing(ask) for i, ask in asks.items()}
         gain = 1.0 - base / found.rate if wins else 0.0
@@ -233,7 +235,10 @@ class ModelGuesses:
             rows = plain.n_rows + _N_TRIAL * len(places)
             drafting_s = self._costs.seconds(len(places), _N_TRIAL) or _N_TRIAL * plain_s
             cost_s = drafting_s + max(plain.step_s(rows) - plain_s, 0.0)
-            if rows <= plain.n_max_rows and cost_s <= self._credit.held_s:
+            n_left = (
+                _N_BURST - self._n_burst if self._n_burst == 0 else 1
+            )  # it is begun if it can be brought to its end
+            if rows <= plain.n_max_rows and n_left * cost_s <= self._credit.held_s:
                 return Plan(tuple(places), _N_TRIAL, 0.0)
         return None
 
@@ -280,6 +285,11 @@ class ModelGuesses:
         cost_s = (self._costs.seconds(n_sequences, n_guesses) + max(checking_s, 0.0)) / n
         return min(cost_s * self._base_rate, 0.9)
 
+    def _apply_threads(self, model: DraftModel) -> None:
+        if self._n_threads != self._n_applied:
+            model.set_threads(self._n_threads)
+            self._n_applied = self._n_threads
+
     def _pause(self, n_steps: int) -> tuple[dict[int, Draft], float]:
         self._n_paused = n_steps
         return {}, 0.0
@@ -300,6 +310,7 @@ class ModelGuesses:
         self.close()
 
     def _warm_up(self, model: DraftModel) -> None:
+        self._apply_threads(model)
         ask = Ask(seq_id=0, token_ids=[0] * (4 * _N_WARM), n_max=_N_TRIAL)
         n_missing = model.n_missing(ask)
         if n_missing is None:
