@@ -21,14 +21,24 @@ from edge_rt.worker.memory import check
 _log = logging.getLogger(__name__)
 
 
-def draft_need(load: Load, *, find: Callable[[str], Backend] = registry.get) -> MemoryNeed:
-    """Estimate what a model's draft takes. Raises as dispatch does."""
-    if load.draft is None:
-        return MemoryNeed(weights_bytes=0, kv_bytes=0, scratch_bytes=0)
-    if load.draft.path and is_head(Path(load.draft.path)):
-        return _head_need(load, Path(load.draft.path))
-    file, options = _unpack(load, load.draft)
-    return dispatch(load.draft.backend, file, options, find=find)[0].estimate(file, options)
+def with_draft(need: MemoryNeed, load: Load, *, find: Callable[[str], Backend] = registry.get) -> MemoryNeed:
+    """Add what a model's draft takes to what the model does, unless it is loaded without too. Raises as dispatch does.
+
+    Both are counted before either is loaded: pages of a mapped file still count as available afterwards.
+    """
+    if load.draft is None or load.draft.is_optional or not load.max_draft:
+        return need
+    path = Path(load.draft.path)
+    if load.draft.path and is_head(path):
+        more = _head_need(load, path)
+    else:
+        file, options = _unpack(load, load.draft)
+        more = dispatch(load.draft.backend, file, options, find=find)[0].estimate(file, options)
+    return MemoryNeed(
+        weights_bytes=need.weights_bytes + more.weights_bytes,
+        kv_bytes=need.kv_bytes + more.kv_bytes,
+        scratch_bytes=need.scratch_bytes + more.scratch_bytes,
+    )
 
 
 def load_draft(

@@ -36,7 +36,7 @@ from edge_rt.errors import (
 from edge_rt.types import Chunk, GenerateRequest, PinnedPrefix
 from edge_rt.worker import channel, service
 from edge_rt.worker.channel import ChannelError, Load
-from edge_rt.worker.draft import load_draft
+from edge_rt.worker.draft import load_draft, with_draft
 from edge_rt.worker.forms_desk import FormsDesk
 from edge_rt.worker.load import unpack
 from edge_rt.worker.memory import check
@@ -77,7 +77,8 @@ def load_session(
     if not load.force:
         if load.path and options.n_ctx > (n_ctx_train := file.header.n_ctx_train):
             raise ContextBeyondTrainingError(model=load.model, n_ctx=options.n_ctx, n_ctx_train=n_ctx_train)
-        check(load.model, backend.estimate(file, options), available(), load.memory_margin_bytes)
+        need = with_draft(backend.estimate(file, options), load, find=find)
+        check(load.model, need, available(), load.memory_margin_bytes)
     session = backend.load(file, options)
     vocab = session.vocab
     session.info = replace(

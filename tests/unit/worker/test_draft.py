@@ -22,7 +22,8 @@ from edge_rt.errors import (
     ModelTooLargeError,
 )
 from edge_rt.worker.channel import DraftLoad, Load
-from edge_rt.worker.draft import draft_need, load_draft
+from edge_rt.worker.draft import load_draft, with_draft
+from edge_rt.worker.tokens import load_session
 from tests.draft_heads import TinyHead, need_native
 from tests.tiny_models import TinyModel
 
@@ -110,6 +111,18 @@ def test_its_memory_is_checked_before_it_is_loaded() -> None:
     assert load_draft(forced, session(), find=find(backend), available=lambda: known(0, "test")) is not None
 
 
+def test_it_is_counted_with_its_model_unless_that_is_loaded_without_too() -> None:
+    own, backend = MemoryNeed(weights_bytes=1000, kv_bytes=200, scratch_bytes=30), Other()
+    assert with_draft(own, LOAD, find=find(backend)) == MemoryNeed(weights_bytes=1100, kv_bytes=220, scratch_bytes=33)
+    optional = msgspec.structs.replace(LOAD, draft=msgspec.structs.replace(DRAFT, is_optional=True))
+    for load in (optional, msgspec.structs.replace(LOAD, draft=None), msgspec.structs.replace(LOAD, max_draft=0)):
+        assert with_draft(own, load, find=find(backend)) == own
+    assert backend.loaded == []
+    with pytest.raises(ModelTooLargeError) as caught:
+        load_session(LOAD, find=find(backend), available=lambda: known(200, "test"))
+    assert (caught.value.need_bytes, caught.value.have_bytes) == (246, 200)
+
+
 def test_one_that_is_optional_is_left_out_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     def missing(name: str) -> Backend:
         raise BackendUnavailableError(backend=name, reason="gone", extra="")
@@ -150,7 +163,8 @@ def test_a_head_guesses_on_the_models_own_session(tmp_path: Path) -> None:
     found = load_draft(load, drafted)
     assert found is not None
     assert (found.name, found.n_bytes) == ("head.gguf", drafted.head_bytes())
-    assert 0 < found.n_bytes < draft_need(load).total_bytes
+    nothing = MemoryNeed(weights_bytes=0, kv_bytes=0, scratch_bytes=0)
+    assert 0 < found.n_bytes < with_draft(nothing, load).total_bytes
     drafted.close()
 
 
