@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
-from math import exp, log1p
+from math import exp, log
 from statistics import median
 
 from edge_rt.engine.draft_record import n_expected
 
 BETTER = 1.03  # expected tokens per second must rise by this, or it is not worth the risk
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_NOT_SLOWER = 0.99  # for every single stream
 _NEW_SHARE = 0.2
 _MAX_JUMP = 2.0  # a call that was held up by something else counts as this many times the usual
 _N_PLAIN = 5  # steps without guesses whose median is believed
@@ -121,13 +122,12 @@ class Credit:
 class Plan:
     """Draft at most n_guesses for each of the sequences in places.
 
-    rate  expected tokens per second of one stream, in the geometric mean of all: who is drafted for holds up the
-          others, and what some gain shall outweigh in proportion what the rest lose
+    gain  factor by which the streams are expected to come faster than without, in their geometric mean
     """
 
     places: tuple[int, ...]
     n_guesses: int
-    rate: float
+    gain: float
 
 
 def plan(
@@ -136,53 +136,47 @@ def plan(
     *,
     n_rows: int,
     n_max_rows: int,
+    base_s: float,
     draft_s: Callable[[int, int], float],
     step_s: Callable[[int], float],
 ) -> Plan | None:
-    """Choose for whom to draft, and how far; None if nothing is known of the times, or nobody gains.
+    """Choose for whom to draft, and how far; None if nothing is known of the times, or somebody would lose by it.
+
+    Drafting for one stream holds up all. So each must be expected to gain more tokens by its own guesses than the
+    longer step costs it: one that cannot be drafted for keeps the others from it.
 
     expected    of each sequence: the chance that each further guess is right with all before it; empty for none
     others      of each: tokens that free guesses are expected to bring, and their rows
     n_rows      of the step without guesses
     n_max_rows  that a step may have
+    base_s      what the step takes without drafts, with the free guesses
     draft_s     what drafting takes, by sequences and guesses for each; step_s a step by its rows; 0 if unknown
     """
     best: Plan | None = None
-    base = sum(log1p(tokens) for tokens, _ in others)
-    base_rows = n_rows + sum(rows for _, rows in others)
     deepest = max(map(len, expected), default=0)
     for depth in DEPTHS:
         if depth > deepest:
             break
-        gains = sorted(
-            (
-                (
-                    log1p(sum(chances[:depth])) - log1p(others[i][0]),
-                    n_expected(chances, depth) - others[i][1],
-                    i,
-                )
-                for i, chances in enumerate(expected)
-                if chances
-            ),
-            reverse=True,
-        )
-        tokens_log, rows = base, base_rows
-        for n, (gain, more_rows, _) in enumerate(gains, 1):
-            tokens_log, rows = tokens_log + gain, rows + more_rows
-            if gain <= 0.0 or rows > n_max_rows:
-                break
-            drafting_s, checking_s = draft_s(n, depth), step_s(rows)
-            if drafting_s <= 0.0 or checking_s <= 0.0:
-                break
-            rate = exp(tokens_log / len(others)) / (drafting_s + checking_s)
-            if best is None or rate > best.rate:
-                best = Plan(tuple(i for _, _, i in gains[:n]), depth, rate)
+        places: list[int] = []
+        ratios: list[float] = []
+        rows = n_rows
+        for i, (chances, (free_tokens, free_rows)) in enumerate(zip(expected, others, strict=True)):
+            tokens = sum(chances[:depth])
+            if tokens > free_tokens:
+                places.append(i)
+                rows += n_expected(chances, depth)
+            else:
+                tokens = free_tokens
+                rows += free_rows
+            ratios.append((1.0 + tokens) / (1.0 + free_tokens))
+        drafting_s, checking_s = draft_s(len(places), depth) if places else 0.0, step_s(rows)
+        if rows > n_max_rows or drafting_s <= 0.0 or checking_s <= 0.0:
+            continue
+        faster = base_s / (drafting_s + checking_s)
+        gain = faster * exp(sum(map(log, ratios)) / len(ratios))
+        if faster * min(ratios) >= _NOT_SLOWER and (best is None or gain > best.gain):
+            best = Plan(tuple(places), depth, gain)
     return best
-
-
-def mean_rate(others: ListOf[tuple[float, int]], seconds: float) -> float:
-    """Give a stream's tokens per second in the geometric mean, with free guesses in a step that takes so long."""
-    return exp(sum(log1p(tokens) for tokens, _ in others) / len(others)) / seconds if seconds > 0.0 else 0.0
 
 
 def _blend(known: float, seconds: float) -> float:

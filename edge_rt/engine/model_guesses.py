@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
-from edge_rt.engine.draft_gate import BETTER, Credit, DraftCosts, PlainTimes, Plan, mean_rate, plan
+from edge_rt.engine.draft_gate import BETTER, Credit, DraftCosts, PlainTimes, Plan, plan
 from edge_rt.engine.draft_model import Ask, Draft, DraftModel
 from edge_rt.engine.draft_record import DraftRecord, SharedRates
 from edge_rt.engine.sequence import Sequence
@@ -109,10 +109,10 @@ class ModelGuesses:
             return {}
         free_s = plain.step_s(plain.n_rows + n_free_rows) if n_free_rows else 0.0
         self._base_rate = max(plain.n_rows / plain_s, (plain.n_rows + n_free) / free_s if free_s else 0.0)
-        base = max(1.0 / plain_s, mean_rate(plain.others, free_s))
+        base_s = free_s or plain_s
         begun_s = self._clock()
         try:
-            drafts, rows_s = self._draft(self._model, running, wanted, plain, plain_s, base)
+            drafts, rows_s = self._draft(self._model, running, wanted, plain, plain_s, base_s)
         except BackendStepError as exc:
             self._lose(exc)
             drafts, rows_s = {}, 0.0
@@ -155,7 +155,7 @@ class ModelGuesses:
         wanted: ListOf[int],
         plain: PlainStep,
         plain_s: float,
-        base: float,
+        base_s: float,
     ) -> tuple[dict[int, Draft], float]:
         """Draft for whom it pays; give with it the seconds that missing rows took."""
         for sequence in running:
@@ -175,10 +175,11 @@ class ModelGuesses:
             plain.others,
             n_rows=n_rows,
             n_max_rows=n_max_rows,
+            base_s=base_s,
             draft_s=self._costs.seconds,
             step_s=plain.step_s,
         )
-        wins = found is not None and found.rate >= BETTER * base
+        wins = found is not None and found.gain >= BETTER
         if found is None or not wins:
             found = self._trial(limits, plain, plain_s)
             if found is None:
@@ -188,10 +189,10 @@ class ModelGuesses:
         self._apply_threads(model)
         asks = {i: self._ask(running[i], min(found.n_guesses, limits[i])) for i in found.places}
         missing = {i: model.n_missing(ask) for i, ask in asks.items()}
-        gain = 1.0 - base / found.rate if wins else 0.0
+        gain = 1.0 - 1.0 / found.gain if wins else 0.0
         rows_s = self._compute_missing(model, asks, missing, gain, plain_s, plain)
         places = [i for i in found.places if missing[i] == 0]
-        if not places:
+        if not places or (wins and len(places) < len(found.places)):  # who is left out would only be held up
             return ({}, rows_s) if rows_s else self._pause(_N_PAUSE)
         floors = dict.fromkeys(places, 0.0)
         if wins and self._n_drafts % _N_EXPLORED:
@@ -258,13 +259,16 @@ class ModelGuesses:
         lacking = [(n, i) for i, n in missing.items() if n]
         if not lacking or (not gain and len(lacking) < len(missing)):
             return 0.0
+        if gain and None in missing.values():
+            return 0.0
         n_missing, place = min(lacking)
+        n_all = sum(n for n, _ in lacking) if gain else n_missing
         n_rows = min(n_missing, _N_FEW)  # to see what a row takes
         if row_s := self._costs.row_s:
-            total_s = n_missing * row_s
+            total_s = n_all * row_s
             if total_s > self._credit.held_s + self._credit.saved_s:
                 return 0.0
-            if gain and total_s > min(plain.n_left[place], _HORIZON) * gain * plain_s:
+            if gain and total_s > min(*(plain.n_left[i] for i in missing), _HORIZON) * gain * plain_s:
                 return 0.0
             n_rows = max(1, min(n_missing, int(plain.max_hold_s / row_s)))
         begun_s = self._clock()

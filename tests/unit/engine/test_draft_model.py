@@ -77,7 +77,7 @@ def test_a_session_of_the_same_model_is_nearly_always_right() -> None:
     answers = [bench.ask(complete("abc" * 9 + str(i), str(i), max_tokens=300, ignore_eos=True)) for i in range(3)]
     bench.run(*answers)
     drafted, accepted = by_model(bench)
-    assert accepted > 0.9 * drafted > 300
+    assert accepted > 0.9 * drafted > 100
     timings = answers[0].last.timings
     assert timings is not None
     assert 0 < timings.accepted_tokens <= timings.drafted_tokens
