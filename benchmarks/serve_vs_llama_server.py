@@ -385,7 +385,7 @@ def main() -> None:
     model = settings.catalog.default_model
     file = model_file(Store.open(settings.catalog), model, own.backend)
     if bench.wants("restart"):
-        bench.restart(model, Texts())
+        bench.restart(model, Texts(time.time_ns()))  # of its own: an earlier run has left prefixes on the disk
     if own.load == "restart":
         harness.finish(arguments, bench.claims, bench.extra, bench.figures)
         return
