@@ -68,7 +68,7 @@ class Account:
     """What one user's prompts take in a tree. ends: a heap of their ends by worth; some are out of date."""
 
     n_bytes: int = 0
-    ends: list[tuple[int, int, Node]] = field(default_factory=list)
+    ends: list[tuple[tuple[int, int], int, Node]] = field(default_factory=list)
     max_ends: int = 256
 
 
@@ -76,7 +76,8 @@ class Account:
 class Node:
     """A block of tokens behind its parent's. kept is None between the ends where whole sequences are saved.
 
-    account  of whose prompts it is; worth: see prefix_eviction.worth; n_hits: how often a prompt went through it
+    account  of whose prompts it is; n_hits: how often a prompt went through it
+    worth    as prefix_eviction has it, and when it was used: of equal ones the older leaves first
     n_pins  how many pinned prefixes go through it
     is_written  it is on the disk, or cannot be
     """
@@ -87,7 +88,7 @@ class Node:
     kept: Kept | None = None
     children: dict[bytes, Node] = field(default_factory=dict)
     order: list[bytes] = field(default_factory=list)  # the children's keys, sorted
-    worth: int = 0
+    worth: tuple[int, int] = (0, 0)
     n_hits: int = 0
     n_pins: int = 0
     is_written: bool = False

@@ -103,7 +103,14 @@ class PrefixTree:
             for node in path_to(last):
                 n_before += node.n_tokens
                 node.n_hits += n_before <= match.n_tokens
-                node.worth = self._worth(self._floor, self._tick, node.n_hits)
+                node.worth = self._worth(self._floor, self._tick, node.n_hits), self._tick
+            self._age(last)
+
+    def lower(self, match: Match) -> None:
+        """Let what was found leave before anything else: it is in the KV now, and is put here again from there."""
+        for last in match.nodes[-1:]:
+            for node in path_to(last):
+                node.worth = self._floor - 1, self._tick  # what is still here is worth more than what left last
             self._age(last)
 
     def put(
@@ -140,7 +147,7 @@ class PrefixTree:
                 child.is_written = False
                 self._exchange(child, save(start // TOKEN_BYTES, (start + len(block)) // TOKEN_BYTES))
             child.n_hits += start + len(child.key) <= n_hot * TOKEN_BYTES
-            child.worth = self._worth(self._floor, self._tick, child.n_hits)
+            child.worth = self._worth(self._floor, self._tick, child.n_hits), self._tick
             node = child
         else:
             is_missing = node.kept is None or not node.kept.is_there
@@ -288,7 +295,7 @@ class PrefixTree:
         if self.n_bytes <= limit:
             return True
         own = set(map(id, up_from(beside)))
-        held: list[tuple[int, int, Node]] = []
+        held: list[tuple[tuple[int, int], int, Node]] = []
         accounts, all_bytes = self._accounts, limit + n_bytes
         while self.n_bytes > limit and (account := giver(accounts.values(), beside.account, all_bytes)) is not None:
             entry = heappop(account.ends)
@@ -298,7 +305,7 @@ class PrefixTree:
             if node.n_pins or id(node) in own:
                 held.append(entry)
             else:
-                self._floor = max(self._floor, worth)
+                self._floor = max(self._floor, worth[0])
                 self._drop_end(node)
         for entry in held:
             heappush(entry[2].account.ends, entry)
@@ -339,7 +346,7 @@ def public_part(owner: str) -> str:
     return owner[owner.find("\0") :] if "\0" in owner else ""
 
 
-def _is_end(node: Node, worth: int) -> bool:
+def _is_end(node: Node, worth: tuple[int, int]) -> bool:
     return node.worth == worth and not node.children and node.is_there
 
 

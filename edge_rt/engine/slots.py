@@ -85,6 +85,8 @@ class Slots:
         self._clear_for(slot, source if n_reused else None, len(token_ids))
         if source is None:
             self._restore(match, slot)
+            if self._session.caps.reads_own_cells:
+                self.tree.lower(match)
         elif source is not slot and n_reused:
             self._session.seq_copy(source.seq_id, slot.seq_id, n_reused)
             slot.token_ids = source.token_ids[:n_reused]
@@ -143,12 +145,20 @@ class Slots:
             self._shelve(min(idle, key=lambda slot: slot.last_used_s))
         return bool(idle)
 
-    def save_idle(self, is_free: Callable[[], bool]) -> None:
-        """Copy idle slots out while is_free, so that the next request need not wait for it."""
+    def save_idle(self, is_free: Callable[[], bool], *, pushes_out: bool = True) -> None:
+        """Copy idle slots out while is_free, so that the next request need not wait for it.
+
+        pushes_out  also where another prefix must leave for it; else a slot that may stay in its cells is saved when
+                    these are wanted, and both are kept as long as they are not
+        """
+        stays = self._session.caps.reads_own_cells and not pushes_out
         for slot in self._slots:
-            if not slot.busy and is_free():
+            if not slot.busy and is_free() and not (stays and self._pushes_out(slot)):
                 self._save(slot, is_free)
         self.tree.shrink()
+
+    def _pushes_out(self, slot: Slot) -> bool:
+        return self.tree.n_bytes + self._session.seq_bytes(slot.seq_id) > self.tree.limit_bytes()
 
     def _how(self) -> dict[str, bool]:
         return {"can_trim": self._session.caps.can_trim, "can_copy": self._session.caps.can_copy}

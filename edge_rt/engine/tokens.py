@@ -203,7 +203,7 @@ class TokenEngine:
         """Take what came in and compute one step; False once stopped. With wait, sleep while there is nothing to do."""
         wait = wait and not (self._running or self._waiting) and self._stop_at_s is None
         if wait:
-            self._slots.save_idle(self._inbox.empty)
+            self._slots.save_idle(self._inbox.empty, pushes_out=self.warm.awaits_room)
             self.warm.read_ahead(self._inbox.empty)
             if self._inbox.empty() and (asked := self.warm.request()) is not None:
                 self.submit(*asked)

@@ -182,6 +182,11 @@ class WarmStart:
                 return request, pin
         return None
 
+    @property
+    def awaits_room(self) -> bool:
+        """Say whether a pin has been computed that is to be kept now, also where others must leave for it."""
+        return any(pin.n_computed and not pin.is_kept and not pin.problem for pin in self._pins.values())
+
     def _held_bytes(self) -> int:
         """Count what pins take in memory."""
         ends = [each.end for each in self._pins.values() if each.end is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows
 from edge_rt.backends.null import NullSession
 from edge_rt.engine.prefix import Slot
+from edge_rt.engine.prefix_nodes import InMemory
 from edge_rt.engine.slots import Slots
 
 # What is kept of 100 tokens on the null back end: their ids, and four blocks' states with a head of three words each.
@@ -69,6 +71,37 @@ def test_a_prefix_is_restored_into_cells_that_an_idle_one_held() -> None:
     slot, n_reused = kv.begin([*tokens(1), *tokens(3, 60)])
     assert n_reused == 100
     assert kv.holds(slot)
+
+
+def test_what_may_stay_in_its_cells_pushes_nothing_out() -> None:
+    kv = Kv(n_seq_max=2, n_ctx=250, max_prefix_bytes=STATE_BYTES)
+    kv.session.caps = replace(kv.session.caps, reads_own_cells=True)
+    kv.end(kv.begin(tokens(1))[0])
+    kv.slots.save_idle(lambda: True, pushes_out=False)  # there is room
+    kv.end(kv.begin(tokens(2))[0])
+    kv.end(kv.begin(tokens(3))[0])  # in the cells of the first
+    kv.slots.save_idle(lambda: True, pushes_out=False)
+    reused = []
+    for first in (1, 2, 3):
+        slot, n_reused = kv.begin([*tokens(first), 9])
+        reused.append(n_reused)
+        assert kv.holds(slot)
+        kv.end(slot)
+    assert reused[0] == 100
+    assert kv.slots.prefix_bytes <= STATE_BYTES + 4
+
+
+def test_what_went_back_to_its_cells_leaves_memory_before_what_has_none() -> None:
+    kv = Kv(n_seq_max=1, max_prefix_bytes=3 * STATE_BYTES)
+    kv.session.caps = replace(kv.session.caps, reads_own_cells=True)
+    for first in (1, 2, 3, 4):
+        kv.end(kv.begin(tokens(first))[0])
+    slot, n_reused = kv.begin([*tokens(2), 9])
+    assert n_reused == 100
+    kv.slots.tree.put("", tokens(5), lambda start, end: InMemory(np.zeros(100, np.uint8)))
+    is_whole = [kv.slots.tree.find("", tokens(first)).n_tokens == 100 for first in (2, 3, 4, 5)]
+    assert is_whole == [False, True, True, True]
+    kv.end(slot)
 
 
 def test_what_another_prompt_replaces_goes_to_the_shelf() -> None:
