@@ -15,6 +15,7 @@ from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, LoadOptions, ModelFile
 from edge_rt.engine.threads import ThreadChoice
 from edge_rt.engine.tokens import EngineSettings, TokenEngine
+from edge_rt.errors import InvalidRequestError
 from edge_rt.types import GenerateRequest, Message, ResponseFormat, Sampling, Tool
 from tests.unit.engine.null_engine import Answer
 
@@ -129,3 +130,75 @@ def test_greedy_answers_are_the_same_alone_and_together(engine: TokenEngine) -> 
         assert {answer.text for answer in together} == {alone.text}
     for answer in together:
         assert answer.text.startswith('{"name": "')
+
+
+def test_a_stream_is_the_whole_answer_and_a_seed_gives_it_again(engine: TokenEngine) -> None:
+    form = ResponseFormat(kind="json_schema", text=json.dumps(SCHEMA))
+    hot = {"response_format": form, "sampling": Sampling(temperature=1.0, seed=41)}
+    (streamed,), (whole,) = (ask(engine, {**hot, "stream": stream}) for stream in (True, False))
+    assert len(whole.chunks) == 1
+    assert streamed.text == whole.text
+    ids = [i for chunk in streamed.chunks for i in chunk.token_ids]
+    assert engine.detokenize(ids) == whole.text
+    assert streamed.last.usage == whole.last.usage
+    (other,) = ask(engine, {**hot, "sampling": Sampling(temperature=1.0, seed=42)})
+    assert other.text != whole.text
+
+
+def test_each_of_several_answers_is_the_one_that_its_seed_gives_alone(engine: TokenEngine) -> None:
+    """What n answers are to the engine: requests that differ in their seed."""
+    form = ResponseFormat(kind="json_schema", text=json.dumps(SCHEMA))
+    asked = [{"response_format": form, "sampling": Sampling(temperature=1.0, seed=i)} for i in range(4)]
+    together = ask(engine, *asked)
+    assert len({answer.text for answer in together}) == 4
+    for answer in together:
+        if answer.last.finish_reason == "stop":
+            jsonschema.validate(json.loads(answer.text), SCHEMA)
+    if engine._session.caps.is_batch_invariant:
+        assert [answer.text for answer in together] == [ask(engine, each)[0].text for each in asked]
+
+
+def test_log_probabilities_come_with_every_token_of_a_form(engine: TokenEngine) -> None:
+    form = ResponseFormat(kind="json_schema", text=json.dumps(SCHEMA))
+    (answer,) = ask(engine, {"response_format": form, "top_logprobs": 3, "max_tokens": 60})
+    entries = [entry for chunk in answer.chunks for entry in chunk.logprobs]
+    assert answer.last.usage is not None
+    assert len(entries) == answer.last.usage.completion_tokens
+    assert b"".join(entry.raw for entry in entries).decode() == answer.text
+    assert all(entry.logprob <= 0.0 and len(entry.top) == 3 for entry in entries)
+    assert any(entry.logprob < entry.top[0][2] for entry in entries)  # of the model's wishes, which the form overrides
+
+
+def test_a_stop_string_beside_a_form_is_refused(engine: TokenEngine) -> None:
+    answer = Answer()
+    form = ResponseFormat(kind="json_object")
+    message = Message(role="user", content="x")
+    request = GenerateRequest(id="r", model="m", messages=(message,), response_format=form, stop=("}",))
+    engine.submit(request, answer)
+    assert isinstance(answer.error, InvalidRequestError)
+    assert answer.error.param == "stop"
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+def test_a_stop_string_ends_text_and_no_call(engine: TokenEngine, tool_choice: Any) -> None:
+    asked = {"tools": (LOOK_UP,), "tool_choice": tool_choice, "parallel_tool_calls": False, "stop": ('"', "name", "e")}
+    (answer,) = ask(engine, asked)
+    deltas = [delta for chunk in answer.chunks for delta in chunk.tool_calls]
+    if tool_choice == "auto":
+        assert not any(stop in answer.text for stop in asked["stop"])
+    elif answer.last.finish_reason == "tool_calls":
+        jsonschema.validate(json.loads("".join(d.arguments for d in deltas)), json.loads(LOOK_UP.parameters))
+
+
+def test_a_forced_step_is_counted_and_saves_one(engine: TokenEngine) -> None:
+    form = ResponseFormat(kind="json_schema", text=json.dumps(SCHEMA))
+    before = engine.stats()
+    (answer,) = ask(engine, {"response_format": form})
+    after = engine.stats()
+    n_forced = after.forced_tokens_total - before.forced_tokens_total
+    n_tokens = after.completion_tokens_total - before.completion_tokens_total
+    assert answer.last.usage is not None
+    assert n_tokens == answer.last.usage.completion_tokens
+    assert n_forced >= 6
+    n_steps = after.steps_total - before.steps_total
+    assert n_steps <= n_tokens - n_forced + 2  # and the prompt's

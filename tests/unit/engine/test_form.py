@@ -9,8 +9,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from edge_rt.backends.base import LoadOptions, ModelFile
 from edge_rt.backends.null import EOS, NullBackend, NullSession
@@ -392,58 +390,3 @@ def test_the_pages_list_what_is_refused() -> None:
     assert [word for word in sorted(grammar_rewrite.WRITTEN) if f"`{word}`" not in page] == []
     assert [word for word in sorted(grammar_schema.KEYWORDS) if f"`{word}`" not in page] == []
     assert [word for word in sorted(grammar_schema.FORMATS) if f"`{word}`" not in page] == []
-
-
-# Schemas of the supported keywords, small enough that an answer of the null model at temperature 1.5 ends.
-LEAVES = st.one_of(
-    st.builds(
-        lambda a, b: {"type": "integer", "minimum": min(a, b), "maximum": max(a, b)}, *[st.integers(-999, 999)] * 2
-    ),
-    st.builds(lambda n, m: {"type": "string", "minLength": n, "maxLength": n + m}, *[st.integers(0, 4)] * 2),
-    st.lists(st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=4)), min_size=1, max_size=4).map(
-        lambda values: {"enum": values}
-    ),
-    st.sampled_from(
-        [
-            {"type": "boolean"},
-            {"type": ["null", "boolean"]},
-            {"type": "string", "format": "date"},
-            {"type": "string", "format": "time"},
-            {"type": "string", "pattern": "^[a-c]{1,3}$"},
-            {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.25},
-            {"type": "integer", "minimum": 3, "maximum": 60, "multipleOf": 7},
-        ]
-    ),
-)
-NAMES = st.sampled_from(["a", "b", "c d", "é", 'q"', "a/b"])
-
-
-def _containers(schemas: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    def as_object(parts: dict[str, Any], n_required: int) -> Any:
-        required = sorted(parts)[:n_required]
-        return {"type": "object", "properties": parts, "required": required, "additionalProperties": False}
-
-    return st.one_of(
-        st.builds(as_object, st.dictionaries(NAMES, schemas, max_size=3), st.integers(0, 3)),
-        st.builds(
-            lambda item, n, m: {"type": "array", "items": item, "minItems": n, "maxItems": n + m},
-            schemas,
-            *[st.integers(0, 2)] * 2,
-        ),
-        st.lists(schemas, min_size=1, max_size=3).map(lambda parts: {"anyOf": parts}),
-        st.lists(schemas, max_size=2).map(lambda parts: {"type": "array", "prefixItems": parts, "items": False}),
-        schemas.map(lambda part: {"$ref": "#/$defs/p", "$defs": {"p": part}} if "$defs" not in str(part) else part),
-    )
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(schema=st.recursive(LEAVES, _containers, max_leaves=5), seed=st.integers(0, 2**32))
-def test_any_answer_to_any_schema_validates(schema: Any, seed: int) -> None:
-    bench = Bench()
-    answer = bench.ask(complete("x", max_tokens=400, response_format=schema_of(schema), sampling=hot(seed)))
-    if isinstance(answer.error, InvalidRequestError):  # its parts cannot be met together
-        return
-    bench.run(answer)
-    if answer.last.finish_reason == "stop":
-        validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker(["date"]))
-        validator.validate(json.loads(answer.text))
