@@ -35,6 +35,10 @@ MAX_USED_BYTES: Final = 64 * 2**20  # of those that one tenant's unfinished requ
 _FUEL_BYTES: Final = 100
 _FUEL: Final = re.compile(r'"lexer_cost": (\d+)')
 _NO_TOKEN: Final = 2**31
+# Tokens that the library allows or bans together: the library's own set, and lengths between. Near the end of a text
+# of bounded length the worst mask of 152,064 tokens took 1.6 ms without these, and takes 0.2.
+_CHAR: Final = r'[^"\\\x00-\x1F\x7F]'
+_SLICES: Final = (r"[\x20\x0A\x0D\x09]+", *(f"{_CHAR}{{1,{n}}}" for n in (10, 20, 30, 60)), f"{_CHAR}+")
 # The loop waits for a grammar. Ordinary ones take 0.05 ms a token; one that takes more than this is given up.
 _FREE_S: Final = 0.5
 _MAX_TOKEN_S: Final = 0.005
@@ -240,6 +244,25 @@ class Constraint:
         self._account(began_s)
         return bool(n_allowed)
 
+    def first(self, token_ids: Sequence[int], n: int) -> list[int]:
+        """Give the first n of the tokens that may come next; fewer if the first of all show that many may not."""
+        began_s = self._clock()
+        validate, found = self._matcher.validate_tokens, list[int]()
+        for i, token_id in enumerate(token_ids, 1):
+            may_come: bool | int
+            if token_id in self._eog_ids:
+                may_come = not self._ignores_eos and self._matcher.is_accepting()
+            else:
+                may_come = validate([token_id])
+            if may_come:
+                found.append(token_id)
+                if len(found) == n:
+                    break
+            elif i - len(found) > max(2, i // 4):
+                break
+        self._account(began_s)
+        return found
+
     def n_allowed(self, token_ids: Sequence[int]) -> int:
         """Count how many of the tokens may come next, one after the other."""
         return int(self._matcher.validate_tokens(list(token_ids)))
@@ -325,7 +348,10 @@ def read_vocabulary(session: TokenSession) -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(
-        TokenizerWrapper(_Words(session)), n_vocab=session.caps.n_vocab, eos_token=sorted(session.vocab.eog_ids)
+        TokenizerWrapper(_Words(session)),
+        n_vocab=session.caps.n_vocab,
+        eos_token=sorted(session.vocab.eog_ids),
+        slices=list(_SLICES),
     )
 
 

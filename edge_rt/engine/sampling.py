@@ -42,6 +42,10 @@ class Allowed(Protocol):
 
     def allows(self, token_id: int) -> bool: ...
 
+    def first(self, token_ids: Sequence[int], n: int) -> list[int]:
+        """Give the first n of the tokens that may be chosen; fewer if many may not, and mask is the faster way."""
+        ...
+
     def mask(self) -> NDArray[np.bool_]:
         """Say it of every token: (n_vocab,)."""
         ...
@@ -86,6 +90,7 @@ class Sampler:
         self._frequency = sampling.frequency_penalty
         self._answer = _Offsets(n_vocab)
         self._scratch: F32 | None = None
+        self._was_wide = False  # the last mask left more tokens than are sorted
         self._exps: F32 | None = None
 
     def accept(self, token_id: int) -> None:
@@ -116,7 +121,7 @@ class Sampler:
             _check_max(float(adjusted[best]) if len(ids) else -math.inf)
             return best
         if allowed is not None:
-            return self._sample_allowed(adjusted, allowed.mask(), self._rng.random())
+            return self._sample_allowed(adjusted, allowed, self._rng.random())
         if not self._top_k and self._top_p >= 1.0 and self._min_p <= 0.0:
             return self._draw_any(adjusted, self._rng.random())
         ids, weights = self._candidates(adjusted)
@@ -158,13 +163,23 @@ class Sampler:
         self._answer.apply(adjusted)
         return adjusted
 
-    def _sample_allowed(self, logits: F32, mask: NDArray[np.bool_], u: float) -> int:
+    def _sample_allowed(self, logits: F32, allowed: Allowed, u: float) -> int:
         """Choose as sample does where all other logits are -inf, without writing them.
 
         A form leaves few tokens, which are all that is looked at, or nearly all. Then the top_k are among the likeliest
-        of all, unless dozens of these are banned.
+        of all, unless dozens of these are banned. Within a text, where it was so for the last token too, to ask for each
+        of these takes less time than a mask.
         """
-        if np.count_nonzero(mask) <= _FEW:
+        if self._top_k and self._was_wide:
+            likeliest = _largest(logits, min(self._top_k + _N_SPARE, self._n_vocab))
+            if len(found := allowed.first(likeliest.tolist(), self._top_k)) == self._top_k:
+                ids = np.array(found)
+                _check_max(float(logits[ids].max()))
+                ids, weights = self._cut(ids, logits[ids].astype(np.float64))
+                return int(ids[_pick(weights, u)])
+        mask = allowed.mask()
+        self._was_wide = np.count_nonzero(mask) > _FEW
+        if not self._was_wide:
             ids = np.flatnonzero(mask)
             ids = ids[logits[ids] > -np.inf]
             if self._top_k or self._top_p < 1.0:

@@ -133,6 +133,6 @@ def test_any_answer_to_any_schema_validates(schema: Any, seed: int) -> None:
         return
     event(str(answer.last.finish_reason))
     if answer.last.finish_reason == "stop":
-        formats = jsonschema.FormatChecker(["date", "time", "ipv4", "uuid"])
+        formats = jsonschema.FormatChecker(["date", "ipv4", "uuid"])  # its time is draft 3's
         jsonschema.Draft202012Validator(schema, format_checker=formats).validate(json.loads(answer.text))
     bench.assert_idle()

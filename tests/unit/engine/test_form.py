@@ -371,6 +371,18 @@ def test_a_form_that_never_ends_is_the_callers_fault_and_no_error_of_ours(
     bench.assert_idle()
 
 
+def test_tokens_that_are_asked_for_one_by_one_are_those_of_the_mask() -> None:
+    grammars = Grammars(null_session())
+    for ignores_eos in (False, True):
+        constraint = grammars.compile("start: /[a-z ]*/", "regex", ignores_eos=ignores_eos)
+        ids = [ord("a"), EOS, *range(ord("b"), ord("z")), ord("A"), ord(" ")]
+        mask = constraint.mask()
+        assert constraint.first(ids, 20) == [token_id for token_id in ids if mask[token_id]][:20]
+        assert len(constraint.first([*range(128, 200), *ids], 20)) < 20  # so many are banned that a mask is faster
+        constraint.take(ord("b"), forces=False)
+        assert constraint.allows(ord("c"))  # to ask moves nothing
+
+
 def test_requests_share_no_state() -> None:
     grammars = Grammars(null_session())
     one, two = (grammars.compile('start: "ab" | "cd"', "grammar") for _ in range(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -453,6 +454,10 @@ class Mask:
 
     def allows(self, token_id: int) -> bool:
         return bool(self._mask[token_id])
+
+    def first(self, token_ids: Sequence[int], n: int) -> list[int]:
+        found = [token_id for token_id in token_ids if self._mask[token_id]]
+        return found[:n] if len(found) > len(token_ids) // 3 else []
 
     def mask(self) -> NDArray[np.bool_]:
         return self._mask
