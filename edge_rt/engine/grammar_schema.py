@@ -7,6 +7,7 @@ that the library enforces, as a note that asks for nothing, or not at all.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Final
@@ -28,6 +29,10 @@ _MAX_VALUES: Final = 5_000  # of all enums together
 _MAX_OPTIONAL: Final = 400  # properties of one object that may be left out: each makes a step's parse longer
 _MAX_EXACT: Final = 2**53
 _MAX_MINIMUM: Final = 2**20  # characters, items or properties that a schema may ask for
+# Beside a bound less than 1 away the library allows an exclusive whole one, without its decimal point, all the same.
+# Numbers that are nearer to one than this are never written.
+_JUST_BEYOND: Final = 1e-9
+_EXCLUSIVE: Final[Mapping[str, int]] = {"exclusiveMaximum": -1, "exclusiveMinimum": 1}
 _NEVER_REACHED: Final = 2**31  # the library counts up to 2^32; no answer gets as long, so it needs no limit there
 _MAX_MULTIPLE: Final = 1_000  # the product of all multipleOf: divisions are automata with as many states
 
@@ -139,6 +144,8 @@ def plain(schema: Any) -> Any:
             written.setdefault("allOf", []).append({"pattern": _EXACT[value]})
         else:
             written[name] = int(value) if name in _LIMITS else value
+            if name in _EXCLUSIVE and schema.get("type") != "integer" and value == value // 1:
+                written[name] = value + _EXCLUSIVE[name] * max(_JUST_BEYOND, math.ulp(value))
             if name in _LIMITS and written[name] >= _NEVER_REACHED:
                 del written[name]
     if "allOf" in schema and schema.get("format") in _EXACT:

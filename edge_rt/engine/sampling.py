@@ -167,8 +167,8 @@ class Sampler:
         """Choose as sample does where all other logits are -inf, without writing them.
 
         A form leaves few tokens, which are all that is looked at, or nearly all. Then the top_k are among the likeliest
-        of all, unless dozens of these are banned. Within a text, where it was so for the last token too, to ask for each
-        of these takes less time than a mask.
+        of all, unless dozens of these are banned. Within a text, where it was so for the last token too, it takes less
+        time to ask for each of these than for a mask.
         """
         if self._top_k and self._was_wide:
             likeliest = _largest(logits, min(self._top_k + _N_SPARE, self._n_vocab))
@@ -178,7 +178,7 @@ class Sampler:
                 ids, weights = self._cut(ids, logits[ids].astype(np.float64))
                 return int(ids[_pick(weights, u)])
         mask = allowed.mask()
-        self._was_wide = np.count_nonzero(mask) > _FEW
+        self._was_wide = bool(np.count_nonzero(mask) > _FEW)
         if not self._was_wide:
             ids = np.flatnonzero(mask)
             ids = ids[logits[ids] > -np.inf]
