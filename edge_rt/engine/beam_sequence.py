@@ -79,10 +79,11 @@ class BeamSequence(Sequence):
         for own in rows:
             held[own.seq_id].token_ids += own.token_ids
 
-    def begin_in(self, first: Slot, take: Callable[[list[int]], Slot], empty: Callable[[Slot], None]) -> None:
+    def begin_in(self, first: Slot, take: Callable[[list[int]], Slot], cut: Callable[[Slot, int], None]) -> None:
         """Take the places that it needs beside the first, with what is kept of each beam.
 
-        take  gives a free slot that holds as much of a prompt as is known; empty forgets what a slot holds
+        take  gives a free slot that holds as much of a prompt as is known
+        cut   forgets what a slot holds from a token on
         """
         further = self._beam_ids()[1:]
         self.places = [first, *map(take, further)]
@@ -91,8 +92,9 @@ class BeamSequence(Sequence):
         else:  # the prompt of each would have to be computed
             self.search.restart()
             del self.token_ids[self.n_prompt :]
+            cut(first, self.n_prompt - 1)  # the row of the prompt's last token is asked for again
             for slot in self.places[1:]:
-                empty(slot)
+                cut(slot, 0)
         while len(self.places) < self.n_places:
             self.places.append(take(self.token_ids[:1]))
 

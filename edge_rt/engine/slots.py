@@ -92,9 +92,7 @@ class Slots:
             slot.token_ids = source.token_ids[:n_reused]
             if not source.busy and not self._session.caps.reads_own_cells:
                 self._shelve(source)
-        if n_reused < len(slot.token_ids):
-            self._session.seq_trim(slot.seq_id, n_reused)
-            del slot.token_ids[n_reused:]
+        self.cut(slot, n_reused)
         self.n_hits += bool(slot.token_ids)
         slot.busy, slot.is_saved, slot.owner, slot.n_hot = True, False, owner, len(slot.token_ids)
         if source is not None and source is not slot and n_reused:
@@ -137,6 +135,14 @@ class Slots:
         """Forget a slot's KV."""
         self._session.seq_trim(slot.seq_id, 0)
         slot.token_ids = []
+
+    def cut(self, slot: Slot, n_tokens: int) -> None:
+        """Forget a slot's KV from n_tokens on; all of it where the model cannot forget a tail alone."""
+        if n_tokens < len(slot.token_ids):
+            n_tokens = n_tokens if self._session.caps.can_trim else 0
+            self._session.seq_trim(slot.seq_id, n_tokens)
+            del slot.token_ids[n_tokens:]
+            slot.n_hot = min(slot.n_hot, n_tokens)
 
     def drop_oldest_idle(self, *, but: Slot | None = None) -> bool:
         """Move the idle slot used least recently out of the KV; False if no cell is held idle."""

@@ -307,7 +307,7 @@ class TokenEngine:
             n_reused = len(slot.token_ids)
             sequence.slot = slot
             if isinstance(sequence, BeamSequence):
-                sequence.begin_in(slot, partial(self._slots.take_free, owner=owner), self._slots.empty)
+                sequence.begin_in(slot, partial(self._slots.take_free, owner=owner), self._slots.cut)
             if sequence.started_s is None:
                 sequence.started_s = now_s
                 sequence.n_cached = n_reused

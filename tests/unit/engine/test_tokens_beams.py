@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -14,11 +15,11 @@ from edge_rt.backends.base import NoCellsError, SeqRows
 from edge_rt.backends.null import EOS
 from edge_rt.engine.beam_sequence import BeamSequence
 from edge_rt.engine.prefix import Slot
-from edge_rt.errors import CellsExhaustedError, ContextLengthError, InvalidRequestError
+from edge_rt.errors import BackendStepError, CellsExhaustedError, ContextLengthError, InvalidRequestError
 from edge_rt.types import Beams
 from tests import beam_reference
 from tests.beam_reference import NearTie, random_logits
-from tests.unit.engine.null_engine import Answer, Bench, Recorder, complete
+from tests.unit.engine.null_engine import Answer, Bench, Recorder, Whole, complete
 
 N_VOCAB = 264
 _DRAWN = random_logits(N_VOCAB, 3)
@@ -169,6 +170,34 @@ def test_a_preempted_search_goes_on_where_it_was_if_what_it_had_is_kept(max_pref
     engine.assert_idle()
 
 
+class Forgetful(Chancy, Whole):
+    """Restores a sequence and then, as where cells run out, no more for a while."""
+
+    n_loads = 0
+
+    def seq_load(self, seq_id: int, state: NDArray[np.uint8]) -> None:
+        self.n_loads += 1
+        if self.n_loads > 1:
+            raise BackendStepError(reason="no cells")
+        super().seq_load(seq_id, state)
+
+
+def test_a_search_of_which_only_the_first_beam_was_kept_begins_again_behind_its_prompt() -> None:
+    engine = Bench(session_type=Forgetful, n_ctx=512, max_prefix_bytes=2**20)
+    beams = Beams(n_beams=3, n_best=3)
+    search = engine.ask(complete("y" * 50, "b", max_tokens=60, beams=beams, ignore_eos=True, priority="background"))
+    for _ in range(45):
+        engine.engine.step()
+    urgent = engine.ask(complete("x" * 300, "a", max_tokens=100, ignore_eos=True, priority="interactive"))
+    engine.run(search, urgent)
+    assert engine.engine.stats().preempted_total > 0
+    found = beam_reference.search(model, b"y" * 50, beams, max_answer=60, eog_ids=frozenset())
+    assert [hypothesis.token_ids for hypothesis in search.last.hypotheses] == [each.token_ids for each in found]
+    rows_of_prompt = [rows for rows in chain(*engine.session.batches) if rows.start < 49 and ord("y") in rows.token_ids]
+    assert [len(rows.token_ids) for rows in rows_of_prompt] == [50]  # nor is it computed again
+    engine.assert_idle()
+
+
 def test_what_was_not_kept_of_the_beams_is_computed_before_they_go_on() -> None:
     engine = bench(n_ctx=512)
     beams = Beams(n_beams=2)
@@ -180,7 +209,7 @@ def test_what_was_not_kept_of_the_beams_is_computed_before_they_go_on() -> None:
     first, second = sequence._beam_ids()
     sequence.give_back()
     sequence.slot = Slot(0, first[:-1])
-    sequence.begin_in(sequence.slot, lambda ids: Slot(1, ids[:9]), lambda slot: slot.token_ids.clear())
+    sequence.begin_in(sequence.slot, lambda ids: Slot(1, ids[:9]), engine.engine._slots.cut)
     n_missing = len(second) - 9
     seen = []
     for _ in range(2):
