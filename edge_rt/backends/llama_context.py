@@ -26,8 +26,9 @@ class LlamaContext:
 
     can_part  whether llama.cpp can lay out this model's cells in parts, and restores what it has saved of one cache
 
-    Raises BackendStepError, after which no sequence may be used, where a new layout fails; OSError where there is no
-    context to begin with. While cells are laid out anew what they hold is in memory twice.
+    Raises BackendStepError where there is no context to begin with, and where a new layout fails: then it is closed.
+    While cells are laid out anew what they hold is in memory twice. Logits are views of the context's memory: nothing
+    that may lay cells out anew, as decode and seq_load may, is to be called before they have been read.
     """
 
     def __init__(
@@ -106,10 +107,11 @@ class LlamaContext:
     # -- sequences -------------------------------------------------------------------------------------------------
 
     def seq_copy(self, src: int, dst: int, n_tokens: int) -> None:
+        if n_tokens > 0:
+            self._choice.count_copy()
         if self._parts is None:
             self._lib.llama_memory_seq_cp(self._memory, src, dst, 0, n_tokens)
         elif n_tokens > 0:
-            self._choice.count_copy()
             self.seq_load(dst, self.seq_save(src))
             self.seq_trim(dst, n_tokens)
 

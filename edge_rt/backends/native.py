@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from edge_rt.backends.base import (
     Absent,
     Device,
-    HeadAsk,
     LoadOptions,
     MemoryNeed,
     ModelFile,
@@ -30,6 +29,7 @@ from edge_rt.backends.base import (
     Vocab,
     model_info,
 )
+from edge_rt.backends.drafting import HeadAsk
 from edge_rt.backends.interrupt import interrupt_held
 from edge_rt.backends.llama_library import LlamaVocab, load_library
 from edge_rt.backends.native_config import NativeConfig, engine_config, read_config

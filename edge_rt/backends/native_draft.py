@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_rt.backends.base import HeadAsk
+from edge_rt.backends.drafting import HeadAsk
 from edge_rt.backends.native_library import ERRORS, TYPES, Asked, Tensor
 from edge_rt.catalog.draft_head import DraftHead
 from edge_rt.errors import BackendStepError, ModelFormatError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as ListOf
 from typing import TYPE_CHECKING
 
-from edge_rt.backends.base import Drafting, HeadAsk
+from edge_rt.backends.drafting import Drafting, HeadAsk
 from edge_rt.engine.draft_model import Ask, Draft
 
 if TYPE_CHECKING:

@@ -95,6 +95,11 @@ class OnDisk:
         return 0
 
     @property
+    def size_bytes(self) -> int:
+        """Count the bytes that it takes once it is read."""
+        return self.file.head.sizes[self.number]
+
+    @property
     def is_there(self) -> bool:
         return not self.file.is_gone
 

@@ -205,10 +205,14 @@ class PrefixTree:
 
     def hold(self, node: Node, state: NDArray[np.uint8], on_disk: Kept) -> bool:
         """Keep in memory what was read from the disk for a node; False where something would have to leave for it."""
-        if self.n_bytes + state.nbytes > self._max_bytes(self.n_bytes):
+        if not self.has_room(state.nbytes):
             return False
         self._exchange(node, Both(state, on_disk))
         return True
+
+    def has_room(self, n_bytes: int) -> bool:
+        """Say whether so many bytes more may be kept and nothing need leave for them."""
+        return self.n_bytes + n_bytes <= self.limit_bytes()
 
     def has_file(self, node: Node, on_disk: Kept) -> None:
         """Note that a file has a node's state too, which need not stay in memory then."""

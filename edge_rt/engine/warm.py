@@ -227,7 +227,7 @@ class WarmStart:
             for node in self._path(file.head.owner, file.token_ids):
                 if not isinstance(node.kept, OnDisk):
                     continue
-                if not go_on():
+                if not go_on() or not self._tree.has_room(node.kept.size_bytes):
                     return
                 if (state := node.kept.read()) is None:
                     self._tree.drop(node)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_rt.backends import registry
-from edge_rt.backends.base import Backend, Drafting, LoadOptions, MemoryNeed, ModelFile, TokenSession
+from edge_rt.backends.base import Backend, LoadOptions, MemoryNeed, ModelFile, TokenSession
 from edge_rt.backends.dispatch import dispatch
+from edge_rt.backends.drafting import Drafting
 from edge_rt.catalog.draft_head import is_head, read_head
 from edge_rt.devices import memory
 from edge_rt.devices.base import Reading

@@ -166,6 +166,21 @@ def test_a_sequence_that_outgrows_its_part_takes_all_to_the_pool(session: LlamaC
     assert [session.seq_length(i) for i in range(N_SEQ)] == [0, 30, 30, 30]
 
 
+def test_cells_stay_in_the_pool_while_sequences_are_copied_over_and_over(session: LlamaCpuSession) -> None:
+    ids = texts(1, 20)[0]
+    session.decode([SeqRows(i, 0, ids, want_logits=False) for i in range(N_SEQ)])
+    layouts = [session.is_in_parts]
+    for _ in range(200):
+        session.decode([SeqRows(i, 20, [9], want_logits=True) for i in (0, 1, 2)])
+        for i in (0, 1, 2):
+            session.seq_trim(i, 20)
+        session.seq_trim(3, 0)
+        session.seq_copy(0, 3, 20)
+        layouts.append(session.is_in_parts)
+    assert layouts == [True] * layouts.count(True) + [False] * layouts.count(False)
+    assert not session.is_in_parts
+
+
 def test_what_is_saved_is_the_same_in_either_layout(session: LlamaCpuSession) -> None:
     [ids] = texts(1, 50)
     session.decode([SeqRows(2, 0, ids, want_logits=False)])  # a lone sequence has the first part

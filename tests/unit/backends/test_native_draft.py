@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_rt.backends.base import Drafting, HeadAsk, LoadOptions, SeqRows
+from edge_rt.backends.base import LoadOptions, SeqRows
+from edge_rt.backends.drafting import Drafting, HeadAsk
 from edge_rt.backends.native import NativeBackend, NativeSession
 from edge_rt.catalog.draft_head import DraftHead, read_head
 from edge_rt.errors import BackendStepError, ModelFormatError

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.backends.base import HeadAsk, LoadOptions
+from edge_rt.backends.base import LoadOptions
+from edge_rt.backends.drafting import HeadAsk
 from edge_rt.backends.native import NativeBackend
 from edge_rt.catalog.draft_head import DraftHead, read_head
 from edge_rt.engine.draft_model import Ask, Draft

@@ -140,6 +140,10 @@ def test_nothing_leaves_for_what_is_read_ahead(tmp_path: Path) -> None:
     after.engine.warm.read_ahead(lambda: True)
     assert 0 < after.engine.stats().restored_tokens_total < sum(p.n_tokens for p in pins(after))
     assert after.engine.stats().prefix_bytes <= 4500
+    for path in (tmp_path / "p").glob("*.kv"):
+        path.unlink()
+    after.engine.warm.read_ahead(lambda: True)  # what has no room is not even read
+    assert after.engine.stats().prefixes_lost_total == 0
     again = after.ask(chat("something else " * 10, "again"))
     after.run(again)
     assert cached(again) > 150
