@@ -137,6 +137,11 @@ class PrefixDisk:
             self._lock = _private(str(self._folder / ".lock"), os.O_RDWR | os.O_CREAT)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             names = sorted(entry.name for entry in os.scandir(self._folder))[:_MAX_FILES]
+        except BlockingIOError:
+            told = "another worker of this model keeps its own there; end its daemon, or give this one a store_dir"
+            _log.warning("prefixes are not kept in %s: %s", self._folder, told)
+            self.close()
+            return False
         except OSError as exc:
             _log.warning("prefixes are not kept in %s: %s", self._folder, exc.strerror or exc)
             self.close()

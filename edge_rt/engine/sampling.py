@@ -411,6 +411,7 @@ def _check_max(value: float) -> float:
     """Hand on a maximum; NumPy's is NaN if anything is."""
     if not math.isfinite(value):
         what = "no finite value" if value == -math.inf else "NaN or +inf"
-        reason = f"the model's output holds {what}; `edge_rt models verify` tells whether its file is damaged"
+        remedy = "`edge_rt models verify` tells whether its file is damaged; a LoRA adapter's numbers may be too large"
+        reason = f"the model's output holds {what}; {remedy}"
         raise BackendStepError(reason=reason)
     return value

@@ -33,7 +33,7 @@ def place_draft(
     manifest  of the model; manifests  all of them, by id
 
     What a manifest names is left out where it is not there. For what the configuration names, raises ConfigError where
-    it is no language model, ModelNotFoundError for a variant that there is not, and ModelNotPulledError.
+    it is no language model or no file, ModelNotFoundError for a variant that there is not, and ModelNotPulledError.
     """
     name = own.draft or (manifest.draft if manifest is not None else "")
     if name in ("", _NONE) or not config.engine.max_draft:
@@ -44,7 +44,8 @@ def place_draft(
     if is_file_name(name):
         path = Path(name).expanduser()
         if not path.is_file():
-            raise ModelNotPulledError(model=name)
+            problem = f"{path} is no file; name a GGUF file that the daemon can read, or MODEL[:VARIANT] of the catalog"
+            raise ConfigError(key=f"models.{model}.draft", problem=problem, origin="configuration")
         return DraftLoad(model=path.stem, variant="", path=str(path), quant="", backend=config.engine.backend)
     draft, _, variant = name.partition(":")
     settings, found = config.model(draft), manifests.get(draft)

@@ -400,12 +400,16 @@ def describe_exit(status: int | None, problem: str, last_words: str) -> str:
 
     status   as waitpid tells it, -N for signal N; None if it has not ended
     problem  what the channel saw
+
+    Who was killed could not say why: what was said last is of something else.
     """
     if status is None:
         what = f"{problem}, and it cannot be killed"
     elif status < 0:
         name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-        what = f"{name}, perhaps out of memory" if -status == signal.SIGKILL else name
+        if -status == signal.SIGKILL:
+            return f"{name}, perhaps out of memory"
+        what = name
     else:
         what = f"exit status {status}"
     return f"{what}: {last_words}" if last_words else what

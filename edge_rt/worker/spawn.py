@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 
@@ -15,6 +16,7 @@ from edge_rt.worker.process import Handle
 _log = logging.getLogger(__name__)
 
 _MAX_LINE_BYTES = 400
+_LOGGED = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: ")
 _SEND_BYTES = 1024 * 1024  # a picture's tensor goes in one write; net.core.wmem_max may allow less
 
 
@@ -40,7 +42,10 @@ async def spawn() -> tuple[socket.socket, Handle]:
 
 
 class _Child:
-    """A spawned worker. Its output is logged line by line; the last line is kept as its last words."""
+    """A spawned worker. Its output is logged line by line; the last that it did not log is kept as its last words.
+
+    What it logs it lives on after, so that an error of long ago is no reason for its end.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.pid = process.pid
@@ -74,8 +79,14 @@ class _Child:
 
     def _say(self, raw: bytes) -> None:
         if line := raw[:_MAX_LINE_BYTES].decode("utf-8", "replace").strip():
-            self._last = line
+            if not is_logged(line):
+                self._last = line
             _log.log(level(line), "worker %d: %s", self.pid, line)
+
+
+def is_logged(line: str) -> bool:
+    """Say whether a line is the worker's logging's, as worker/main.py sets it up, and not what broke out of it."""
+    return _LOGGED.match(line) is not None
 
 
 def level(line: str) -> int:

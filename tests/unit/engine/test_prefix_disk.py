@@ -200,6 +200,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path, caplog: pytest.LogC
     first = disk(tmp_path)
     assert not PrefixDisk(tmp_path / "prefixes", KEY, GIB, free_bytes=lambda _: GIB).open()
     assert "are not kept" in caplog.text
+    assert "another worker" in caplog.text
     first.close()
     assert PrefixDisk(tmp_path / "prefixes", KEY, GIB, free_bytes=lambda _: GIB).open()
 

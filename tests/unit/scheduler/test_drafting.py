@@ -93,7 +93,7 @@ def test_what_the_configuration_names_may_not() -> None:
 
 def test_a_file_may_draft(tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
-    with pytest.raises(ModelNotPulledError):
+    with pytest.raises(ConfigError, match="is no file; name a GGUF file"):
         placed(str(path))
     path.touch()
     found = placed(str(path))

@@ -540,6 +540,7 @@ def test_a_child_that_cannot_be_killed_does_not_hold_up_its_requests_for_ever() 
     ("status", "words", "expected"),
     [
         (-9, "", "SIGKILL, perhaps out of memory"),
+        (-9, "a word of yesterday", "SIGKILL, perhaps out of memory"),
         (-6, "GGML_ASSERT failed", "SIGABRT: GGML_ASSERT failed"),
         (-64, "", "SIGRTMAX"),
         (-99, "", "signal 99"),
