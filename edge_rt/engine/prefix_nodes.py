@@ -77,7 +77,7 @@ class Node:
     """A block of tokens behind its parent's. kept is None between the ends where whole sequences are saved.
 
     account  of whose prompts it is; n_hits: how often a prompt went through it
-    worth    as prefix_eviction has it, and when it was used: of equal ones the older leaves first
+    worth    as prefix_eviction has it, and when it was used: what has least leaves first
     n_pins  how many pinned prefixes go through it
     is_written  it is on the disk, or cannot be
     """

@@ -16,7 +16,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_rt.engine.prefix_eviction import giver, worth
+from edge_rt.engine.prefix_eviction import giver, least_used
 from edge_rt.engine.prefix_nodes import (
     TOKEN_BYTES,
     Account,
@@ -45,7 +45,7 @@ class PrefixTree:
         *,
         n_block: int,
         keeps_ranges: bool,
-        worth: Callable[[int, int, int], int] = worth,
+        worth: Callable[[int, int, int], int] = least_used,
     ) -> None:
         self._max_bytes = max_bytes
         self._worth = worth
