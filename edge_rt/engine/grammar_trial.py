@@ -122,7 +122,7 @@ class Trials:
         return process.stdout.readline(_MAX_LINE)
 
     def _ended_by(self) -> str:
-        """End the child and say which limit it met; "" if it ended by itself."""
+        """End the child and say which limit it met; "" if it ended by itself, or somebody else has ended it."""
         process = self._process
         assert process is not None
         try:
@@ -131,7 +131,7 @@ class Trials:
             self._end()
             return f"{self._max_wait_s:g} s on this busy machine"
         self._end()
-        if status >= 0:
+        if status >= 0 or -status == signal.SIGKILL:  # as when the thread that has started it ends
             return ""
         if -status == signal.SIGPROF:
             return f"{self._max_s:g} s of computing"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -71,6 +71,19 @@ def test_a_child_that_is_gone_is_started_again(trials: Trials) -> None:
     process.terminate()  # from outside: no limit of ours
     process.wait()
     assert trials.compile(schema(type="integer")).limit == ""
+
+
+def test_a_child_that_somebody_kills_is_no_fault_of_the_grammar() -> None:
+    commands = [["sh", "-c", "head -c 4 > /dev/null; kill -KILL $$"]]
+
+    def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(commands.pop() if commands else command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    trials = Trials(start=start)
+    try:
+        assert trials.compile(schema(type="integer")).n_bytes > 0
+    finally:
+        trials.close()
 
 
 def test_no_child_at_all_is_no_fault_of_the_grammar() -> None:
