@@ -1,10 +1,11 @@
 """Let a model answer questions by itself, and keep its tokens and states, to train a draft head on.
 
-    python -m tools.draft_data DIR [--questions FILE] [--parts N] [--first N]
+    python -m tools.draft_data DIR [--questions FILE --questions-from NAME…] [--parts N] [--first N]
 
-Questions are subjects of models/imagenet-1k-labels.txt and everyday ones in sentences of our own; those of FILE, whose
-lines are JSON strings, are a bit more than half. Most are asked in the model's chat form, some are beginnings to go on
-with. Half of the answers are greedy, half drawn as chat answers are. A twentieth of the questions is held out.
+Questions are subjects of models/imagenet-1k-labels.txt and everyday ones in sentences of our own; those of FILE,
+whose lines are JSON strings, are a bit more than half, and the head says which data sets they are from. Most are
+asked in the model's chat form, some are beginnings to go on with. Half of the answers are greedy, half drawn as chat
+answers are. A twentieth of the questions is held out.
 
 DIR gets files of 256 answers, `part-NNNN.npz`: ids, of each answer with the token before it; lens, drawn and held of
 each; and states [n, n_embd] float16, the model's own behind its last layer at each of these tokens but an answer's
@@ -196,6 +197,8 @@ def main() -> None:
     parser.add_argument("--variant", default="q4_1")
     arguments = parser.parse_args()
     asked = []
+    if (arguments.questions is None) != (not arguments.questions_from):
+        parser.error("--questions and --questions-from go together: a head must say what it was trained on")
     if arguments.questions is not None:
         asked = [json.loads(line) for line in arguments.questions.read_text(encoding="utf-8").splitlines()]
     arguments.directory.mkdir(parents=True, exist_ok=True)
