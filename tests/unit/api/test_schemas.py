@@ -125,7 +125,7 @@ def test_prompts_may_be_strings_or_ids() -> None:
 
 def test_tokenize_has_llama_servers_defaults() -> None:
     wire = decode(b'{"content":"x"}', TokenizeRequest)
-    assert (wire.add_special, wire.parse_special) == (False, True)
+    assert (wire.add_special, wire.parse_special) == (None, True)  # whether BOS comes first is the route's to know
     assert refused(b'{"tokens":["x"]}', DetokenizeRequest).param == "tokens[0]"
 
 
