@@ -22,12 +22,13 @@ from dataclasses import dataclass
 import harness
 import numpy as np
 
-from edge_rt.engine.prefix_eviction import least_used, most_asked
+from edge_rt.engine.prefix_eviction import least_used
 from edge_rt.engine.prefix_nodes import InMemory
 from edge_rt.engine.prefix_tree import PrefixTree
 
 TOKEN_BYTES = 64  # of a state, less than a model's: only ratios count
 _N_BLOCK = 32
+_MAX_COUNTED_HITS = 16  # what was asked for more often than that is not kept longer once nobody asks any more
 _STATE = np.zeros(_N_BLOCK * TOKEN_BYTES, np.uint8)
 Turn = tuple[list[int], list[int]]  # a prompt, and all that is computed once it is answered
 
@@ -100,6 +101,18 @@ def agents(rnd: random.Random, text: Text) -> Iterator[Turn]:
 def shift(rnd: random.Random, text: Text) -> Iterator[Turn]:
     for _ in range(2):
         yield from popular(rnd, text, n_tenants=12, n=400, scans=0.15)
+
+
+def most_asked(floor: int, _tick: int, n_hits: int) -> int:
+    """Let blocks stay longer that many prompts have gone through: GDSF (greedy dual size with frequency).
+
+    floor   the worth of what left last, so that what is not used any more sinks as others come and go
+    n_hits  how many prompts have gone through it
+
+    What a block costs to compute for each of its bytes is the same for all blocks of a model, so that hits alone are
+    left to weigh.
+    """
+    return floor + 1 + min(n_hits, _MAX_COUNTED_HITS)
 
 
 def computed(trace: list[Turn], max_bytes: int, choice: Callable[[int, int, int], int]) -> tuple[float, int]:

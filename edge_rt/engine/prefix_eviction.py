@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from edge_rt.engine.prefix_nodes import Account
-
-MAX_COUNTED_HITS: Final = 16  # what was asked for more often than that is not kept longer once nobody asks any more
 
 
 def least_used(_floor: int, tick: int, _n_hits: int) -> int:
     """Say how long a block that was used at a tick stays: what was used longest ago leaves first."""
     return tick
-
-
-def most_asked(floor: int, _tick: int, n_hits: int) -> int:
-    """Let blocks stay longer that many prompts have gone through: GDSF (greedy dual size with frequency).
-
-    floor   the worth of what left last, so that what is not used any more sinks as others come and go
-    n_hits  how many prompts have gone through it
-
-    What a block costs to compute for each of its bytes is the same for all blocks of a model, so that hits alone are
-    left to weigh. It is here to compare with: it computes less on some loads and more on others
-    (benchmarks/prefix_eviction.py).
-    """
-    return floor + 1 + min(n_hits, MAX_COUNTED_HITS)
 
 
 def giver(accounts: Iterable[Account], own: Account, limit_bytes: int) -> Account | None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_rt.engine.prefix import common_prefix
-from edge_rt.engine.prefix_eviction import least_used, most_asked
 from edge_rt.engine.prefix_nodes import InMemory, Match, common_tokens, packed
 from edge_rt.engine.prefix_tree import PrefixTree
 
@@ -198,17 +195,15 @@ def ask(kept: PrefixTree, owner: str, token_ids: list[int]) -> int:
     return match.n_tokens
 
 
-@pytest.mark.parametrize(("choice", "stays"), [(least_used, False), (most_asked, True)])
-def test_what_many_prompts_began_with_outlasts_what_one_did_by_hits_alone(
-    choice: Callable[[int, int, int], int], stays: bool
-) -> None:
+def test_what_was_used_longest_ago_leaves_however_many_prompts_began_with_it() -> None:
     often = [1, 2, 3, 4, 5, 6, 7, 8]
-    kept = PrefixTree(lambda _: 3 * size([9] * 4), n_block=BLOCK, keeps_ranges=True, worth=choice)
+    kept = tree(3 * size([9] * 4))
     for _ in range(4):
         ask(kept, "", often)
     for first in (9, 10, 11, 12):
         ask(kept, "", [first] * 4)
-    assert (kept.find("", often).n_tokens == 8) is stays
+    assert kept.find("", often).n_tokens == 0
+    assert kept.find("", [12] * 4).n_tokens == 4
 
 
 @given(st.integers(1, 60), st.integers(2, 6))
