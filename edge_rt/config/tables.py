@@ -37,6 +37,7 @@ NpuName = Literal["npu_qnn", "npu_openvino", "npu_rknn", "npu_serial"]
 NpuOption = Annotated[str, Meta(pattern=r"^npu_[a-z]+\.\w+\Z")]
 # upper clocks of CPUs; of NPUs, GPUs and memory; the energy preference; the chip's own power limit
 Actuator = Literal["cpufreq", "devfreq", "epp", "rapl"]
+AdapterName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]  # MODEL:ADAPTER names it
 # as udev names it, with its speed in baud (921,600)
 SerialPort = Annotated[str, Meta(pattern=r"^/[^\0@]{1,200}(@[0-9]{4,8})?\Z")]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -253,7 +254,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     keep_alive_s: float | None = None
     preload: bool = False
     draft: str = ""  # MODEL[:VARIANT] or a GGUF file that guesses tokens ahead; "": the manifest's, "none": none
-    adapters: dict[str, AdapterSettings] = {}  # LoRA adapters that requests may name
+    adapters: dict[AdapterName, AdapterSettings] = {}  # LoRA adapters that requests may name
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -292,6 +292,9 @@ def test_a_fault_in_a_table_inside_a_models_table_is_named(file: Path) -> None:
     for fault, key in (("", "models.m.adapters.b"), ("file = 1\n", "models.m.adapters.b.file")):
         error = failure(file, f'[models.m.adapters.a]\nfile = "x"\n[models.m.adapters.b]\n{fault}')
         assert error.key == key
+    for name in ("", "a:b", "a\\u0000b", "a b", "-", "x" * 65):
+        error = failure(file, f'[models.m.adapters."{name}"]\nfile = "x"\n')
+        assert error.key.startswith("models.m.adapters")
     adapters = load(file, '[models.m.adapters.a]\nfile = "x"\n').config.model("m").adapters
     assert adapters["a"].file == "x"
 
