@@ -147,7 +147,8 @@ class MemoryNeed:
 class SeqRows:
     """Rows of one sequence in a batch: token_ids go to positions start, start + 1, …
 
-    want_logits asks for the logits after the last of them; want_all for those after each (scoring).
+    want_logits asks for the logits after the last of them; want_all for those after each (scoring). shares says that
+    the sequence is copied over and over: copies must share its cells where they can (Capabilities.copies_share).
     """
 
     seq_id: int
@@ -155,6 +156,7 @@ class SeqRows:
     token_ids: Sequence[int]
     want_logits: bool
     want_all: bool = False
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ sees its own part alone. But no sequence may be longer than its part then, and l
 sequences whose parts lie side by side; each further run of parts is a batch of its own, which reads all weights again.
 
 So the cells are laid out in parts where that is possible, and in the pool where a sequence outgrows its part, or
-sequences are copied over and over, which share cells in the pool alone. What is decided is decided here, by pure
-functions and counts of steps; llama_context carries it out.
+sequences are copied over and over, which share cells in the pool alone. A beam search is in the pool from its prompt
+on: copies that were made in parts would share nothing there, and take more cells than there are. What is decided is
+decided here, by pure functions and counts of steps; llama_context carries it out.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ class LayoutChoice:
     def count_copy(self) -> None:
         self._copied = [*self._copied[1 - _N_COPIES :], self._n_steps]
 
-    def in_parts(self, longest: int, n_rows: int, *, is_in_parts: bool) -> bool:
+    def in_parts(self, longest: int, n_rows: int, *, is_in_parts: bool, shares: bool = False) -> bool:
         """Say how the cells shall lie in a step, after which the longest of all sequences has so many tokens.
 
         n_rows  sequences in the step; with few there is nothing to gain
+        shares  copies of one of them must share its cells
         """
         self._n_steps += 1
-        if longest > self.n_part:
+        if shares or longest > self.n_part:
             self._n_calm = 0
             return False
         if len(self._copied) == _N_COPIES and self._n_steps - self._copied[0] < _COPY_STEPS:

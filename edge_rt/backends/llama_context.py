@@ -185,7 +185,8 @@ class LlamaContext:
         longest = max(rows.start + len(rows.token_ids) for rows in batch)
         if self._parts is None:
             longest = max(longest, *(self.seq_length(seq_id) for seq_id in range(self._n_seq_max)))
-        in_parts = self._choice.in_parts(longest, len(batch), is_in_parts=self.is_in_parts)
+        shares = any(rows.shares for rows in batch)
+        in_parts = self._choice.in_parts(longest, len(batch), is_in_parts=self.is_in_parts, shares=shares)
         if in_parts != self.is_in_parts:
             self._lay_out(in_parts=in_parts)
         if self._parts is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,9 @@ class BeamSequence(Sequence):
         return self.n_places * caps.n_cells(self.n_prompt + n_answer)
 
     def rows(self, n: int, draft: ListOf[int]) -> list[SeqRows]:
+        return [replace(own, shares=True) for own in self._rows(n, draft)]
+
+    def _rows(self, n: int, draft: ListOf[int]) -> list[SeqRows]:
         if not self.order:  # the prompt
             return Sequence.rows(self, n, draft)
         missing = [(slot, ids[len(slot.token_ids) :]) for slot, ids in zip(self._slots, self._beam_ids(), strict=True)]

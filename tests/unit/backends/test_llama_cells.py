@@ -16,8 +16,12 @@ from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, LoadOptions, ModelFile, NoCellsError, SeqRows
 from edge_rt.backends.llama_cells import LayoutChoice, Parts, moves, n_runs, part_tokens
 from edge_rt.backends.llama_cpu import LlamaCpuSession
+from edge_rt.engine.settings import EngineSettings
+from edge_rt.engine.start import start_engine
 from edge_rt.errors import BackendStepError
+from edge_rt.types import Beams, GenerateRequest
 from tests import byte_model
+from tests.unit.engine.null_engine import Answer
 
 N_SEQ = 4
 N_PART = 256
@@ -179,6 +183,22 @@ def test_cells_stay_in_the_pool_while_sequences_are_copied_over_and_over(session
         layouts.append(session.is_in_parts)
     assert layouts == [True] * layouts.count(True) + [False] * layouts.count(False)
     assert not session.is_in_parts
+
+
+def test_beams_share_their_prompt_also_where_each_would_outgrow_its_part(session: LlamaCpuSession) -> None:
+    prompt, answer = tuple(texts(1, 220)[0]), Answer()  # four of 410 tokens are more than all cells
+    engine = start_engine(session, EngineSettings(max_prefix_bytes=0), n_threads=1, idle_cores=lambda: None)
+    beams = Beams(n_beams=N_SEQ)
+    engine.submit(
+        GenerateRequest(id="b", model="m", prompt_token_ids=prompt, max_tokens=190, ignore_eos=True, beams=beams),
+        answer,
+    )
+    for _ in range(300):
+        if answer.is_over:
+            break
+        engine.step()
+    assert answer.error is None
+    assert len(answer.last.token_ids) == 190
 
 
 def test_what_is_saved_is_the_same_in_either_layout(session: LlamaCpuSession) -> None:
