@@ -29,7 +29,8 @@ from edge_rt.backends.llama_context import KV_TYPES, LlamaContext
 from edge_rt.backends.llama_library import LlamaVocab, Log, load_library, system_info, version
 from edge_rt.catalog.gguf import GgufHeader
 from edge_rt.catalog.lora import check_adapter, check_numbers
-from edge_rt.devices import cpu
+from edge_rt.devices import cpu, memory
+from edge_rt.devices.base import Reading
 from edge_rt.errors import BackendLoadError, BackendStepError, BackendUnavailableError
 from edge_rt.types import Adapter, AdapterFile, Capabilities
 
@@ -81,13 +82,24 @@ class LlamaCpuBackend:
         return session
 
 
-def open_session(file: ModelFile, options: LoadOptions, *, is_interrupted: Callable[[], bool]) -> LlamaCpuSession:
-    """Load a model; give up with BackendLoadError once is_interrupted says so."""
+def open_session(
+    file: ModelFile,
+    options: LoadOptions,
+    *,
+    is_interrupted: Callable[[], bool],
+    available: Callable[[], Reading[int]] = memory.available_bytes,
+) -> LlamaCpuSession:
+    """Load a model; give up with BackendLoadError once is_interrupted says so.
+
+    available  the memory that is there, by which cells may be laid out anew: they are held twice then
+    """
     if reason := LlamaCpuBackend().supports(file, options):  # llama.cpp aborts on crafted files: ours looks first
         raise BackendLoadError(model=file.model, reason=reason)
     lib, log = load_library()
     log.lines.clear()
-    return LlamaCpuSession(lib, log, file, options, is_interrupted)
+    need, have_bytes = _estimate(file.header, options), available().value
+    has_room = have_bytes is not None and have_bytes >= need.total_bytes + need.kv_bytes
+    return LlamaCpuSession(lib, log, file, options, is_interrupted, has_room=has_room)
 
 
 def _estimate(header: GgufHeader, options: LoadOptions) -> MemoryNeed:
@@ -114,6 +126,8 @@ class LlamaCpuSession:
         file: ModelFile,
         options: LoadOptions,
         is_interrupted: Callable[[], bool],
+        *,
+        has_room: bool,
     ) -> None:
         self._lib, self._log = lib, log
         self._model: Any = None
@@ -131,7 +145,7 @@ class LlamaCpuSession:
         n_threads = options.n_threads or len(cpu.usable_cores())
         can_trim = not (lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model))
         # A model of sliding windows has two caches, of which each is saved in a form of its own.
-        can_part = can_trim and f"{header.arch}.attention.sliding_window" not in header.metadata
+        can_part = has_room and can_trim and f"{header.arch}.attention.sliding_window" not in header.metadata
         try:
             self._context = LlamaContext(
                 lib, log, self._model, options, n_threads=n_threads, n_vocab=n_vocab, can_part=can_part

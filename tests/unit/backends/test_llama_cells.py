@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, LoadOptions, ModelFile, NoCellsError, SeqRows
 from edge_rt.backends.llama_cells import LayoutChoice, Parts, moves, n_runs, part_tokens
-from edge_rt.backends.llama_cpu import LlamaCpuSession
+from edge_rt.backends.llama_cpu import LlamaCpuSession, open_session
+from edge_rt.devices.base import known
 from edge_rt.engine.settings import EngineSettings
 from edge_rt.engine.start import start_engine
 from edge_rt.errors import BackendStepError
@@ -105,17 +106,23 @@ def session(tmp_path: Path) -> Iterator[LlamaCpuSession]:
     with_parts.close()
 
 
-def open_model(folder: Path, n_seq_max: int) -> LlamaCpuSession:
-    backend = registry.get("llama_cpu")
-    if isinstance(absent := backend.probe(), Absent):
+def open_model(folder: Path, n_seq_max: int, *, available_bytes: int = 2**30) -> LlamaCpuSession:
+    if isinstance(absent := registry.get("llama_cpu").probe(), Absent):
         pytest.skip(absent.reason)
     path = folder / "m.gguf"
     if not path.exists():
         byte_model.write(path)
     file = ModelFile(model="m", variant="", path=path, quant="")
-    loaded = backend.load(file, LoadOptions(n_ctx=N_CTX, n_seq_max=n_seq_max, n_batch=1024, n_threads=1))
-    assert isinstance(loaded, LlamaCpuSession)
-    return loaded
+    options = LoadOptions(n_ctx=N_CTX, n_seq_max=n_seq_max, n_batch=1024, n_threads=1)
+    have = known(available_bytes, "test")
+    return open_session(file, options, is_interrupted=lambda: False, available=lambda: have)
+
+
+def test_cells_stay_in_the_pool_where_memory_does_not_hold_them_twice(tmp_path: Path) -> None:
+    session = open_model(tmp_path, N_SEQ, available_bytes=2**20)
+    assert not session.is_in_parts
+    session.decode([SeqRows(i, 0, [9], want_logits=True) for i in range(N_SEQ)])
+    session.close()
 
 
 def texts(n: int, n_tokens: int) -> list[list[int]]:
