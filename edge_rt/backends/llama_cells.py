@@ -20,8 +20,6 @@ _ALIGNED_TOKENS = 256  # llama.cpp rounds a part up to these
 # a sequence of at most half a part will not outgrow it at once.
 _N_CALM = 128
 _CALM_SHARE = 0.5
-_N_COPIES = 8  # a beam search copies in most of its steps, a prompt that begins as a running one does once
-_COPY_STEPS = 32
 
 
 def part_tokens(n_ctx: int, n_seq_max: int) -> int:
@@ -35,11 +33,6 @@ class LayoutChoice:
     def __init__(self, n_part: int) -> None:
         self.n_part = n_part
         self._n_calm = 0
-        self._copied: list[int] = []  # the steps of the last copies
-        self._n_steps = 0
-
-    def count_copy(self) -> None:
-        self._copied = [*self._copied[1 - _N_COPIES :], self._n_steps]
 
     def in_parts(self, longest: int, n_rows: int, *, is_in_parts: bool, shares: bool = False) -> bool:
         """Say how the cells shall lie in a step, after which the longest of all sequences has so many tokens.
@@ -47,11 +40,7 @@ class LayoutChoice:
         n_rows  sequences in the step; with few there is nothing to gain
         shares  copies of one of them must share its cells
         """
-        self._n_steps += 1
         if shares or longest > self.n_part:
-            self._n_calm = 0
-            return False
-        if len(self._copied) == _N_COPIES and self._n_steps - self._copied[0] < _COPY_STEPS:
             self._n_calm = 0
             return False
         if is_in_parts:

@@ -107,8 +107,6 @@ class LlamaContext:
     # -- sequences -------------------------------------------------------------------------------------------------
 
     def seq_copy(self, src: int, dst: int, n_tokens: int) -> None:
-        if n_tokens > 0:
-            self._choice.count_copy()
         if self._parts is None:
             self._lib.llama_memory_seq_cp(self._memory, src, dst, 0, n_tokens)
         elif n_tokens > 0:

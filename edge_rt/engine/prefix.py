@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MIN_SHARED_TOKENS = 32  # fewer are computed twice in less time than another step takes
+_MIN_COPIED_TOKENS = 16  # fewer cost next to nothing in the prompt's own step, and a copy may be one of all its source
 
 
 @dataclass(slots=True)
@@ -69,7 +70,8 @@ def choose(
 
     Token ids are compared, never hashes: a reused row is the same row. At least one token stays to be computed,
     because only a computed row has logits. The longest prefix wins, wherever it is; of equal ones a free slot's, which
-    is used where it is, before a busy slot's and a kept one, which are copied into the free slot unused longest.
+    is used where it is, before a busy slot's and a kept one, which are copied into the free slot unused longest; a few
+    tokens are not worth a copy.
     """
     free = [slot for slot in slots if not slot.busy]
     if not free:
@@ -85,7 +87,7 @@ def choose(
     best = max(free, key=lambda slot: (reused(slot), -len(slot.token_ids), -slot.last_used_s))
     n_best = reused(best)
     for slot in slots:
-        if slot.busy and can_copy and (n_reused := reused(slot)) > n_best:
+        if slot.busy and can_copy and (n_reused := reused(slot)) > max(n_best, _MIN_COPIED_TOKENS - 1):
             best, n_best = slot, n_reused
     if (n_kept := min(n_kept, n_max)) > n_best:
         return Placement(oldest, None, n_kept)
@@ -93,7 +95,7 @@ def choose(
         return Placement(oldest, oldest, 0)
     # Trimming a much longer idle conversation for a short common prefix would throw its KV away: copy instead.
     if best.busy or (can_copy and n_best < len(best.token_ids) // 2 and oldest is not best):
-        return Placement(oldest, best, n_best)
+        return Placement(oldest, best, n_best) if n_best >= _MIN_COPIED_TOKENS else Placement(oldest, oldest, 0)
     return Placement(best, best, n_best)
 
 

@@ -139,13 +139,15 @@ class ThreadChoice:
 
         Prefill is bound by arithmetic: all cores that are free are right, and finding that out on a long prompt would
         be dear, so chunks wait for a reason. Decode is bound by memory and may be faster with fewer: the first kind of
-        decode step tries at once, the others follow it and make sure later.
+        decode step tries at once, the others follow it and make sure later; one of more rows tries more threads before.
         """
         nearest = min(self._buckets, key=lambda other: (abs(other - key), -other), default=None)
         index = self._start if nearest is None else self._buckets[nearest].index
         if key >= _CHUNK_BUCKET:
             return _Bucket(index, True, [], due_at_s=math.inf, postponed=index + 1 < len(self._counts))
         if nearest is not None and nearest < _CHUNK_BUCKET:
+            if key > nearest and index + 1 < len(self._counts):  # more arithmetic for the same reading
+                return _Bucket(index, False, [index + 1])
             return _Bucket(index, False, [], due_at_s=now_s + _FOLLOW_S)
         return _Bucket(index, False, [i for i in (index - 1, index + 1) if 0 <= i < len(self._counts)])
 

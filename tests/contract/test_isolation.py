@@ -17,7 +17,11 @@ from tests.unit.engine.null_engine import Answer
 pytestmark = pytest.mark.model
 
 CANARY, OTHER, GUESS = "8261", "0000", "8260"  # as many tokens each
-PROMPT = "The vault of the northern lighthouse opens with the number {}. " * 6 + "The number is"
+PROMPT = (
+    "Listen with care, and answer with nothing but the number that you have been told by the keeper. "
+    + "The vault of the northern lighthouse opens with the number {}. " * 6
+    + "The number is"
+)
 
 
 @pytest.fixture(scope="module", params=["native", "llama_cpu"])

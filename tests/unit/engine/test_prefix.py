@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,17 +48,25 @@ def test_reused_rows_are_the_prompts_own_and_one_stays_to_compute(
 
 
 def test_a_prefix_in_a_busy_slot_is_copied() -> None:
-    busy, free = Slot(0, [1, 2, 3, 4], busy=True), Slot(1)
-    placement = choose([busy, free], 0, [1, 2, 3, 9], can_trim=True, can_copy=True)
+    busy, free = Slot(0, list(range(20)), busy=True), Slot(1)
+    placement = choose([busy, free], 0, [*range(19), 99], can_trim=True, can_copy=True)
     assert placement is not None
-    assert (placement.slot, placement.source, placement.n_reused) == (free, busy, 3)
+    assert (placement.slot, placement.source, placement.n_reused) == (free, busy, 19)
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_few_tokens_are_not_copied(is_busy: bool) -> None:
+    other, free = Slot(0, list(range(100)), busy=is_busy), Slot(1)
+    placement = choose([other, free], 0, [0, 1, 2, 77], can_trim=True, can_copy=True)
+    assert placement is not None
+    assert (placement.slot, placement.source, placement.n_reused) == (free, free, 0)
 
 
 def test_a_long_idle_conversation_survives_a_short_common_prefix() -> None:
     conversation, empty = Slot(0, list(range(100))), Slot(1)
-    placement = choose([conversation, empty], 0, [0, 1, 2, 77], can_trim=True, can_copy=True)
+    placement = choose([conversation, empty], 0, [*range(30), 77], can_trim=True, can_copy=True)
     assert placement is not None
-    assert (placement.slot, placement.source, placement.n_reused) == (empty, conversation, 3)
+    assert (placement.slot, placement.source, placement.n_reused) == (empty, conversation, 30)
 
 
 def test_a_model_that_cannot_forget_starts_anew() -> None:

@@ -102,6 +102,14 @@ def test_a_trial_that_clearly_loses_ends_behind_two_steps() -> None:
     assert 2 <= tried.count(1) <= 3  # one more wakes the threads
 
 
+def test_a_step_of_more_rows_does_not_wait_for_more_threads() -> None:
+    choice = ThreadChoice(candidates(2), start=1)
+    run(choice, lambda _: {1: 0.005, 2: 0.0049}, until_s=3.0)  # one row: as fast on one
+    assert choice.choose(1, 3.0) == 1
+    run(choice, lambda _: {1: 0.019, 2: 0.0100}, from_s=3.0, until_s=3.3, n_rows=4)
+    assert choice.choose(4, 3.3) == 2
+
+
 def test_a_prompt_is_never_slowed_by_a_trial_without_a_reason() -> None:
     choice = ThreadChoice(candidates(2), start=2)
     run(choice, lambda _: ALONE, until_s=5.0)

@@ -60,7 +60,7 @@ def test_isolated_tenants_compute_their_own() -> None:
 
 def test_a_secret_of_one_tenant_is_in_no_row_of_another() -> None:
     """All that a tenant's steps are given, and all that comes back, is what it is without the other."""
-    secret, guess = "the canary is 8261" * 8, "the canary is 0000" * 8
+    secret, guess = "the canary of today is 8261" * 8, "the canary of today is 0000" * 8
 
     def steps(first: str) -> tuple[list[tuple[int, list[int]]], str, int]:
         bench = Bench(isolate_prefixes=True, n_batch=64)
@@ -79,7 +79,7 @@ def test_a_secret_of_one_tenant_is_in_no_row_of_another() -> None:
     shared = Bench(n_batch=64)  # what isolation is for: a tenant who shares would see the common beginning in its time
     shared.run(shared.ask(complete(secret, "victim", tenant="uid:1", max_tokens=5)))
     shared.run(answer := shared.ask(complete(guess, "thief", tenant="uid:2", max_tokens=5)))
-    assert cached(answer) == len("the canary is ")
+    assert cached(answer) == len("the canary of today is ")
     assert answer.text == without[1][:5]
 
 
@@ -90,9 +90,9 @@ def test_more_prefixes_than_slots_are_kept() -> None:
         for text in texts:
             answer = bench.ask(chat(text + str(turn), f"{text}{turn}", max_tokens=4))
             bench.run(answer)
-            assert cached(answer) == (101 if turn else int(text != texts[0]))  # one token, who speaks, is all tenants'
+            assert cached(answer) == (101 if turn else 0)  # all begin with one token, who speaks: not worth a copy
             assert answer.text == text[:4]
-    assert bench.engine.stats().prefix_hits_total == 35
+    assert bench.engine.stats().prefix_hits_total == 24
 
 
 def test_the_bytes_of_what_two_conversations_share_count_once() -> None:
