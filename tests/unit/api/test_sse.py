@@ -10,7 +10,10 @@ from edge_rt.api.sse import EventSender, HangUps, HungUpError, StopOnHangUp, err
 
 
 def test_an_event_is_one_line_whatever_the_text() -> None:
-    assert event(Content(content="a\n\ndata: b\r\u2028")) == 'data: {"content":"a\\n\\ndata: b\\r\u2028"}\n\n'.encode()
+    text = "a\n\ndata: b\r\u2028"
+    escaped = "a\\n\\ndata: b\\r\u2028"
+    expected = f'data: {{"content":"{escaped}","prompt":"{escaped}"}}\n\n'
+    assert event(Content(content=text, prompt=text)) == expected.encode()
     assert error_event(b'{"error":1}') == b'data: {"error":1}\n\n'
 
 
