@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, a C++ compiler and, the first time, the network.
 .POSIX:
 .SUFFIXES:
-.PHONY: help venv demo test test-peer soak test-systemd lint bench sanitize fuzz emulate-x86 test-kernel test-rtl test-pynq test-npu-serial test-rknn clean
+.PHONY: help venv demo test test-side-by-side test-peer soak test-systemd lint bench sanitize fuzz emulate-x86 test-kernel test-rtl test-pynq test-npu-serial test-rknn clean
 
 BIN = .venv/bin
 export PYTHON
@@ -12,6 +12,7 @@ export PYTHONDONTWRITEBYTECODE
 help:
 	@echo 'make demo    install, start the daemon, ask the model a question over its Unix socket'
 	@echo 'make test    install, check style and types, run all tests'
+	@echo 'make test-side-by-side  the same in half the time, on one process a core; tests of real time may fail when they crowd each other'
 	@echo 'make soak       ten minutes of mixed load on each engine, every answer compared with a lone run'
 	@echo 'make test-peer  ask a llama-server as the cloud (compiles it once, some minutes; part of make test)'
 	@echo 'make test-systemd  run the units under real systemd in a container (root; part of make test where it can run)'
@@ -44,8 +45,9 @@ NPU_SERIAL_TOOLS = arm-none-eabi-gcc=gcc-arm-none-eabi qemu-system-arm=qemu-syst
 EMULATORS = 'aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu libc6-dev-arm64-cross' qemu-aarch64-static=qemu-user-static
 FPGA_TOOLS = iverilog=iverilog tclsh=tcl verilator=verilator yosys=yosys
 
-# A file's tests run in one process, beside another file's.
+# For test-side-by-side: a file's tests run in one process, beside another file's.
 SIDE_BY_SIDE = --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+BESIDE =
 
 test: lint
 	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0 efficientnet-lite0 minilm-l6 \
@@ -53,7 +55,10 @@ test: lint
 	@sh tools/system_packages.sh fusermount3=fuse3 $(EMULATORS) $(FPGA_TOOLS) $(NPU_SERIAL_TOOLS)
 	-$(BIN)/python -m tools.llama_server
 	-$(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable '.[npu-qnn]'
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --models-are-here
+	$(BIN)/python -m pytest $(BESIDE) --models-are-here
+
+test-side-by-side:
+	@$(MAKE) test BESIDE='$(SIDE_BY_SIDE)'
 
 test-peer: venv
 	$(BIN)/edge_rt models pull smollm2-135m-instruct:q4_1 smollm2-135m-instruct:q4_0

@@ -176,6 +176,6 @@ def test_an_emulator_that_is_killed_costs_one_event_and_is_used_again(tmp_path: 
         assert all(np.array_equal(back[name], values) for name, values in right.items())
         assert [event.kind for event in events] == ["lost", "back"]
         counts = session._npu._npu.counts  # type: ignore[union-attr]
-        assert (counts.sent_bytes < n_uploaded - 30_000) == keeps_memory
+        assert (counts.sent_bytes < n_uploaded - 10_000) == keeps_memory  # what a slow emulator had sent twice included
         session.close()
     print(f"used again {back_s:.1f} s after its return, memory kept: {keeps_memory}")

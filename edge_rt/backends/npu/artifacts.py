@@ -127,10 +127,10 @@ class ArtifactCache:
         sha256 = model_digest(file, external)
         key = artifact_key(sha256, target, rows)
         try:
-            made = tempfile.TemporaryDirectory(prefix="edge_rt-npu-", dir=self._passing, ignore_cleanup_errors=True)
+            passing = tempfile.mkdtemp(prefix="edge_rt-npu-", dir=self._passing)
         except OSError as exc:
             raise _unwritable(file, exc) from exc
-        with made as passing:
+        try:
             kept = self._usable_folder()
 
             def make() -> Artifact:
@@ -154,6 +154,8 @@ class ArtifactCache:
 
             found = _open(kept / key, key, file) if kept is not None else None
             yield found or make(), again
+        finally:
+            shutil.rmtree(passing, ignore_errors=True)
 
     def _usable_folder(self) -> Path | None:
         """Give the folder if something may be kept there."""

@@ -41,11 +41,12 @@ class FakeEngine:
         self.figures = EngineStats()
         self.crash: Exception | None = None
         self._stop = threading.Event()
-        self.may_compile = threading.Event()
+        self.may_compile, self.is_compiling = threading.Event(), threading.Event()
 
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
         self.may_submit.wait(PATIENCE_S)
         if request.response_format is not None or request.tools:
+            self.is_compiling.set()
             self.may_compile.wait(PATIENCE_S)
         if request.prompt == "odd":
             raise KeyError("odd")
@@ -130,6 +131,7 @@ def test_a_grammar_that_takes_long_holds_up_no_other_prompt() -> None:
         parent.send(channel.Generate(replace(request("called"), tools=(Tool(name="f"),))))
         parent.send(channel.Generate(request("plain")))
         assert engine.heard() == "submit plain"
+        assert engine.is_compiling.wait(PATIENCE_S)  # one that waits is dropped, and not heard of
         parent.send(channel.Cancel("called"), channel.Cancel("formed"), channel.Cancel("unknown"))
         assert engine.heard() == "cancel unknown"  # so the others have been taken, too
         engine.may_compile.set()
