@@ -31,7 +31,7 @@ from edge_rt.backends.fpga_llama import GgufMatrices
 from edge_rt.backends.fpga_products import FpgaProducts, place
 from edge_rt.backends.native import NativeSession
 from edge_rt.backends.native_config import read_config
-from edge_rt.backends.native_library import load_external, load_native
+from edge_rt.backends.native_library import load_native
 from edge_rt.devices import cpu
 from edge_rt.devices import fpga_regs as regs
 from hw.fpga.sim.build import CONFIGS
@@ -112,7 +112,7 @@ def rest_s(file: ModelFile, n: int) -> float:
     """Measure a step of one token without its products, after some others."""
     rows = {name: matrix.n_rows for name, matrix in GgufMatrices(file).items()}
     session = NativeSession(
-        load_external(),
+        load_native(),
         file,
         file.header,
         read_config(file.model, str(file.path), file.header),

@@ -12,7 +12,6 @@ from edge_rt import config
 from edge_rt.catalog.chains import Chain
 from edge_rt.catalog.gguf import read_header
 from edge_rt.catalog.part import Progress
-from edge_rt.catalog.sources import is_local
 from edge_rt.catalog.store import Store, is_file_name, pick_variant
 from edge_rt.devices import cpu
 from edge_rt.errors import ModelNotPulledError, OfflineError
@@ -74,7 +73,7 @@ def find_draft(model: str, settings: config.Config, *, pull: bool, progress: Pro
     try:
         return placed()
     except ModelNotPulledError:
-        if not pull or is_file_name(own.draft) or is_local(own.draft):
+        if not pull or is_file_name(own.draft):
             raise
         model_id, _, variant = own.draft.partition(":")
         chosen = pick_variant(manifests[model_id], features, variant)

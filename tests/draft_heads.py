@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import Absent, ModelFile
 from edge_rt.backends.native import NativeBackend
-from edge_rt.backends.native_library import has_drafts, load_native
 from edge_rt.catalog.draft_head import ARCH, model_sha256
 from tests.gguf_files import GgufFile, Tensor
 from tests.tiny_models import TinyModel, rms_norm
@@ -79,8 +78,6 @@ class TinyHead:
 
 
 def need_native() -> None:
-    """Skip where the native engine is not here, or was built before it had heads."""
+    """Skip where the native engine is not here."""
     if isinstance(NativeBackend().probe(), Absent):
         pytest.skip("the native engine is not here", allow_module_level=True)
-    if not has_drafts(load_native()):
-        pytest.skip("the native library was built before it had draft heads", allow_module_level=True)

@@ -30,7 +30,7 @@ from edge_rt.backends.fpga_products import WORK_BYTES, place
 from edge_rt.backends.llama_library import load_library
 from edge_rt.backends.native import NativeBackend, NativeSession
 from edge_rt.backends.native_config import NativeConfig, read_config
-from edge_rt.backends.native_library import load_external
+from edge_rt.backends.native_library import load_native
 from edge_rt.backends.onnx_cpu import load_runtime
 from edge_rt.devices import cpu, fpga, fpga_sim
 from edge_rt.errors import BackendLoadError, BackendUnavailableError, ConfigError
@@ -106,7 +106,7 @@ class FpgaBackend:
         if reason := self.supports(file, options):
             raise BackendLoadError(model=file.model, reason=reason)
         load_library()  # for its tokenizer; what is missing is missed before the board is loaded
-        lib = load_external()
+        lib = load_native()
         model_config = read_config(file.model, str(file.path), file.header)
         source = self._source()
         engine = _open(source, GgufMatrices(file))

@@ -47,8 +47,6 @@ from edge_rt.backends.native_library import (
     Rows,
     Tensor,
     build,
-    has_drafts,
-    has_ranges,
     isa_names,
     load_native,
 )
@@ -159,7 +157,6 @@ class NativeSession:
         self._weights: NativeWeights | ExternalWeights | None = None
         self._n_embd = header.embedding_length
         self._head: NativeDraft | None = None
-        self._has_drafts = has_drafts(lib)
         self._context = self._vocab_model = None
         self._tokenizers: list[LlamaVocab] = []  # one, once the vocabulary is loaded
         self._n_state = (header.file_bytes, header.n_params, options.n_ctx, KV_TYPES[options.kv_type])
@@ -173,7 +170,7 @@ class NativeSession:
             can_trim=True,
             can_copy=True,
             can_save=True,
-            can_save_ranges=has_ranges(lib),
+            can_save_ranges=True,
             n_cell_block=KV_BLOCK,
             reads_own_cells=True,
             is_batch_invariant=True,
@@ -287,7 +284,6 @@ class NativeSession:
 
     def keep_states(self, n_each: int) -> None:
         """Keep the hidden states of each sequence's last n_each rows whose logits were wanted, for state to give."""
-        self._check_drafts()
         _check(self._lib.en_keep_states(self._opened(), n_each))
 
     def state(self, seq_id: int, position: int) -> NDArray[np.float32]:
@@ -296,13 +292,7 @@ class NativeSession:
         _check(self._lib.en_seq_state(self._opened(), seq_id, position, state.ctypes.data))
         return state
 
-    def _check_drafts(self) -> None:
-        if not self._has_drafts:
-            reason = "the native engine's library is older than this version; install edge_rt again"
-            raise BackendUnavailableError(backend="native", reason=reason)
-
     def load_head(self, head: DraftHead) -> None:
-        self._check_drafts()
         self._head = NativeDraft(self._lib, self._opened, head)
 
     def head_bytes(self) -> int:

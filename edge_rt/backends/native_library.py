@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import sysconfig
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from edge_rt.errors import BackendUnavailableError
 
-ABI = 4
+ABI = 5
 NO_CELLS = 1
 MAX_THREADS = 256
 KV_BLOCK = 32
@@ -125,7 +124,6 @@ LINEAR = ctypes.CFUNCTYPE(
 
 _INT, _POINTER, _SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "en_abi": (_INT, ()),
     "en_isa_count": (_INT, ()),
     "en_isa_name": (ctypes.c_char_p, (_INT,)),
     "en_isa_usable": (_INT, (_INT,)),
@@ -155,18 +153,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_softmax_attention": (_INT, (_INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER)),
     "en_peak_dots": (ctypes.c_uint64, (_INT, ctypes.c_uint64)),
     "en_peak_read": (ctypes.c_uint64, (_POINTER, ctypes.c_uint64)),
-}
-
-# Looked up when they are wanted: a library that was built before them serves everything else.
-_EXTERNAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_model_external": (_POINTER, (_POINTER, _POINTER, _INT, _INT, ctypes.c_char_p, _SIZE)),
     "en_set_linear": (None, (_POINTER, LINEAR, _POINTER)),
-}
-_RANGES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_seq_save_blocks": (_INT, (_POINTER, _INT, _INT, _INT, _POINTER)),
     "en_seq_append": (_INT, (_POINTER, _INT, _INT, _POINTER, ctypes.c_uint64)),
-}
-_DRAFT: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "en_keep_states": (_INT, (_POINTER, _INT)),
     "en_seq_state": (_INT, (_POINTER, _INT, _INT, _POINTER)),
     "en_draft_load": (_INT, (_POINTER, _POINTER, _INT, _POINTER, _INT, ctypes.c_char_p, _SIZE)),
@@ -193,24 +183,14 @@ def _load(path: Path) -> Any:
         )
     try:
         lib = ctypes.CDLL(str(path))
-        _declare(lib, _FUNCTIONS)
+        if (found := lib.en_abi()) != ABI:  # an int, as is what has not been declared
+            reason = f"the engine's library has version {found}, {ABI} is needed; install edge_rt again"
+            raise BackendUnavailableError(backend="native", reason=reason)
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as exc:
         raise BackendUnavailableError(backend="native", reason=f"the engine's library does not load: {exc}") from exc
-    if (found := lib.en_abi()) != ABI:
-        raise BackendUnavailableError(
-            backend="native", reason=f"the engine's library has version {found}, {ABI} is needed; install edge_rt again"
-        )
-    return lib
-
-
-def load_external() -> Any:
-    """Load the library for models whose matrices another device multiplies. Raises BackendUnavailableError."""
-    lib = load_native()
-    try:
-        _declare(lib, _EXTERNAL)
-    except AttributeError as exc:
-        reason = "the native engine's library is older than this version; install edge_rt again"
-        raise BackendUnavailableError(backend="native", reason=reason) from exc
     return lib
 
 
@@ -220,30 +200,6 @@ def build() -> str:
     from edge_rt.catalog.part import hash_file  # this module is imported beside pynq too, where there is no msgspec
 
     return hash_file(_path())[:16]
-
-
-def has_ranges(lib: Any) -> bool:
-    """Say whether the library saves and restores parts of a sequence."""
-    try:
-        _declare(lib, _RANGES)
-    except AttributeError:
-        return False
-    return True
-
-
-def has_drafts(lib: Any) -> bool:
-    """Say whether the library keeps hidden states and guesses from them."""
-    try:
-        _declare(lib, _DRAFT)
-    except AttributeError:
-        return False
-    return True
-
-
-def _declare(lib: Any, functions: Mapping[str, tuple[Any, tuple[Any, ...]]]) -> None:
-    for name, (result, arguments) in functions.items():
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
 
 
 def isa_names(lib: Any) -> tuple[str, ...]:

@@ -111,8 +111,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     arch           of a language model, as GGUF names it
     n_ctx          context to run with unless told otherwise; n_ctx_train is what the model was trained for
     chat_template  None takes the one inside the model file
-    draft          MODEL[:VARIANT] of the catalog that guesses tokens ahead of a language model, where it is pulled, or
-                   shipped:NAME, a draft head that comes with edge_rt
+    draft          MODEL[:VARIANT] of the catalog that guesses tokens ahead of a language model, where it is pulled
     assets         every variant needs them; they come and go with the model
     materials      variants are derived from them; fetched when one is
     adapters       LoRA adapters in GGUF for a language model; each is fetched by its own name, and loaded if it is here

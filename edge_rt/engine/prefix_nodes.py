@@ -48,19 +48,10 @@ class InMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Both:
+class Both(InMemory):
     """A state in memory that a file has too: when memory is wanted, letting it go costs another look into the file."""
 
-    state: NDArray[np.uint8]
     on_disk: Kept
-    is_there = True
-
-    @property
-    def n_bytes(self) -> int:
-        return self.state.nbytes
-
-    def read(self) -> NDArray[np.uint8]:
-        return self.state
 
 
 @dataclass(slots=True, eq=False)

@@ -216,7 +216,7 @@ class PrefixTree:
 
     def has_file(self, node: Node, on_disk: Kept) -> None:
         """Note that a file has a node's state too, which need not stay in memory then."""
-        if isinstance(node.kept, InMemory):
+        if isinstance(node.kept, InMemory) and not isinstance(node.kept, Both):
             self._exchange(node, Both(node.kept.state, on_disk))
 
     def rescue(self, node: Node, state: NDArray[np.uint8]) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_rt.catalog.manifest import SHIPPED_DIR, Manifest, Variant
-from edge_rt.catalog.sources import ShippedSource, is_local, parse_source
+from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.catalog.store import is_file_name
 from edge_rt.config import Config, ModelSettings
 from edge_rt.errors import ConfigError, ModelNotPulledError
@@ -39,8 +38,6 @@ def place_draft(
     if name in ("", _NONE) or not config.engine.max_draft:
         return None
     is_optional = not own.draft
-    if is_local(name):
-        return _shipped(model, name, config, is_optional=is_optional)
     if is_file_name(name):
         path = Path(name).expanduser()
         if not path.is_file():
@@ -69,21 +66,4 @@ def place_draft(
         quant=placement.quant,
         backend=placement.backend,
         is_optional=is_optional,
-    )
-
-
-def _shipped(model: str, name: str, config: Config, *, is_optional: bool) -> DraftLoad | None:
-    """Place a draft head that comes with edge_rt, beside its manifests."""
-    try:
-        source = parse_source(name)
-    except ValueError as exc:
-        raise ConfigError(key=f"models.{model}.draft", problem=str(exc), origin="configuration") from exc
-    assert isinstance(source, ShippedSource)
-    path = SHIPPED_DIR / source.name
-    if not path.is_file():
-        if is_optional:
-            return None
-        raise ModelNotPulledError(model=name)
-    return DraftLoad(
-        model=path.stem, variant="", path=str(path), quant="", backend=config.engine.backend, is_optional=is_optional
     )

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define EN_API __attribute__((visibility("default")))
-#define EN_ABI 4
+#define EN_ABI 5
 
 /* The numbers of ggml_type. */
 enum en_type {

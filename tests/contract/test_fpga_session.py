@@ -12,7 +12,7 @@ from edge_rt.backends.fpga_llama import read_llama
 from edge_rt.backends.fpga_products import FpgaProducts, place
 from edge_rt.backends.llama_library import load_library
 from edge_rt.backends.llama_math import KvCache
-from edge_rt.backends.native_library import load_external
+from edge_rt.backends.native_library import load_native
 from edge_rt.devices import fpga_regs as regs
 from edge_rt.devices import fpga_sim
 from edge_rt.errors import BackendLoadError, BackendUnavailableError, DeviceMemoryError
@@ -26,7 +26,7 @@ CONFIG = CONFIGS["kv260-gemm"]
 OPTIONS = LoadOptions(n_ctx=128, n_seq_max=2, n_batch=64, n_threads=1)
 
 try:
-    load_external()
+    load_native()
     load_library()
 except BackendUnavailableError as exc:
     pytest.skip(exc.reason, allow_module_level=True)

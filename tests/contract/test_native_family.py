@@ -16,7 +16,7 @@ from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, LoadOptions, ModelFile, SeqRows
 from edge_rt.backends.native import NativeSession
 from edge_rt.backends.native_config import read_config
-from edge_rt.backends.native_library import load_external
+from edge_rt.backends.native_library import load_native
 from edge_rt.devices import cpu
 from edge_rt.errors import BackendStepError, BackendUnavailableError
 from tests.tiny_models import TinyLayer, TinyModel, plain_frequencies, yarn_frequencies
@@ -195,7 +195,7 @@ class Elsewhere:
 
     def load(self, file: ModelFile) -> NativeSession:
         try:
-            lib = load_external()
+            lib = load_native()
         except BackendUnavailableError as exc:
             pytest.skip(exc.reason)
         config = read_config(file.model, str(file.path), file.header)

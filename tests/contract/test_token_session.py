@@ -13,7 +13,7 @@ from edge_rt.backends import registry
 from edge_rt.backends.base import Absent, LoadOptions, ModelFile, NoCellsError, SeqRows, TokenSession
 from edge_rt.backends.fpga import FpgaBackend
 from edge_rt.backends.llama_library import load_library
-from edge_rt.backends.native_library import load_external
+from edge_rt.backends.native_library import load_native
 from edge_rt.errors import (
     BackendStepError,
     BackendUnavailableError,
@@ -33,7 +33,7 @@ def load(name: str, request: pytest.FixtureRequest) -> TokenSession:
     options = LoadOptions(n_ctx=N_CTX, n_seq_max=4, n_batch=N_BATCH, n_threads=1)
     if name == "fpga":
         try:
-            load_external()
+            load_native()
             load_library()
         except BackendUnavailableError as exc:
             pytest.skip(f"{name}: {exc.reason}")

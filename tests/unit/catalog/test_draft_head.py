@@ -8,7 +8,6 @@ import pytest
 
 from edge_rt.backends.base import ModelFile
 from edge_rt.catalog.draft_head import ARCH, TENSORS, DraftHead, model_sha256, read_head
-from edge_rt.catalog.manifest import SHIPPED_DIR
 from edge_rt.errors import ModelFormatError
 from tests.draft_heads import TinyHead
 from tests.gguf_files import GgufFile, Tensor
@@ -99,12 +98,3 @@ def test_what_is_no_head_or_cut_is_refused(model: ModelFile, tmp_path: Path) -> 
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(ModelFormatError, match="truncated"):
         read(path, model)
-
-
-@pytest.mark.model
-def test_the_head_that_comes_with_edge_rt_is_the_default_model_s(model_store: Path) -> None:
-    path = SHIPPED_DIR / "smollm2-135m-instruct-head.gguf"
-    assert path.stat().st_size < 6 * 10**6
-    file = ModelFile(model="smollm2-135m-instruct", variant="", path=model_store, quant="")
-    head = read_head(path, file.model, file.path, file.header)
-    assert len(set(head.vocabulary)) == len(head.vocabulary) > 4096

@@ -150,9 +150,8 @@ def test_a_search_that_is_preempted_finds_the_same() -> None:
     assert [hypothesis.token_ids for hypothesis in second.last.hypotheses] == [each.token_ids for each in found]
 
 
-@pytest.mark.parametrize("max_prefix_bytes", [2**20, 0])
-def test_a_preempted_search_goes_on_where_it_was_if_what_it_had_is_kept(max_prefix_bytes: int) -> None:
-    engine = bench(n_ctx=512, max_prefix_bytes=max_prefix_bytes)
+def search_that_is_preempted(engine: Bench) -> None:
+    """Search in "y" * 50 beside an urgent request that takes its cells; its beams are those of a search alone."""
     beams = Beams(n_beams=3, n_best=3)
     search = engine.ask(complete("y" * 50, "b", max_tokens=60, beams=beams, ignore_eos=True, priority="background"))
     for _ in range(45):
@@ -162,6 +161,12 @@ def test_a_preempted_search_goes_on_where_it_was_if_what_it_had_is_kept(max_pref
     assert engine.engine.stats().preempted_total > 0
     found = beam_reference.search(model, b"y" * 50, beams, max_answer=60, eog_ids=frozenset())
     assert [hypothesis.token_ids for hypothesis in search.last.hypotheses] == [each.token_ids for each in found]
+
+
+@pytest.mark.parametrize("max_prefix_bytes", [2**20, 0])
+def test_a_preempted_search_goes_on_where_it_was_if_what_it_had_is_kept(max_prefix_bytes: int) -> None:
+    engine = bench(n_ctx=512, max_prefix_bytes=max_prefix_bytes)
+    search_that_is_preempted(engine)
     n_first_steps = sum(
         any(rows.start == 50 and rows.want_logits and rows.token_ids != [ord("x")] for rows in batch)
         for batch in engine.session.batches
@@ -184,15 +189,7 @@ class Forgetful(Chancy, Whole):
 
 def test_a_search_of_which_only_the_first_beam_was_kept_begins_again_behind_its_prompt() -> None:
     engine = Bench(session_type=Forgetful, n_ctx=512, max_prefix_bytes=2**20)
-    beams = Beams(n_beams=3, n_best=3)
-    search = engine.ask(complete("y" * 50, "b", max_tokens=60, beams=beams, ignore_eos=True, priority="background"))
-    for _ in range(45):
-        engine.engine.step()
-    urgent = engine.ask(complete("x" * 300, "a", max_tokens=100, ignore_eos=True, priority="interactive"))
-    engine.run(search, urgent)
-    assert engine.engine.stats().preempted_total > 0
-    found = beam_reference.search(model, b"y" * 50, beams, max_answer=60, eog_ids=frozenset())
-    assert [hypothesis.token_ids for hypothesis in search.last.hypotheses] == [each.token_ids for each in found]
+    search_that_is_preempted(engine)
     rows_of_prompt = [rows for rows in chain(*engine.session.batches) if rows.start < 49 and ord("y") in rows.token_ids]
     assert [len(rows.token_ids) for rows in rows_of_prompt] == [50]  # nor is it computed again
     engine.assert_idle()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_rt.catalog.manifest import SHIPPED_DIR, Manifest, Variant
+from edge_rt.catalog.manifest import Manifest, Variant
 from edge_rt.config import Config, Engine, ModelSettings
 from edge_rt.errors import ConfigError, ModelNotFoundError, ModelNotPulledError
 from edge_rt.scheduler.drafting import place_draft
@@ -111,17 +111,3 @@ def test_a_null_model_drafts_too() -> None:
 def test_a_draft_crosses_the_channel() -> None:
     found = drafts("q4_0")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=DraftLoad) == found
-
-
-def test_a_head_comes_with_edge_rt() -> None:
-    """Any shipped file will do: what is in it is the worker's to check."""
-    path = SHIPPED_DIR / "imagenet-1k-labels.txt"
-    own = placed(f"shipped:{path.name}")
-    assert own == DraftLoad(model=path.stem, variant="", path=str(path), quant="", backend="auto")
-    theirs = placed(model=manifest("big", "q8_0", draft=f"shipped:{path.name}"))
-    assert theirs == msgspec.structs.replace(own, is_optional=True)
-    assert placed(model=manifest("big", "q8_0", draft="shipped:gone.gguf")) is None
-    with pytest.raises(ModelNotPulledError):
-        placed("shipped:gone.gguf")
-    with pytest.raises(ConfigError, match="is not shipped:NAME"):
-        placed("shipped:../etc/passwd")
