@@ -7,7 +7,7 @@ so that nothing is saved up by not asking.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, TypeVar, get_args
 
 from edge_rt.types import Priority
@@ -16,6 +16,7 @@ PRIORITIES: Final[tuple[Priority, ...]] = get_args(Priority)  # the most urgent 
 WEIGHTS: Final[Mapping[Priority, float]] = {"interactive": 16.0, "normal": 4.0, "background": 1.0}
 _MAX_TENANTS = 1024  # whose shares are remembered while they have nothing to do
 
+Flow = tuple[Priority, str]  # whose requests: of which priority, of which tenant
 T = TypeVar("T")
 
 
@@ -29,17 +30,17 @@ class Turns:
 
     def __init__(self) -> None:
         self._done = dict.fromkeys(PRIORITIES, 0.0)  # by weight
-        self._tenants: dict[tuple[Priority, str], float] = {}
+        self._tenants: dict[Flow, float] = {}
         self._now = 0.0  # where the priority stands that was served last
         self._tenant_now = dict.fromkeys(PRIORITIES, 0.0)
-        self._served: dict[tuple[Priority, str], int] = {}  # in which turn last: the longest ago is the first of equals
+        self._served: dict[Flow, int] = {}  # in which turn last: the longest ago is the first of equals
         self._n_turns = 0
 
-    def join(self, priority: Priority, tenant: str, *, has_work: bool, has_peers: bool) -> None:
-        """Let a tenant begin; has_work: it has other requests of this priority already, has_peers: somebody has."""
-        if not has_peers:
+    def join(self, priority: Priority, tenant: str, here: Collection[Flow]) -> None:
+        """Let a tenant's request in; here: whose requests wait or run already."""
+        if not any(other == priority for other, _ in here):
             self._done[priority] = max(self._done[priority], self._now)
-        if not has_work:
+        if (priority, tenant) not in here:
             if len(self._tenants) >= _MAX_TENANTS:
                 self._forget()
             done = self._tenants.get((priority, tenant), 0.0)

@@ -32,9 +32,8 @@ class Line:
 
     def add(self, sequence: Sequence, running: ListOf[Sequence]) -> None:
         request = sequence.request
-        others = [*self._waiting, *running]
-        peers = [s.request.tenant for s in others if s.request.priority == request.priority]
-        self.turns.join(request.priority, request.tenant, has_work=request.tenant in peers, has_peers=bool(peers))
+        here = [(s.request.priority, s.request.tenant) for s in (*self._waiting, *running)]
+        self.turns.join(request.priority, request.tenant, here)
         self._waiting.append(sequence)
         self._waiting.sort(key=lambda s: s.submitted_s)
 

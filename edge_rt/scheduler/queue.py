@@ -12,16 +12,13 @@ from itertools import count
 from types import TracebackType
 
 from edge_rt.errors import DeadlineError, DeadlineUnreachableError, EdgeRtError, QueueFullError
-from edge_rt.turns import PRIORITIES, Turns, rank
+from edge_rt.turns import PRIORITIES, Flow, Turns, rank
 from edge_rt.types import Priority
 
 _MIN_RETRY_S = 1.0
 _MAX_RETRY_S = 60.0
 _SERVICE_WEIGHT = 0.2  # of the newest request in the moving averages of service times and work
 _MIN_SERVED = 5  # requests, until their time tells how long others take
-
-
-Flow = tuple[Priority, str]  # whose requests: of which priority, of which tenant
 
 
 class Admission:
@@ -86,8 +83,7 @@ class Admission:
                     the usual time of those before it, it will not.
         """
         flow = (priority, tenant)
-        has_peers = any(other == priority for other, _ in self._n_here)
-        self._turns.join(priority, tenant, has_work=flow in self._n_here, has_peers=has_peers)
+        self._turns.join(*flow, self._n_here)
         width = min(width, self._most_running)
         # Who waits as urgently for more places is not passed by, or it would never get them.
         if self._fits(priority, width) and not any(rank(other) <= rank(priority) for other, _ in self._waiting):

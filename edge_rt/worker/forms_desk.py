@@ -28,11 +28,8 @@ class FormsDesk:
     def put(self, message: channel.Generate) -> None:
         request = message.request
         with self._changed:
-            peers = [w.request.tenant for w in self._waiting if w.request.priority == request.priority]
-            if self._served is not None and self._served[0].priority == request.priority:
-                peers.append(self._served[0].tenant)
-            has_work = request.tenant in peers
-            self._turns.join(request.priority, request.tenant, has_work=has_work, has_peers=bool(peers))
+            others = [w.request for w in self._waiting] + ([self._served[0]] if self._served is not None else [])
+            self._turns.join(request.priority, request.tenant, [(r.priority, r.tenant) for r in others])
             self._waiting.append(message)
             self._changed.notify()
 

@@ -42,7 +42,7 @@ def test_tenants_share_by_rows_and_not_by_requests(sizes: dict[str, int]) -> Non
 def test_who_comes_after_a_pause_begins_where_the_others_are() -> None:
     turns = Turns()
     serve(turns, [("normal", "a")], 1000, {})
-    turns.join("normal", "b", has_work=False, has_peers=True)
+    turns.join("normal", "b", [("normal", "a")])
     done = serve(turns, [("normal", "a"), ("normal", "b")], 100, {})
     assert abs(done["normal", "a"] - done["normal", "b"]) <= 20
 
@@ -50,7 +50,7 @@ def test_who_comes_after_a_pause_begins_where_the_others_are() -> None:
 def test_a_priority_after_a_pause_saves_nothing_up() -> None:
     turns = Turns()
     serve(turns, [("interactive", "a")], 1600, {})
-    turns.join("background", "b", has_work=False, has_peers=False)
+    turns.join("background", "b", [("interactive", "a")])
     done = serve(turns, [("interactive", "a"), ("background", "b")], 170, {})
     assert done["background", "b"] <= 120
 
@@ -69,6 +69,6 @@ def test_only_the_less_urgent_beyond_its_share_gives_its_place() -> None:
 def test_tenants_that_are_level_are_forgotten() -> None:
     turns = Turns()
     for i in range(5000):
-        turns.join("normal", str(i), has_work=False, has_peers=True)
+        turns.join("normal", str(i), [("normal", "x")])
     assert len(turns._tenants) <= 1024 + 1
     assert [rank(p) for p in PRIORITIES] == [0, 1, 2]
