@@ -20,6 +20,7 @@ _ALIGNED_TOKENS = 256  # llama.cpp rounds a part up to these
 # a sequence of at most half a part will not outgrow it at once.
 _N_CALM = 128
 _CALM_SHARE = 0.5
+MIN_ROWS = 3  # sequences in a step, from which on parts are worth it
 
 
 def part_tokens(n_ctx: int, n_seq_max: int) -> int:
@@ -37,6 +38,7 @@ class LayoutChoice:
     def in_parts(self, longest: int, n_rows: int, *, is_in_parts: bool, shares: bool = False) -> bool:
         """Say how the cells shall lie in a step, after which the longest of all sequences has so many tokens.
 
+        longest in the pool of those in the step alone, where there are fewer than MIN_ROWS: it makes no difference then
         n_rows  sequences in the step; with few there is nothing to gain
         shares  copies of one of them must share its cells
         """
@@ -45,7 +47,7 @@ class LayoutChoice:
             return False
         if is_in_parts:
             return True
-        self._n_calm = self._n_calm + 1 if n_rows > 2 and longest <= self.n_part * _CALM_SHARE else 0
+        self._n_calm = self._n_calm + 1 if n_rows >= MIN_ROWS and longest <= self.n_part * _CALM_SHARE else 0
         return self._n_calm >= _N_CALM
 
 

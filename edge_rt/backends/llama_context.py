@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt.backends.base import LoadOptions, NoCellsError, SeqRows
-from edge_rt.backends.llama_cells import LayoutChoice, Parts, part_tokens
+from edge_rt.backends.llama_cells import MIN_ROWS, LayoutChoice, Parts, part_tokens
 from edge_rt.backends.llama_library import Log
 from edge_rt.errors import BackendStepError
 
@@ -127,8 +127,10 @@ class LlamaContext:
         return 0 if place is None else int(self._lib.llama_memory_seq_pos_max(self._memory, place)) + 1
 
     def seq_bytes(self, seq_id: int) -> int:
-        n_bytes = self._lib.llama_state_seq_get_size(self._ctx, self._place(seq_id))
-        return int(n_bytes) - 4 * (self._n_streams - 1)
+        place = self._place_of_held(seq_id)
+        if place is None:
+            return _N_STREAMS_AT + 8  # that, and a count of cells
+        return int(self._lib.llama_state_seq_get_size(self._ctx, place)) - 4 * (self._n_streams - 1)
 
     def seq_save(self, seq_id: int, n_head: int = 0) -> NDArray[np.uint8]:
         """Copy out a sequence's KV as the pool would give it, in bytes behind n_head that the caller may fill."""
@@ -181,7 +183,7 @@ class LlamaContext:
     def _lay_out_for(self, batch: Sequence[SeqRows]) -> None:
         """Bring the cells into the layout that a step needs, or that steps like it have deserved."""
         longest = max(rows.start + len(rows.token_ids) for rows in batch)
-        if self._parts is None:
+        if self._parts is None and len(batch) >= MIN_ROWS:
             longest = max(longest, *(self.seq_length(seq_id) for seq_id in range(self._n_seq_max)))
         shares = any(rows.shares for rows in batch)
         in_parts = self._choice.in_parts(longest, len(batch), is_in_parts=self.is_in_parts, shares=shares)

@@ -21,7 +21,7 @@ BETTER = 1.03  # expected tokens per second must rise by this, or it is not wort
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _NOT_SLOWER = 0.99  # for every single stream
 _NEW_SHARE = 0.2
-_MAX_JUMP = 2.0  # a call that was held up by something else counts as this many times the usual
+MAX_JUMP = 2.0  # a call that was held up by something else counts as this many times the usual
 _N_PLAIN = 5  # steps without guesses whose median is believed
 _MIN_PLAIN = 2
 _N_FRESH = 128  # steps with drafts, after which some without are measured again
@@ -40,11 +40,11 @@ class DraftCosts:
     def observe(self, n_sequences: int, n_guesses: int, seconds: float) -> None:
         """Take the measured time of drafting at most n_guesses tokens for each of n_sequences."""
         key = n_sequences, n_guesses
-        self._seconds[key] = _blend(self._seconds.get(key, 0.0), seconds)
+        self._seconds[key] = blend(self._seconds.get(key, 0.0), seconds)
 
     def observe_rows(self, n_rows: int, seconds: float) -> None:
         """Take the measured time of a sequence's missing rows."""
-        self.row_s = _blend(self.row_s, seconds / n_rows)
+        self.row_s = blend(self.row_s, seconds / n_rows)
 
     def seconds(self, n_sequences: int, n_guesses: int) -> float:
         """Estimate what drafting would take; 0 if nothing is known.
@@ -179,6 +179,6 @@ def plan(
     return best
 
 
-def _blend(known: float, seconds: float) -> float:
-    """Take a measured time into what was known, 0 for nothing."""
-    return known + _NEW_SHARE * (min(seconds, _MAX_JUMP * known) - known) if known else seconds
+def blend(known: float, seconds: float) -> float:
+    """Take a measured time into what was known, 0 for nothing; the older fade."""
+    return known + _NEW_SHARE * (min(seconds, MAX_JUMP * known) - known) if known else seconds

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from edge_rt.engine.draft_gate import BETTER, Credit, DraftCosts, PlainTimes, Plan, plan
+from edge_rt.engine.draft_gate import BETTER, MAX_JUMP, Credit, DraftCosts, PlainTimes, Plan, plan
 from edge_rt.engine.draft_model import Ask, Draft, DraftModel
 from edge_rt.engine.draft_record import DraftRecord, SharedRates
 from edge_rt.engine.sequence import Sequence
@@ -25,7 +25,6 @@ _N_EXPLORED = 16  # in every such draft, guesses are made however unsure they ar
 _RESUME_STEPS = 6.0  # of credit, after it was used up
 _N_WARM = 32
 _N_FEW = 16
-_MAX_JUMP = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ class ModelGuesses:
             self._lose(exc)
             drafts, rows_s = {}, 0.0
         seconds = self._clock() - begun_s
-        self._spent_s = min(seconds - rows_s, _MAX_JUMP * self._usual_s) if drafts else seconds - rows_s
+        self._spent_s = min(seconds - rows_s, MAX_JUMP * self._usual_s) if drafts else seconds - rows_s
         self.total_s += seconds
         return drafts
 
@@ -131,7 +130,7 @@ class ModelGuesses:
             self._plain.observe(n_rows, seconds)
         step_s = self._plain.usual(n_rows) or self._step_s
         if step_s and self._is_able:  # what nobody may be drafted for in earns nothing
-            seconds = min(seconds, _MAX_JUMP * usual_s)
+            seconds = min(seconds, MAX_JUMP * usual_s)
             worth_s = (n_rows + n_accepted) / self._base_rate if self._spent_s and self._base_rate else seconds
             self._credit.settle(seconds + self._spent_s, worth_s, step_s)
         self._spent_s = 0.0
@@ -198,18 +197,7 @@ class ModelGuesses:
         if wins and self._n_drafts % _N_EXPLORED:
             worth = self._worth(len(places), found.n_guesses, plain)
             floors = {i: records[i].floor(worth) for i in places}
-        ready = [
-            Ask(
-                seq_id=asks[i].seq_id,
-                token_ids=asks[i].token_ids,
-                n_max=asks[i].n_max,
-                min_chance=max(floors[i], self._min_chance),
-                owner=asks[i].owner,
-                bias=asks[i].bias,
-                n_allowed=asks[i].n_allowed,
-            )
-            for i in places
-        ]
+        ready = [replace(asks[i], min_chance=max(floors[i], self._min_chance)) for i in places]
         begun_s = self._clock()
         drafts = model.propose(ready)
         n_guesses = max(ask.n_max for ask in ready)
@@ -236,10 +224,8 @@ class ModelGuesses:
             rows = plain.n_rows + _N_TRIAL * len(places)
             drafting_s = self._costs.seconds(len(places), _N_TRIAL) or _N_TRIAL * plain_s
             cost_s = drafting_s + max(plain.step_s(rows) - plain_s, 0.0)
-            n_left = (
-                _N_BURST - self._n_burst if self._n_burst == 0 else 1
-            )  # it is begun if it can be brought to its end
-            if rows <= plain.n_max_rows and n_left * cost_s <= self._credit.held_s:
+            n_drafts = 1 if self._n_burst else _N_BURST  # it is begun if it can be brought to its end
+            if rows <= plain.n_max_rows and n_drafts * cost_s <= self._credit.held_s:
                 return Plan(tuple(places), _N_TRIAL, 0.0)
         return None
 

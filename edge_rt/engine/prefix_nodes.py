@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,10 +34,14 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InMemory:
-    """A state in memory."""
+    """A state in memory.
+
+    on_disk  a file that has it too: letting it go, when memory is wanted, costs another look into the file
+    """
 
     state: NDArray[np.uint8]
-    is_there = True
+    on_disk: Kept | None = None
+    is_there: ClassVar[bool] = True
 
     @property
     def n_bytes(self) -> int:
@@ -45,13 +49,6 @@ class InMemory:
 
     def read(self) -> NDArray[np.uint8]:
         return self.state
-
-
-@dataclass(frozen=True, slots=True)
-class Both(InMemory):
-    """A state in memory that a file has too: when memory is wanted, letting it go costs another look into the file."""
-
-    on_disk: Kept
 
 
 @dataclass(slots=True, eq=False)

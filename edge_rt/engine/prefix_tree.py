@@ -20,7 +20,6 @@ from edge_rt.engine.prefix_eviction import giver, least_used
 from edge_rt.engine.prefix_nodes import (
     TOKEN_BYTES,
     Account,
-    Both,
     InMemory,
     Kept,
     Match,
@@ -207,7 +206,7 @@ class PrefixTree:
         """Keep in memory what was read from the disk for a node; False where something would have to leave for it."""
         if not self.has_room(state.nbytes):
             return False
-        self._exchange(node, Both(state, on_disk))
+        self._exchange(node, InMemory(state, on_disk))
         return True
 
     def has_room(self, n_bytes: int) -> bool:
@@ -216,8 +215,8 @@ class PrefixTree:
 
     def has_file(self, node: Node, on_disk: Kept) -> None:
         """Note that a file has a node's state too, which need not stay in memory then."""
-        if isinstance(node.kept, InMemory) and not isinstance(node.kept, Both):
-            self._exchange(node, Both(node.kept.state, on_disk))
+        if isinstance(node.kept, InMemory) and node.kept.on_disk is None:
+            self._exchange(node, InMemory(node.kept.state, on_disk))
 
     def rescue(self, node: Node, state: NDArray[np.uint8]) -> None:
         """Have a state in memory alone, as its file goes; the caller shrinks then."""
@@ -262,7 +261,7 @@ class PrefixTree:
         n_bytes = sign * (len(node.key) + (node.kept.n_bytes if node.kept is not None else 0))
         self.n_bytes += n_bytes
         node.account.n_bytes += n_bytes
-        if isinstance(node.kept, Both):
+        if isinstance(node.kept, InMemory) and node.kept.on_disk is not None:
             if sign > 0:
                 self._both[id(node)] = node
             else:
@@ -293,9 +292,9 @@ class PrefixTree:
         if self.n_bytes <= limit:
             return True
         for node in sorted(self._both.values(), key=lambda node: (node.n_pins > 0, node.worth)):
-            if self.n_bytes > limit and isinstance(node.kept, Both):
-                on_disk = node.kept.on_disk
-                self._exchange(node, on_disk if on_disk.is_there else InMemory(node.kept.state))
+            kept = node.kept
+            if self.n_bytes > limit and isinstance(kept, InMemory) and kept.on_disk is not None:
+                self._exchange(node, kept.on_disk if kept.on_disk.is_there else InMemory(kept.state))
         if self.n_bytes <= limit:
             return True
         own = set(map(id, up_from(beside)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_rt.backends.base import SeqRows
-from edge_rt.engine.draft_gate import BETTER
+from edge_rt.engine.draft_gate import BETTER, blend
 from edge_rt.engine.draft_model import Draft, DraftModel
 from edge_rt.engine.drafts import PromptLookup
 from edge_rt.engine.model_guesses import ModelGuesses, PlainStep
@@ -24,8 +24,6 @@ from edge_rt.engine.sequence import Sequence
 from edge_rt.engine.settings import EngineSettings
 from edge_rt.types import Capabilities, GenerateRequest
 
-_NEW_SHARE = 0.2
-_MAX_JUMP = 2.0  # a step that was held up by something else counts as this many times the usual
 _N_FRESH = 256  # what was measured longer ago than so many steps is not believed: it is tried again
 _N_SWEEP = 64
 
@@ -56,7 +54,7 @@ class StepCosts:
             self._costs[n_rows] = _Cost(seconds, self._n_seen)
             self._known = sorted(self._costs)
         else:
-            cost.seconds += _NEW_SHARE * (min(seconds, _MAX_JUMP * cost.seconds) - cost.seconds)
+            cost.seconds = blend(cost.seconds, seconds)
             cost.seen = self._n_seen
         if self._n_seen % _N_SWEEP == 0:
             self._costs = {n: cost for n, cost in self._costs.items() if self._n_seen - cost.seen < _N_FRESH}
@@ -175,6 +173,8 @@ class Speculation:
             [] if sequence.lookup is None else sequence.lookup.chances(n)
             for sequence, n in zip(running, wanted, strict=True)
         ]
+        if self._model is None and not any(chances):
+            return {}
         n_rows = sum(sequence.n_places for sequence in running)
         n_max = min(n_free, self._caps.n_batch) - n_rows
         self._costs.row_s = row_s

@@ -190,6 +190,7 @@ def test_beams_share_their_prompt_also_where_each_would_outgrow_its_part(session
 
 def test_what_is_saved_is_the_same_in_either_layout(session: LlamaCpuSession) -> None:
     [ids] = texts(1, 50)
+    n_empty_bytes = session.seq_bytes(0)
     session.decode([SeqRows(2, 0, ids, want_logits=False)])  # a lone sequence has the first part
     session.decode([SeqRows(3, 0, ids[:10], want_logits=False), SeqRows(1, 0, ids, want_logits=False)])
     in_parts = [session.seq_save(i) for i in (1, 2, 3)]
@@ -206,6 +207,7 @@ def test_what_is_saved_is_the_same_in_either_layout(session: LlamaCpuSession) ->
         np.testing.assert_array_equal(again[1024:], state[1024:])
     session.seq_trim(0, 0)
     assert [session.seq_length(i) for i in range(N_SEQ)] == [0, 50, 50, 10]
+    assert session.seq_bytes(0) == n_empty_bytes
 
 
 def test_what_is_saved_of_a_long_sequence_takes_all_to_the_pool(session: LlamaCpuSession, tmp_path: Path) -> None:
