@@ -59,7 +59,7 @@ from edge_rt.types import (
     Usage,
 )
 from edge_rt.worker.channel import Load
-from edge_rt.worker.draft import load_draft
+from edge_rt.worker.draft import load_draft, resolve_draft
 from edge_rt.worker.tokens import engine_settings, load_session
 
 _log = logging.getLogger(__name__)
@@ -139,15 +139,15 @@ def _load_message(
 def _start(message: Load, settings: config.Config) -> Model:
     idle_cores = IdleMeter(cpu.usable().cpus)
     idle_cores()  # it measures from here
-    session = load_session(message)
+    draft = resolve_draft(message)
+    session = load_session(message, draft)
     try:
-        draft = load_draft(message, session)  # the engine closes it when it is stopped
         engine = start_engine(
             session,
             engine_settings(message),
             n_threads=message.n_threads,
             idle_cores=idle_cores,
-            draft_model=draft,
+            draft_model=load_draft(message, session, draft),  # the engine closes it when it is stopped
         )
         return Model(session.info, engine, settings, session.close)
     except BaseException:

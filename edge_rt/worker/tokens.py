@@ -36,7 +36,7 @@ from edge_rt.errors import (
 from edge_rt.types import Chunk, GenerateRequest, PinnedPrefix
 from edge_rt.worker import channel, service
 from edge_rt.worker.channel import ChannelError, Load
-from edge_rt.worker.draft import load_draft, with_draft
+from edge_rt.worker.draft import FoundDraft, load_draft, resolve_draft, with_draft
 from edge_rt.worker.forms_desk import FormsDesk
 from edge_rt.worker.load import unpack
 from edge_rt.worker.memory import check
@@ -67,17 +67,21 @@ class Engine(service.Engine, Pinning, Protocol):
 
 def load_session(
     load: Load,
+    draft: FoundDraft | None = None,
     *,
     find: Callable[[str], Backend] = registry.get,
     available: Callable[[], Reading[int]] = memory.available_bytes,
 ) -> TokenSession:
-    """Load a model on the back end chosen for it, if the memory suffices. Raises ModelError or BackendError."""
+    """Load a model on the back end chosen for it, if the memory suffices for it and the draft that is loaded next.
+
+    Raises ModelError or BackendError.
+    """
     file, options = unpack(load)
     backend, reason = dispatch(load.backend, file, options, find=find)
     if not load.force:
         if load.path and options.n_ctx > (n_ctx_train := file.header.n_ctx_train):
             raise ContextBeyondTrainingError(model=load.model, n_ctx=options.n_ctx, n_ctx_train=n_ctx_train)
-        need = with_draft(backend.estimate(file, options), load, find=find)
+        need = with_draft(backend.estimate(file, options), draft)
         check(load.model, need, available(), load.memory_margin_bytes)
     session = backend.load(file, options)
     vocab = session.vocab
@@ -90,13 +94,19 @@ def load_session(
     return session
 
 
-def make_engine(load: Load, session: TokenSession, idle_cores: Callable[[], float | None]) -> TokenEngine:
+def make_engine(
+    load: Load, session: TokenSession, draft: FoundDraft | None, idle_cores: Callable[[], float | None]
+) -> TokenEngine:
     """Make the engine; the thread that calls this must be the one that runs it."""
     disk = open_disk(load, session)
     settings = engine_settings(load)
-    draft = load_draft(load, session)
     engine = start_engine(
-        session, settings, n_threads=load.n_threads, idle_cores=idle_cores, disk=disk, draft_model=draft
+        session,
+        settings,
+        n_threads=load.n_threads,
+        idle_cores=idle_cores,
+        disk=disk,
+        draft_model=load_draft(load, session, draft),
     )
     pin_configured(load, engine)
     engine.warm_up()
@@ -245,15 +255,16 @@ def serve(
     load: Load,
     rss_bytes: Callable[[], int],
     *,
-    load_session: Callable[[Load], TokenSession] = load_session,
-    make_engine: Callable[[Load, TokenSession, Callable[[], float | None]], Engine] = make_engine,
+    load_session: Callable[[Load, FoundDraft | None], TokenSession] = load_session,
+    make_engine: Callable[[Load, TokenSession, FoundDraft | None, Callable[[], float | None]], Engine] = make_engine,
 ) -> int:
     """Load a language model and serve it; give the exit status."""
     idle_cores = IdleMeter(cpu.usable().cpus)
     idle_cores()  # it measures from here
     try:
-        session = load_session(load)
-        engine = make_engine(load, session, idle_cores)
+        draft = resolve_draft(load)
+        session = load_session(load, draft)
+        engine = make_engine(load, session, draft, idle_cores)
     except EdgeRtError as exc:
         return service.refuse(out, exc)
     except Exception as exc:  # noqa: BLE001 - whatever it is, the front process must hear of it

@@ -22,13 +22,14 @@ from edge_rt.errors import (
     ModelTooLargeError,
 )
 from edge_rt.worker.channel import DraftLoad, Load
-from edge_rt.worker.draft import load_draft, with_draft
+from edge_rt.worker.draft import load_draft, resolve_draft, with_draft
 from edge_rt.worker.tokens import load_session
 from tests.draft_heads import TinyHead, need_native
 from tests.tiny_models import TinyModel
 
 DRAFT = DraftLoad(model="child", variant="step_s=0", path="", quant="", backend="null")
 LOAD = Load(model="m", variant="", path="", quant="", backend="null", n_ctx=64, draft=DRAFT)
+OPTIONAL = msgspec.structs.replace(LOAD, draft=msgspec.structs.replace(DRAFT, is_optional=True))
 
 
 def session(**caps: bool) -> NullSession:
@@ -61,7 +62,7 @@ def find(backend: Backend) -> Callable[[str], Backend]:
 
 def test_a_draft_of_the_same_vocabulary_drafts() -> None:
     backend = Other()
-    found = load_draft(LOAD, session(), find=find(backend))
+    found = load_draft(LOAD, session(), resolve_draft(LOAD, find=find(backend)))
     assert found is not None
     assert (found.name, found.n_bytes, found.max_draft) == ("child:step_s=0", 120, 15)
     assert backend.options[0] == LoadOptions(n_ctx=64, n_seq_max=8, n_batch=512)
@@ -95,32 +96,60 @@ def test_another_vocabulary_is_refused_with_the_first_difference(
     change: Callable[[NullSession], None], difference: str
 ) -> None:
     backend = Other(change)
+    draft = resolve_draft(LOAD, find=find(backend))
     with pytest.raises(DraftVocabularyError) as caught:
-        load_draft(LOAD, session(), find=find(backend))
+        load_draft(LOAD, session(), draft)
     assert caught.value.difference == difference
     assert backend.loaded[0]._closed
 
 
-def test_its_memory_is_checked_before_it_is_loaded() -> None:
+def test_the_memory_of_one_that_is_optional_is_checked_before_it_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
     backend = Other()
-    with pytest.raises(ModelTooLargeError) as caught:
-        load_draft(LOAD, session(), find=find(backend), available=lambda: known(122, "test"))
-    assert (caught.value.model, caught.value.need_bytes) == ("child:step_s=0", 123)
+    draft = resolve_draft(OPTIONAL, find=find(backend))
+    assert load_draft(OPTIONAL, session(), draft, available=lambda: known(122, "test")) is None
+    error = told(caplog)
+    assert isinstance(error, ModelTooLargeError)
+    assert (error.model, error.need_bytes) == ("child:step_s=0", 123)
     assert backend.loaded == []
-    forced = msgspec.structs.replace(LOAD, force=True)
-    assert load_draft(forced, session(), find=find(backend), available=lambda: known(0, "test")) is not None
+    forced = msgspec.structs.replace(OPTIONAL, force=True)
+    assert load_draft(forced, session(), draft, available=lambda: known(0, "test")) is not None
+
+
+def told(caplog: pytest.LogCaptureFixture) -> object:
+    """Give the error that the last warning names."""
+    args = caplog.records[-1].args
+    assert isinstance(args, tuple)
+    return args[-1]
+
+
+def test_one_that_is_not_is_found_and_counted_once() -> None:
+    class Counted(Other):
+        n_estimates = 0
+
+        def estimate(self, file: ModelFile, options: LoadOptions) -> MemoryNeed:
+            self.n_estimates += file.model == DRAFT.model
+            return super().estimate(file, options)
+
+    backend = Counted()
+    draft = resolve_draft(LOAD, find=find(backend))
+    own = load_session(LOAD, draft, find=find(backend), available=lambda: known(246, "test"))
+    # What its model has taken since counts no longer.
+    assert load_draft(LOAD, own, draft, available=lambda: known(0, "test")) is not None
+    assert backend.n_estimates == 1
+    assert len(backend.loaded) == 2
 
 
 def test_it_is_counted_with_its_model_unless_that_is_loaded_without_too() -> None:
     own, backend = MemoryNeed(weights_bytes=1000, kv_bytes=200, scratch_bytes=30), Other()
-    assert with_draft(own, LOAD, find=find(backend)) == MemoryNeed(weights_bytes=1100, kv_bytes=220, scratch_bytes=33)
-    optional = msgspec.structs.replace(LOAD, draft=msgspec.structs.replace(DRAFT, is_optional=True))
-    for load in (optional, msgspec.structs.replace(LOAD, draft=None), msgspec.structs.replace(LOAD, max_draft=0)):
-        assert with_draft(own, load, find=find(backend)) == own
+    draft = resolve_draft(LOAD, find=find(backend))
+    assert with_draft(own, draft) == MemoryNeed(weights_bytes=1100, kv_bytes=220, scratch_bytes=33)
+    for load in (OPTIONAL, msgspec.structs.replace(LOAD, draft=None), msgspec.structs.replace(LOAD, max_draft=0)):
+        assert with_draft(own, resolve_draft(load, find=find(backend))) == own
     assert backend.loaded == []
     with pytest.raises(ModelTooLargeError) as caught:
-        load_session(LOAD, find=find(backend), available=lambda: known(200, "test"))
+        load_session(LOAD, draft, find=find(backend), available=lambda: known(200, "test"))
     assert (caught.value.need_bytes, caught.value.have_bytes) == (246, 200)
+    assert backend.loaded == []
 
 
 def test_one_that_is_optional_is_left_out_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -128,10 +157,9 @@ def test_one_that_is_optional_is_left_out_and_that_is_said(caplog: pytest.LogCap
         raise BackendUnavailableError(backend=name, reason="gone", extra="")
 
     with pytest.raises(BackendUnavailableError):
-        load_draft(LOAD, session(), find=missing)
-    optional = msgspec.structs.replace(LOAD, draft=msgspec.structs.replace(DRAFT, is_optional=True))
+        resolve_draft(LOAD, find=missing)
     with caplog.at_level(logging.WARNING):
-        assert load_draft(optional, session(), find=missing) is None
+        assert resolve_draft(OPTIONAL, find=missing) is None
     assert "m is loaded without its draft model child:step_s=0" in caplog.text
 
 
@@ -140,8 +168,8 @@ def test_one_that_is_optional_is_left_out_and_that_is_said(caplog: pytest.LogCap
 )
 def test_none_is_loaded_where_none_is_wanted(load: Load) -> None:
     backend = Other()
-    assert load_draft(load, session(), find=find(backend)) is None
-    assert load_draft(LOAD, session(can_trim=False), find=find(backend)) is None
+    assert load_draft(load, session(), resolve_draft(load, find=find(backend))) is None
+    assert load_draft(LOAD, session(can_trim=False), resolve_draft(LOAD, find=find(backend))) is None
     assert backend.loaded == []
 
 
@@ -153,18 +181,20 @@ def with_head(folder: Path, model: TinyModel, **fields: object) -> Load:
     return Load(model="m", variant="", path=str(file.path), quant="", backend="native", n_ctx=64, draft=draft)
 
 
-def test_a_head_guesses_on_the_models_own_session(tmp_path: Path) -> None:
+def test_a_head_guesses_on_the_models_own_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     need_native()
-    load = with_head(tmp_path, TinyModel())
+    load, optional = with_head(tmp_path, TinyModel()), with_head(tmp_path, TinyModel(), is_optional=True)
     file = ModelFile(model="m", variant="", path=Path(load.path), quant="")
     drafted = NativeBackend().load(file, LoadOptions(n_ctx=64, n_seq_max=2))
-    with pytest.raises(ModelTooLargeError):
-        load_draft(load, drafted, available=lambda: known(10, "test"))
-    found = load_draft(load, drafted)
+    assert load_draft(optional, drafted, resolve_draft(optional), available=lambda: known(10, "test")) is None
+    assert isinstance(told(caplog), ModelTooLargeError)
+    assert drafted.head_bytes() == 0
+    draft = resolve_draft(load)
+    found = load_draft(load, drafted, draft)
     assert found is not None
     assert (found.name, found.n_bytes) == ("head.gguf", drafted.head_bytes())
     nothing = MemoryNeed(weights_bytes=0, kv_bytes=0, scratch_bytes=0)
-    assert 0 < found.n_bytes < with_draft(nothing, load).total_bytes
+    assert 0 < found.n_bytes < with_draft(nothing, draft).total_bytes
     drafted.close()
 
 
@@ -174,11 +204,12 @@ def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
     file = ModelFile(model="m", variant="", path=Path(load.path), quant="")
     drafted = NativeBackend().load(file, LoadOptions(n_ctx=64, n_seq_max=2))
     with pytest.raises(ModelFormatError, match="trained on another model"):
-        load_draft(load, drafted)
+        load_draft(load, drafted, resolve_draft(load))
     drafted.close()
 
 
 def test_a_head_needs_hidden_states(tmp_path: Path) -> None:
+    load, optional = with_head(tmp_path, TinyModel()), with_head(tmp_path, TinyModel(), is_optional=True)
     with pytest.raises(BackendLoadError, match="native only, not on null"):
-        load_draft(with_head(tmp_path, TinyModel()), session())
-    assert load_draft(with_head(tmp_path, TinyModel(), is_optional=True), session()) is None
+        load_draft(load, session(), resolve_draft(load))
+    assert load_draft(optional, session(), resolve_draft(optional)) is None

@@ -19,6 +19,7 @@ from edge_rt.errors import BackendUnavailableError, ContextBeyondTrainingError, 
 from edge_rt.types import Chunk, EngineStats, GenerateRequest, ResponseFormat, Tool
 from edge_rt.worker import channel
 from edge_rt.worker.channel import Load
+from edge_rt.worker.draft import FoundDraft
 from edge_rt.worker.own_end import WorkerChannel
 from edge_rt.worker.service import STATS_INTERVAL_S
 from edge_rt.worker.tokens import Engine, Service, load_session, serve
@@ -230,7 +231,10 @@ def test_a_front_process_that_talks_nonsense_ends_the_service() -> None:
 
 @contextmanager
 def serving(
-    load: Load, *, load_session: Callable[[Load], TokenSession] = load_session, make_engine: Callable[..., Engine]
+    load: Load,
+    *,
+    load_session: Callable[[Load, FoundDraft | None], TokenSession] = load_session,
+    make_engine: Callable[..., Engine],
 ) -> Iterator[tuple[Parent, list[int]]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -249,7 +253,7 @@ def serving(
 
 
 def test_serve_loads_reports_and_ends_with_zero() -> None:
-    with serving(NULL, make_engine=lambda load, session, idle_cores: FakeEngine()) as (parent, status):
+    with serving(NULL, make_engine=lambda load, session, draft, idle_cores: FakeEngine()) as (parent, status):
         ready = parent.receive()
         assert isinstance(ready, channel.Ready)
         assert (ready.info.backend, ready.info.caps.n_ctx, ready.info.caps.n_seq_max) == ("null", 64, 2)
@@ -259,7 +263,7 @@ def test_serve_loads_reports_and_ends_with_zero() -> None:
 
 def test_serve_reports_why_a_load_failed() -> None:
     load = Load(model="m", variant="", path="", quant="", backend="abacus", n_ctx=8)
-    with serving(load, make_engine=lambda load, session, idle_cores: FakeEngine()) as (parent, status):
+    with serving(load, make_engine=lambda load, session, draft, idle_cores: FakeEngine()) as (parent, status):
         answer = parent.receive()
         assert isinstance(answer, channel.Failed)
         assert (answer.id, answer.code, answer.fields["backend"]) == ("", BackendUnavailableError.code, "abacus")
@@ -267,10 +271,10 @@ def test_serve_reports_why_a_load_failed() -> None:
 
 
 def test_serve_reports_an_unforeseen_failure_of_a_load() -> None:
-    def breaks(load: Load) -> TokenSession:
+    def breaks(load: Load, draft: FoundDraft | None) -> TokenSession:
         raise ZeroDivisionError("oops")
 
-    with serving(NULL, load_session=breaks, make_engine=lambda load, session, idle_cores: FakeEngine()) as (
+    with serving(NULL, load_session=breaks, make_engine=lambda load, session, draft, idle_cores: FakeEngine()) as (
         parent,
         status,
     ):
