@@ -94,6 +94,14 @@ def nested(name: str, value: Any) -> list[tuple[str, Any]]:
     return [("", value)] if name in ("propertyNames", "unevaluatedItems", "unevaluatedProperties") else []
 
 
+def n_copies(part: Mapping[str, Any], name: str) -> int:
+    """Say how often rewrite writes what a keyword holds: once for each name that propertyNames lists."""
+    names = part.get("propertyNames")
+    if name not in ("additionalProperties", "unevaluatedProperties") or not isinstance(names, Mapping):
+        return 1
+    return max(1, len(names["enum"])) if isinstance(names.get("enum"), list) else 1
+
+
 def _asks_nothing(value: Any) -> bool:
     return value is True or (isinstance(value, Mapping) and not value)
 

@@ -25,6 +25,9 @@ _MAX_DEPTH: Final = 48
 _MAX_NESTED: Final = 120  # lists and objects in each other; the library reads 127
 _TOO_DEEP: Final = f"is nested too deeply, the limit is {_MAX_NESTED} lists and objects in each other"
 _MAX_KEYWORDS: Final = 10_000
+# Of what stands behind each name that propertyNames lists: these multiply where they are nested. Before a schema is as
+# long as that with them, the library finds it too large.
+_MAX_REPEATED_BYTES: Final = 2**20
 _MAX_VALUES: Final = 5_000  # of all enums together
 _MAX_OPTIONAL: Final = 400  # properties of one object that may be left out: each makes a step's parse longer
 _MAX_EXACT: Final = 2**53
@@ -140,24 +143,23 @@ def plain(schema: Any) -> Any:
             written[name] = {key: plain(item) for key, item in value.items()}
         elif name in _NESTED:
             written[name] = plain(value)
-        elif name == "format" and value in _EXACT:
-            written.setdefault("allOf", []).append({"pattern": _EXACT[value]})
-        else:
+        elif name != "format" or value not in _EXACT:
             written[name] = int(value) if name in _LIMITS else value
             if name in _EXCLUSIVE and schema.get("type") != "integer" and value == value // 1:
                 written[name] = value + _EXCLUSIVE[name] * max(_JUST_BEYOND, math.ulp(value))
             if name in _LIMITS and written[name] >= _NEVER_REACHED:
                 del written[name]
-    if "allOf" in schema and schema.get("format") in _EXACT:
-        written["allOf"] = [*map(plain, schema["allOf"]), {"pattern": _EXACT[schema["format"]]}]
+    if (exact := _EXACT.get(schema.get("format", ""))) is not None:
+        written["allOf"] = [*written.get("allOf", []), {"pattern": exact}]
     return written
 
 
 def _parts(schema: Any, param: str) -> Iterator[tuple[str, Any]]:
     """Give every schema inside a schema, itself first, with its place; each is a mapping or a bool."""
-    todo: list[tuple[str, Any, int]] = [(f"{param}#", schema, 0)]
+    todo: list[tuple[str, Any, int, int]] = [(f"{param}#", schema, 0, 1)]
+    n_repeated_bytes = 0
     while todo:
-        where, part, depth = todo.pop()
+        where, part, depth, n_copies = todo.pop()
         if not isinstance(part, Mapping | bool):
             raise InvalidRequestError(param=where, problem="must be a schema: an object, true or false")
         if depth > _MAX_DEPTH:
@@ -167,19 +169,28 @@ def _parts(schema: Any, param: str) -> Iterator[tuple[str, Any]]:
             continue
         for name, value in part.items():
             place = f"{where}/{_escaped(name)}"
+            n_inside = n_copies * grammar_rewrite.n_copies(part, name)
+            if n_inside > n_copies:
+                n_repeated_bytes += n_inside * len(json.dumps(value))
+                if n_repeated_bytes > _MAX_REPEATED_BYTES:
+                    limit = f"{_MAX_REPEATED_BYTES // 2**20} MiB"
+                    problem = f"comes to more than {limit}, repeated for each of the names in propertyNames; list fewer"
+                    raise InvalidRequestError(param=place, problem=problem)
             if name in _NESTED_LISTS or (name == "items" and isinstance(value, list)):
                 if not isinstance(value, list) or not value:
                     raise InvalidRequestError(param=place, problem="must be a list of schemas")
-                todo += [(f"{place}/{i}", item, depth + 1) for i, item in enumerate(value)]
+                todo += [(f"{place}/{i}", item, depth + 1, n_copies) for i, item in enumerate(value)]
             elif name in _NESTED_MAPS:
                 if not isinstance(value, Mapping):
                     raise InvalidRequestError(param=place, problem="must be an object of schemas")
-                todo += [(f"{place}/{_escaped(key)}", item, depth + 1) for key, item in value.items()]
+                todo += [(f"{place}/{_escaped(key)}", item, depth + 1, n_copies) for key, item in value.items()]
             elif name in _NESTED:
-                todo.append((place, value, depth + 1))
+                todo.append((place, value, depth + 1, n_inside))
             elif name in grammar_rewrite.WRITTEN:
                 inside = grammar_rewrite.nested(name, value)
-                todo += [(f"{place}/{_escaped(key)}" if key else place, item, depth + 1) for key, item in inside]
+                todo += [
+                    (f"{place}/{_escaped(key)}" if key else place, item, depth + 1, n_inside) for key, item in inside
+                ]
 
 
 def _check_values(part: Mapping[str, Any], where: str) -> int:

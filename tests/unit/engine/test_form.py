@@ -335,6 +335,44 @@ def test_a_limit_that_no_answer_reaches_is_none(bench: Bench) -> None:
     assert answer.text.startswith('"')
 
 
+class Walked(dict[str, Any]):
+    """A schema that counts how often schemas are walked."""
+
+    n_walks = 0
+
+    def items(self) -> Any:
+        Walked.n_walks += 1
+        assert Walked.n_walks < 1000
+        return super().items()
+
+
+def test_every_schema_is_written_once() -> None:
+    schema = Walked(type="string")
+    for _ in range(46):
+        schema = Walked(format="date", allOf=[schema])
+    grammar_schema.check(schema, "schema")
+    written, depth = grammar_schema.plain(schema), 0
+    while "allOf" in written:
+        written, pattern = written["allOf"]
+        assert pattern.keys() == {"pattern"}
+        depth += 1
+    assert (written, depth) == ({"type": "string"}, 46)
+
+
+@pytest.mark.parametrize("rest", ["additionalProperties", "unevaluatedProperties"])
+def test_what_is_written_for_each_of_many_names_is_bounded(rest: str) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(7):
+        schema = {"propertyNames": {"enum": ["a", "b", "c"]}, rest: schema}
+    grammar_schema.check(schema, "schema")
+    for _ in range(20):
+        schema = {"propertyNames": {"enum": ["a", "b", "c"]}, rest: schema}
+    with pytest.raises(
+        InvalidRequestError, match=rf"/{rest}: comes to more than 1 MiB, repeated for each of the names"
+    ):
+        grammar_schema.check(schema, "schema")
+
+
 def test_stop_strings_would_cut_a_form(bench: Bench) -> None:
     error = refusal(bench, schema_of(PERSON), stop=("a",))
     assert isinstance(error, InvalidRequestError)
