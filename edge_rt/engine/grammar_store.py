@@ -17,12 +17,14 @@ class Kept:
     matcher  the library's, at its beginning; nobody moves it, but its copies share what it learns of its tokens
     n_bytes  memory that it takes, which grows with its use
     n_users  unfinished requests that have a copy
+    fuel     what its lexer has taken, as far as n_bytes counts it
     """
 
     matcher: Any = None
     problem: str = ""
     n_bytes: int = 0
     n_users: int = 0
+    fuel: int = 0
 
 
 class GrammarStore:

@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -166,19 +167,32 @@ def test_a_grammar_that_has_grown_with_its_answers_is_compiled_anew(session: Nul
     """What it learns of tokens stays with the compiled grammar, up to the limit of its states: then all fail."""
     trials = Told(Trial(n_bytes=400))
     grammars = Grammars(session, trials=trials, max_kept_bytes=64 * 2**20)
-    text = grammar_text.of_format(ResponseFormat(kind="regex", text=r"[\p{L}\p{N}]{1,400}"))
+    text = grammar_text.of_format(ResponseFormat(kind="regex", text=r"(a|b)*a(a|b){12}"))  # has 8192 states
     n_bytes = []
     for first in range(20):
         answer = grammars.compile(text, "regex")
         n_bytes.append(grammars.kept.n_bytes)
-        for i in range(40):
-            for byte in chr(0x4E00 + 977 * first + 31 * i).encode():
-                answer.mask()
-                answer.take(byte, forces=False)
+        for byte in Random(first).choices(b"ab", k=120):
+            answer.mask()
+            answer.take(byte, forces=False)
         del answer
     assert n_bytes[1] > n_bytes[0] + 10_000
     assert max(n_bytes) < 64 * 2**20 // 4
     assert trials.n_asked > 1
+
+
+def test_the_same_answer_again_grows_nothing(session: NullSession) -> None:
+    trials = Told(Trial(n_bytes=400))
+    grammars = Grammars(session, trials=trials)
+    text = grammar_text.of_format(ResponseFormat(kind="regex", text=r"[\p{L}\p{N}]{1,400}"))
+    for _ in range(200):
+        answer = grammars.compile(text, "regex")
+        for byte in "日本語テキスト".encode():
+            answer.mask()
+            answer.take(byte, forces=False)
+        del answer
+    assert grammars.kept.n_bytes > 100_000  # the first answer's growth
+    assert trials.n_asked == 1
 
 
 def test_all_of_a_process_have_one_child() -> None:
