@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -79,12 +79,12 @@ class WarmStart:
         self.left_out: dict[str, str] = {}  # names of the configuration's pins that make no prefix, and why
         self._to_read: deque[PrefixFile] = deque()  # into memory, before anybody asks
         self.is_due = False  # since something was computed, nothing has been written
-        for file in list(self._disk.files) if self._disk is not None else []:
-            self._take_up(file)
         if self._disk is not None:
+            for file in list(self._disk.files):
+                self._take_up(file, self._disk)
             self._disk.before_remove = self._rescue
-            self._to_read.extend(self._disk.files[::-1])  # the newest first, but pinned ones before them
-            self._to_read = deque(sorted(self._to_read, key=lambda file: not file.head.pin))
+            # The newest first, but pinned ones before them.
+            self._to_read.extendleft(sorted(self._disk.files, key=lambda file: file.head.pin != ""))
 
     def stats(self) -> dict[str, Any]:
         """Give the fields of EngineStats that tell of them."""
@@ -96,7 +96,7 @@ class WarmStart:
 
     def pins(self, owners: frozenset[str]) -> list[PinnedPrefix]:
         """Describe the pins of some owners."""
-        on_disk = {(f.head.owner, f.head.pin) for f in self._files()}
+        on_disk = self._pinned_on_disk()
         return [
             PinnedPrefix(
                 name=pin.name,
@@ -147,8 +147,9 @@ class WarmStart:
             return False
         if pin.end is not None:
             self._tree.unpin(pin.end)
-        for file in [f for f in self._files() if (f.head.owner, f.head.pin) == (owner, name)]:
-            self._remove(file)
+        if self._disk is not None:
+            for file in self._pinned_on_disk().get((owner, name), []):
+                self._disk.remove(file)
         return True
 
     def request(self) -> tuple[GenerateRequest, Pin] | None:
@@ -252,19 +253,25 @@ class WarmStart:
 
     # The disk.
 
-    def _files(self) -> list[PrefixFile]:
-        """Give the files, but for those that were found damaged."""
-        if self._disk is None:
-            return []
-        for file in [f for f in self._disk.files if f.is_gone]:
-            self._disk.remove(file)
-        return self._disk.files
+    def _pinned_on_disk(self) -> dict[tuple[str, str], list[PrefixFile]]:
+        """Give the files of pins by owner and name, of which one that could not be unlinked may have left another.
 
-    def _take_up(self, file: PrefixFile) -> None:
+        Forgets the files that were found damaged.
+        """
+        found: defaultdict[tuple[str, str], list[PrefixFile]] = defaultdict(list)
+        if self._disk is not None:
+            for file in [f for f in self._disk.files if f.is_gone]:
+                self._disk.remove(file)
+            for file in self._disk.files:
+                if file.head.pin:
+                    found[file.head.owner, file.head.pin].append(file)
+        return found
+
+    def _take_up(self, file: PrefixFile, disk: PrefixDisk) -> None:
         """Put a file's prefix into the tree; its states are read when they are wanted."""
         head = file.head
         if self._tree.n_states(len(file.token_ids)) != len(head.sizes):  # cut into other blocks
-            self._remove(file)
+            disk.remove(file)
             return
 
         def save(start: int, _end: int | None) -> Kept:
@@ -283,10 +290,10 @@ class WarmStart:
             return []
         found: list[tuple[str, tuple[Node, ...], str]] = []
         seen: set[int] = set()
-        for pin in self._pins.values():
+        on_disk = self._pinned_on_disk()
+        for key, pin in self._pins.items():
             nodes = self._path(pin.owner, pin.token_ids) if pin.is_kept else ()
-            has_file = any((f.head.owner, f.head.pin) == (pin.owner, pin.name) for f in self._files())
-            if nodes and not has_file and not pin.is_hopeless:
+            if nodes and key not in on_disk and not pin.is_hopeless:
                 found.append((pin.owner, nodes, pin.name))
                 seen.update(map(id, nodes))
         for owner, _, end in self._tree.ends():
@@ -324,10 +331,6 @@ class WarmStart:
         if pin is not None and file is None:
             pin.is_hopeless = True
             pin.fails(self._disk.problem)
-
-    def _remove(self, file: PrefixFile) -> None:
-        assert self._disk is not None
-        self._disk.remove(file)
 
     def _rescue(self, file: PrefixFile) -> None:
         """Read what only a file has, which is about to be removed: others may go on from it, and it has its turn."""
