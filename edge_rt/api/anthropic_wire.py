@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from edge_rt.api.fields import ABSENT, Neutral, given, raw_text, refuse_unsupported
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
-from edge_rt.types import CHAT_SAMPLING, GenerateRequest, Message, ResponseFormat, Sampling, Tool, ToolCall
+from edge_rt.types import CHAT_SAMPLING, GenerateRequest, Message, ResponseFormat, Sampling, Tool, ToolCall, goes_on
 
 # The second removes the sampling fields, which a small model still wants: they are taken with both.
 VERSIONS: Final = ("2023-06-01", "2026-10-21")
@@ -177,7 +177,7 @@ def count_request(wire: CountRequest, *, request_id: str, tenant: str) -> Genera
         id=request_id,
         model=wire.model,
         messages=messages,
-        continues=messages[-1:] != () and messages[-1].role == "assistant",
+        continues=goes_on(messages),
         tenant=tenant,
         response_format=_format(wire),
         tools=_tools(wire.tools or ()),

@@ -129,19 +129,12 @@ def _token_routes(api: Api) -> list[Route]:
     async def tokenize(request: Request) -> ASGIApp:
         wire = schemas.decode(await read_body(request, api), schemas.TokenizeRequest)
         schemas.refuse_unsupported(wire)
-        is_vllms = wire.content is None
-        name, text = ("prompt", wire.prompt) if is_vllms else ("content", wire.content)
-        if text is None:
-            raise InvalidRequestError(param="content", problem="is required, or vLLM's prompt")
-        if wire.content is not None and wire.prompt is not None:
-            raise InvalidRequestError(param="prompt", problem="and content are both there; give one")
+        name, text, add_bos = _text_to_tokenize(wire)
         check_text(name, text, limits.max_prompt_bytes)
-        asked = wire.add_special_tokens if is_vllms else wire.add_special
-        add_bos = is_vllms if asked is None else asked
         model = api.model_id(wire.model)
         token_ids = await api.runtime.tokenize(model, text, special=wire.parse_special, add_bos=add_bos)
         tokens = schemas.Tokens(tokens=token_ids)
-        if is_vllms:
+        if name == "prompt":
             tokens.count, tokens.max_model_len = len(token_ids), api.runtime.model(model).n_ctx
         return Response(schemas.encode(tokens), media_type=_JSON)
 
@@ -168,3 +161,18 @@ def _token_routes(api: Api) -> list[Route]:
         Route("/tokenize", Endpoint(tokenize), methods=["POST"]),
         Route("/detokenize", Endpoint(detokenize), methods=["POST"]),
     ]
+
+
+def _text_to_tokenize(wire: schemas.TokenizeRequest) -> tuple[str, str, bool]:
+    """Give the text's field, which tells llama-server's dialect from vLLM's, the text, and whether BOS comes first."""
+    if wire.content is not None and wire.prompt is not None:
+        raise InvalidRequestError(param="prompt", problem="and content are both there; give one")
+    if wire.content is not None:
+        if wire.add_special_tokens is not None:
+            raise InvalidRequestError(param="add_special_tokens", problem="goes with prompt; content has add_special")
+        return "content", wire.content, bool(wire.add_special)
+    if wire.prompt is None:
+        raise InvalidRequestError(param="content", problem="is required, or vLLM's prompt")
+    if wire.add_special is not None:
+        raise InvalidRequestError(param="add_special", problem="goes with content; prompt has add_special_tokens")
+    return "prompt", wire.prompt, wire.add_special_tokens is not False

@@ -34,7 +34,7 @@ from edge_rt.api.schemas import encode
 from edge_rt.api.sse import StopOnHangUp
 from edge_rt.api.status import HttpError
 from edge_rt.errors import InvalidRequestError
-from edge_rt.types import GenerateRequest, Message
+from edge_rt.types import GenerateRequest, Message, goes_on
 from edge_rt.version import VERSION
 
 _JSON: Final = "application/json"
@@ -90,8 +90,7 @@ def routes(api: Api) -> list[Route]:
         if not asked.messages:
             return _Loading(api, status, asked, ChatWriter(asked.wanted()))
         messages = wire.messages(asked.messages)
-        goes_on = messages[-1].role == "assistant"
-        base = replace(base, messages=messages, tools=wire.tools(asked.tools), continues=goes_on)
+        base = replace(base, messages=messages, tools=wire.tools(asked.tools), continues=goes_on(messages))
         return _answer(api, base, ChatWriter(asked.wanted()), asked)
 
     async def embed(request: Request) -> ASGIApp:

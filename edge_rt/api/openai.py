@@ -26,7 +26,7 @@ from edge_rt.cache.admission import wishes
 from edge_rt.errors import InvalidRequestError, UnsupportedFeatureError
 from edge_rt.router.decide import Decision
 from edge_rt.router.rules import REASONS
-from edge_rt.types import CHAT_SAMPLING, GenerateRequest, Message, Sampling
+from edge_rt.types import CHAT_SAMPLING, GenerateRequest, Message, Sampling, goes_on
 
 _ROLES: Final[dict[str, Literal["system", "user", "assistant", "tool"]]] = {
     "system": "system",
@@ -66,11 +66,11 @@ def chat_request(wire: ChatRequest, *, request_id: str, model: str, tenant: str)
 
 
 def _continues(wire: ChatRequest, messages: Sequence[Message]) -> bool:
-    """Tell whether the answer goes on with the last message: an assistant's text, unless the request says otherwise."""
-    continues = wire.continue_final_message
+    """Tell whether the answer goes on with the last message, by either of vLLM's fields where one is there."""
+    continues, begins = wire.continue_final_message, wire.add_generation_prompt
     if continues is None:
-        continues = bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
-    if wire.add_generation_prompt is continues:
+        return goes_on(messages) if begins is None else not begins
+    if begins is continues:
         problem = f"must be {str(not continues).lower()} where the answer "
         problem += "goes on with the last message" if continues else "begins anew"
         raise InvalidRequestError(param="add_generation_prompt", problem=problem)

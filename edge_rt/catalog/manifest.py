@@ -21,6 +21,12 @@ SHIPPED_DIR = Path(__file__).resolve().parent.parent / "manifests"
 MAX_MANIFEST_BYTES = 256 * 1024
 UNKNOWN_LICENSE = "LicenseRef-unknown"  # SPDX provides such names for what has no id
 
+# What only models of one kind have.
+_OF_KIND = {
+    "text": ("arch", "n_ctx", "n_ctx_train", "chat_template", "draft", "adapters"),
+    "tensor": ("assets", "materials", "pipeline", "batching", "state"),
+}
+
 # Both name files in the store, so neither can hold a slash, begin with a dot or look like an option.
 Id = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
@@ -275,23 +281,24 @@ def _contradictions(manifest: Manifest) -> list[tuple[str, str]]:
         found.append(("variants", "the first wants an accelerator; it must run where there is none"))
     if manifest.kind == "text":
         found += [(name, "is missing") for name in ("arch", "n_ctx", "n_ctx_train") if not getattr(manifest, name)]
-        defaults = {"assets": (), "materials": (), "pipeline": None, "batching": Batching(), "state": ()}
-        for name, default in defaults.items():
-            if getattr(manifest, name) != default:
-                found.append((name, "is for models of kind tensor"))
-    elif manifest.adapters:
-        found.append(("adapters", "are for models of kind text"))
-    elif manifest.arch or manifest.n_ctx or manifest.n_ctx_train or manifest.chat_template is not None:
-        found.append(("kind", "arch, n_ctx, n_ctx_train and chat_template are for models of kind text"))
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Manifest)}
+    for kind, names in _OF_KIND.items():
+        if kind != manifest.kind:
+            foreign = [name for name in names if getattr(manifest, name) != defaults[name]]
+            found += [(name, f"is for models of kind {kind}") for name in foreign]
     if manifest.state and manifest.batching.max_batch > 1:
         found.append(("batching.max_batch", "must be 1 for a model with a state"))
     if manifest.n_ctx > manifest.n_ctx_train:
         found.append(("n_ctx", f"{manifest.n_ctx} is more than n_ctx_train {manifest.n_ctx_train}"))
+    listed = [("variants", variant) for variant in manifest.variants]
+    for table in ("assets", "materials", "adapters"):
+        listed += [(table, as_variant(entry)) for entry in getattr(manifest, table)]
     for name in ("id", "file"):
-        values = [getattr(v, name) for v in manifest.files()]
-        found += [(f"variants.{name}", f"{v!r} is there twice") for v in sorted(set(values)) if values.count(v) > 1]
-    for variant in manifest.files():
-        field = f"{'variants' if variant in manifest.variants else 'assets'}.{variant.id}"
+        values = [getattr(v, name) for _, v in listed]
+        doubled = [i for i, value in enumerate(values) if value in values[:i]]
+        found += [(f"{listed[i][0]}.{name}", f"{values[i]!r} is there twice") for i in doubled]
+    for table, variant in listed:
+        field = f"{table}.{variant.id}"
         if variant.requires is not None and not variant.backends:
             found.append((f"{field}.requires", "goes with backends, which are not named"))
         if variant.derived_from:

@@ -214,7 +214,10 @@ def import_model(catalog: _Catalog, path: Path, model_id: str, license_id: str, 
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_pass_catalog
 def show(catalog: _Catalog, name: str, as_json: bool) -> None:
-    """Show what a model is, where its files come from, and what is inside those that are here."""
+    """Show what a model is, where its files come from, and what is inside those that are here.
+
+    MODEL is an id, or ID:VARIANT or ID:ADAPTER for one of them.
+    """
     if (chain := catalog.chain(name)) is not None:
         told = {name: value for name, value in msgspec.to_builtins(chain).items() if value not in (None, "", 0)}
         click.echo(json.dumps(told, indent=2) if as_json else tabulate(told.items(), tablefmt="plain"))
@@ -233,9 +236,11 @@ def show(catalog: _Catalog, name: str, as_json: bool) -> None:
         "n_ctx_train": manifest.n_ctx_train or None,
     }
     variants = [_details(catalog, manifest, v) for v in manifest.variants if wanted in (None, v)]
-    assets = [_asset(catalog, manifest, asset, "asset") for asset in manifest.assets]
-    assets += [_asset(catalog, manifest, asset, "material") for asset in manifest.materials]
-    assets += [_asset(catalog, manifest, asset, "adapter") for asset in manifest.adapters]
+    adapters = [adapter for adapter in manifest.adapters if wanted in (None, as_variant(adapter))]
+    assets = [_asset(catalog, manifest, adapter, "adapter") for adapter in adapters]
+    if wanted is None or wanted in manifest.variants:  # which need them
+        assets += [_asset(catalog, manifest, asset, "asset") for asset in manifest.assets]
+        assets += [_asset(catalog, manifest, asset, "material") for asset in manifest.materials]
     if as_json:
         click.echo(json.dumps({**facts, "variants": variants, "assets": assets}, indent=2))
         return

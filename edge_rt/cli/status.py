@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -23,6 +23,14 @@ from edge_rt.turns import PRIORITIES
 
 _TIMEOUT_S = 5.0
 _OF_POWERD = ("state", "stopped_by", "reason", "power_w", "power_age_s", "boundary", "slow_sensors")
+
+
+class _Daemon(Protocol):
+    """What is asked of a daemon."""
+
+    def models(self) -> list[dict[str, Any]]: ...
+
+    def metrics_text(self) -> str: ...
 
 
 @click.command("status", short_help="Show how the service does.")
@@ -62,24 +70,36 @@ def _ask(settings: config.Config) -> dict[str, Any]:
         return {"answers": False, "socket": None, "problem": "no place for a socket: XDG_RUNTIME_DIR is not set"}
     try:
         with Client(path, timeout_s=_TIMEOUT_S) as client:
-            models = client.models()
-            scrape = Scrape.of(client.metrics_text(), 0.0)
+            return {"socket": str(path), **_told(client)}
     except EdgeRtError as exc:
         return {"answers": False, "socket": str(path), "problem": str(exc)}
+
+
+def _told(daemon: _Daemon) -> dict[str, Any]:
+    """Say what a daemon tells of itself; without metrics that can be read it answers all the same."""
+    models = daemon.models()
     loaded = {model["id"]: model.get("meta", {}).get("evidence") for model in models if model["status"] == "loaded"}
-    return {
+    told = {
         "answers": True,
-        "socket": str(path),
         "problem": "",
         "models": list(loaded),
         "stand_ins": {model: evidence for model, evidence in loaded.items() if evidence},
         "n_pulled": len(models),
-        "language_models": [_language_model(model, scrape) for model in scrape.models()],
     }
+    try:
+        told["language_models"] = _language_models(Scrape.of(daemon.metrics_text(), 0.0))
+    except (EdgeRtError, ValueError, LookupError) as exc:  # the parser's are the last two
+        told["metrics_problem"] = str(exc)
+    return told
+
+
+def _language_models(scrape: Scrape) -> list[dict[str, Any]]:
+    """Tell of the language models in memory, which have KV cells."""
+    return [_language_model(model, scrape) for model in scrape.models() if scrape.count("kv_cells", model) is not None]
 
 
 def _language_model(model: str, scrape: Scrape) -> dict[str, Any]:
-    """Say how a language model's requests stand and what is kept of prompts; counts of a model not loaded are None."""
+    """Say how a loaded language model's requests stand and what is kept of prompts."""
     states = ("running", "waiting")
     return {
         "model": model,
@@ -123,9 +143,7 @@ def _power_line(power: dict[str, Any]) -> str:
 
 
 def _language_lines(told: dict[str, Any]) -> list[str]:
-    """Write what _language_model says of a model, if it is loaded."""
-    if told["kv_cells"] is None:
-        return []
+    """Write what _language_model says of a model."""
     requests = told["requests"]
     running, waiting = (sum(each[state] for each in requests.values()) for state in ("running", "waiting"))
     which = [f"{name} {n['running']} + {n['waiting']}" for name, n in requests.items() if n["running"] or n["waiting"]]
@@ -169,6 +187,8 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"daemon: answers on {daemon['socket']}; in memory: {models}; {daemon['n_pulled']} models pulled")
         for told in daemon.get("language_models", ()):
             lines += _language_lines(told)
+        if "metrics_problem" in daemon:
+            lines.append(f"  its metrics cannot be read: {daemon['metrics_problem']}")
     else:
         lines.append(f"daemon: {daemon['problem']}")
     if found["power"]["answers"] or found["power"]["problem"]:

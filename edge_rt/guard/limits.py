@@ -73,7 +73,8 @@ def _check_continued(request: GenerateRequest) -> None:
     messages = request.messages or ()
     place = f"messages[{len(messages) - 1}]"
     if not messages or messages[-1].role != "assistant":
-        raise InvalidRequestError(param="continue_final_message", problem="needs a last message of the assistant's")
+        problem = "needs a last message of the assistant's; so does add_generation_prompt: false"
+        raise InvalidRequestError(param="continue_final_message", problem=problem)
     if len(messages) == 1:
         raise InvalidRequestError(param="messages", problem="hold the answer's beginning alone; there is no question")
     if messages[-1].tool_calls:

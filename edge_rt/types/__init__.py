@@ -45,6 +45,7 @@ from edge_rt.types.requests import (
     Sampling,
     Tool,
     ToolCall,
+    goes_on,
 )
 
 __all__ = [
@@ -80,4 +81,5 @@ __all__ = [
     "ToolCall",
     "ToolCallDelta",
     "Usage",
+    "goes_on",
 ]

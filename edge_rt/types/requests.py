@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +33,11 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+
+
+def goes_on(messages: Sequence[Message]) -> bool:
+    """Tell whether an answer goes on with the last message where nothing says: an assistant's that calls no tool."""
+    return bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,7 +128,9 @@ def test_an_answer_goes_on_with_the_assistants_own_words() -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "I"}]
     assert ask(runtime, "POST", PATH, body(messages=messages)).json["content"][0]["text"] == "a"
     assert ask(runtime, "POST", PATH, body()).status == 200
-    assert [request.continues for request in runtime.requests] == [True, False]
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}
+    assert ask(runtime, "POST", PATH, body(messages=[messages[0], called])).status == 200
+    assert [request.continues for request in runtime.requests] == [True, False, False]
     schema = {"type": "json_schema", "schema": {"type": "object"}}
     for extra, words in (
         ({"messages": messages, "output_config": {"format": schema}}, "an answer of a given form"),

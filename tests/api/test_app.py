@@ -479,6 +479,21 @@ def test_tokenize_and_back() -> None:
         assert ask(runtime, "POST", path, bad).status in (400, 404)
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"content": "x", "add_special_tokens": False}, "add_special_tokens"),
+        ({"content": "x", "add_special": True, "add_special_tokens": True}, "add_special_tokens"),
+        ({"prompt": "x", "add_special": False}, "add_special"),
+        ({"content": "x", "prompt": "x"}, "prompt"),
+        ({"add_special": True}, "content"),
+    ],
+)
+def test_a_text_is_tokenised_in_one_dialect(given: dict[str, Any], named: str) -> None:
+    reply = ask(answering("x"), "POST", "/tokenize", given)
+    assert (reply.status, reply.error["param"]) == (400, named)
+
+
 def test_health() -> None:
     runtime = answering("x")
     for path in ("/health", "/health/live", "/health/ready"):

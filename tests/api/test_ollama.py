@@ -154,7 +154,9 @@ def test_an_answer_goes_on_with_the_assistants_own_words() -> None:
     runtime = FakeRuntime(whole("a"))
     ask(runtime, "POST", CHAT, {"model": "default", "messages": [*user(), {"role": "assistant", "content": "I"}]})
     ask(runtime, "POST", CHAT, {"model": "default", "messages": user()})
-    assert [request.continues for request in runtime.requests] == [True, False]
+    called = {"role": "assistant", "content": "I", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    ask(runtime, "POST", CHAT, {"model": "default", "messages": [*user(), called]})
+    assert [request.continues for request in runtime.requests] == [True, False, False]
 
 
 @pytest.mark.parametrize(

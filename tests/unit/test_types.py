@@ -6,7 +6,17 @@ import msgspec
 import pytest
 
 from edge_rt import types
-from edge_rt.types import Chunk, GenerateRequest, Message, Sampling, Timings, TokenLogprob, Usage
+from edge_rt.types import (
+    Chunk,
+    GenerateRequest,
+    Message,
+    Sampling,
+    Timings,
+    TokenLogprob,
+    ToolCall,
+    Usage,
+    goes_on,
+)
 
 TIMINGS = Timings(queue_s=0.5, prefill_s=2.0, prefill_tokens=100, decode_s=4.0, decode_tokens=20, ttft_s=2.5)
 
@@ -79,3 +89,11 @@ def test_every_value_type_is_frozen_slotted_and_keyword_only() -> None:
 )
 def test_a_value_crosses_the_channel_whole(value: GenerateRequest | Chunk) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value)) == value
+
+
+def test_an_answer_goes_on_with_a_text_of_the_assistants_and_with_nothing_else() -> None:
+    asked, begun = Message(role="user", content="a"), Message(role="assistant", content="b")
+    called = dataclasses.replace(begun, tool_calls=(ToolCall(id="1", name="f", arguments="{}"),))
+    assert goes_on((asked, begun))
+    for messages in ((), (asked,), (begun, asked), (asked, called)):
+        assert not goes_on(messages)

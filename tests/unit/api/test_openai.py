@@ -7,7 +7,9 @@ import pytest
 
 from edge_rt.api.openai import chat_request, completion_requests
 from edge_rt.api.schemas import ChatRequest, CompletionRequest, decode
+from edge_rt.config import Limits
 from edge_rt.errors import EdgeRtError, InvalidRequestError, UnsupportedFeatureError
+from edge_rt.guard.limits import check_request
 from edge_rt.types import Beams, GenerateRequest, Message, Sampling
 
 
@@ -136,9 +138,12 @@ CALLED = {
         (BEGUN, {}, True),
         (BEGUN, {"continue_final_message": True, "add_generation_prompt": False}, True),
         (BEGUN, {"continue_final_message": False, "add_generation_prompt": True}, False),
+        (BEGUN, {"add_generation_prompt": True}, False),
+        (BEGUN, {"add_generation_prompt": False}, True),
         (CALLED, {}, False),
         (ASKED, {"add_generation_prompt": True}, False),
         (ASKED, {"continue_final_message": True}, True),  # which is refused with the other ranges
+        (ASKED, {"add_generation_prompt": False}, True),  # so is this
     ],
 )
 def test_an_answer_may_go_on_with_the_last_message(
@@ -150,14 +155,19 @@ def test_an_answer_may_go_on_with_the_last_message(
 @pytest.mark.parametrize(
     ("last", "fields"),
     [
-        (BEGUN, {"add_generation_prompt": True}),
         (BEGUN, {"continue_final_message": True, "add_generation_prompt": True}),
-        (ASKED, {"add_generation_prompt": False}),
+        (BEGUN, {"continue_final_message": False, "add_generation_prompt": False}),
+        (ASKED, {"continue_final_message": False, "add_generation_prompt": False}),
     ],
 )
 def test_the_generation_prompt_goes_with_how_the_answer_begins(last: dict[str, Any], fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match="add_generation_prompt"):
         chat([ASKED, last], **fields)
+
+
+def test_no_generation_prompt_after_a_question_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequestError, match="add_generation_prompt"):
+        check_request(chat([ASKED], add_generation_prompt=False), Limits())
 
 
 def test_developer_is_system() -> None:

@@ -285,5 +285,5 @@ def test_an_adapter_is_pulled_by_its_own_name(tmp_path: Path) -> None:
         + fetched("variants", "fp32", "a", b"a", "shipped:a")
         + fetched("adapters", "poems", "b", b"b", "shipped:b")
     )
-    with pytest.raises(ModelFormatError, match="adapters: are for models of kind text"):
+    with pytest.raises(ModelFormatError, match="adapters: is for models of kind text"):
         load_manifest(tmp_path / "eye.toml")

@@ -3,9 +3,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from edge_rt.catalog.manifest import MAX_MANIFEST_BYTES, SHIPPED_DIR, load_manifest, load_manifests
+from edge_rt.catalog.manifest import MAX_MANIFEST_BYTES, SHIPPED_DIR, _contradictions, load_manifest, load_manifests
 from edge_rt.config import Catalog
 from edge_rt.errors import ModelFormatError
 
@@ -95,6 +96,57 @@ def test_bad_manifest_names_the_field(name: str, tmp_path: Path) -> None:
         load_manifest(write(tmp_path, SOUND.replace(old, new, 1)))
     assert re.sub(r"\[\d\]", "", caught.value.field) == field
     assert "\x1b" not in str(caught.value)
+
+
+def asset(table: str, name: str, sha256: str = "a" * 64) -> str:
+    facts = f'source = "https://host.example/{name}"\nsize_bytes = 1\nsha256 = "{sha256}"\n'
+    return f'\n[[{table}]]\nid = "{name}"\nfile = "m.{name}"\n{facts}'
+
+
+OF_TEXT = {
+    "arch": 'arch = "llama"\n',
+    "n_ctx": "n_ctx = 64\nn_ctx_train = 64\n",
+    "n_ctx_train": "n_ctx_train = 64\n",
+    "chat_template": 'chat_template = ""\n',
+    "draft": 'draft = "other:q8_0"\n',
+    "adapters": "",
+}
+
+
+@pytest.mark.parametrize("name", OF_TEXT)
+def test_what_is_a_language_models_is_no_tensor_models(name: str, tmp_path: Path) -> None:
+    tensor = re.sub(r"(arch|n_ctx|n_ctx_train) = .*\n", "", SOUND).replace('"text"', '"tensor"')
+    load_manifest(write(tmp_path, tensor))
+    adapter = asset("adapters", "poems") if name == "adapters" else ""
+    with pytest.raises(ModelFormatError, match="is for models of kind text") as caught:
+        load_manifest(write(tmp_path, OF_TEXT[name] + tensor + adapter))
+    assert caught.value.field == name
+
+
+def test_one_contradiction_hides_no_other(tmp_path: Path) -> None:
+    manifest = msgspec.structs.replace(
+        load_manifest(write(tmp_path, SOUND + asset("adapters", "poems"))), kind="tensor", draft="other"
+    )
+    problem = "is for models of kind text"
+    assert _contradictions(manifest) == [
+        (name, problem) for name in ("arch", "n_ctx", "n_ctx_train", "draft", "adapters")
+    ]
+
+
+@pytest.mark.parametrize("table", ["assets", "materials", "adapters"])
+def test_a_file_is_named_by_the_list_it_stands_in(table: str, tmp_path: Path) -> None:
+    kind = SOUND if table == "adapters" else re.sub(r"(arch|n_ctx|n_ctx_train) = .*\n", "", SOUND)
+    sound = kind if table == "adapters" else kind.replace('"text"', '"tensor"')
+    entry = asset(table, "poems")
+    load_manifest(write(tmp_path, sound + entry))
+    for old, new, field in (
+        ("https://host.example/poems", "http://host.example/poems", f"{table}.poems.source"),
+        ('id = "poems"', 'id = "q8_0"', f"{table}.id"),
+        ("m.poems", "m.Q8_0.gguf", f"{table}.file"),
+    ):
+        with pytest.raises(ModelFormatError) as caught:
+            load_manifest(write(tmp_path, sound + entry.replace(old, new)))
+        assert caught.value.field == field
 
 
 def test_no_variants(tmp_path: Path) -> None:

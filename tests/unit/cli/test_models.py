@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,6 +180,31 @@ def test_show(models: Models) -> None:
     assert (shown["variants"][0]["layers"], shown["variants"][0]["vocabulary"]) == (2, 64)
     assert shown["variants"][0]["chat_template"] == "in the file"
     assert shown["license"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "shown"),
+    [
+        ("text", "tiny", ["q8_0", "q4_0", "poems", "prose"]),
+        ("text", "tiny:q4_0", ["q4_0"]),
+        ("text", "tiny:poems", ["poems"]),
+        ("tensor", "tiny", ["q8_0", "q4_0", "labels", "ranges"]),
+        ("tensor", "tiny:q4_0", ["q4_0", "labels", "ranges"]),
+    ],
+)
+def test_show_tells_of_what_is_named(kind: str, name: str, shown: list[str], models: Models, tmp_path: Path) -> None:
+    path = tmp_path / "manifests" / "tiny.toml"
+    text = path.read_text()
+    if kind == "tensor":
+        text = re.sub(r"(arch|n_ctx|n_ctx_train) = .*\n", "", text).replace('"text"', '"tensor"')
+    beside = {"tensor": {"labels": "assets", "ranges": "materials"}, "text": {"poems": "adapters", "prose": "adapters"}}
+    for file_id, table in beside[kind].items():
+        facts = f'source = "file:/x"\nsize_bytes = 1\nsha256 = "{"a" * 64}"\n'
+        text += f'\n[[{table}]]\nid = "{file_id}"\nfile = "tiny.{file_id}"\n{facts}'
+    path.write_text(text)
+    told = json.loads(models("show", name, "--json").stdout)
+    roles = ("variant", "asset", "material", "adapter")
+    assert [row[role] for row in (*told["variants"], *told["assets"]) for role in roles if role in row] == shown
 
 
 def test_show_says_which_back_end_would_run_a_file(models: Models) -> None:
