@@ -45,10 +45,6 @@ class PromptLookup:
         self._weights = [_FIRST_WEIGHT] * len(_FIRST_RATES)
         self._look_up()
 
-    @property
-    def n_bytes(self) -> int:
-        return sum(table.itemsize * len(table) for table in self._tables)
-
     def push(self) -> None:
         """Take in the token that was appended, and count whether it had been guessed."""
         if self._next:

@@ -118,7 +118,6 @@ class PrefixDisk:
         self._lock: int | None = None
         self._has_warned = False
         self.files: list[PrefixFile] = []  # the oldest first
-        self.n_refused = 0
         self.problem = ""
         self.before_remove: Callable[[PrefixFile], None] = lambda _: None
 
@@ -152,7 +151,6 @@ class PrefixDisk:
             if name.endswith(_SUFFIX) and (entry := _read(path, self._key)) is not None:
                 found.append(entry)
             elif name.endswith((_SUFFIX, _NEW)):
-                self.n_refused += name.endswith(_SUFFIX)
                 _unlink(path)
         self.files = [file for _, file in sorted(found, key=lambda entry: entry[0])]
         self._make_room(0)

@@ -121,5 +121,5 @@ def test_ngrams_that_share_a_place_are_told_apart(token_ids: list[int]) -> None:
 
 def test_the_tables_are_bounded() -> None:
     small, large = PromptLookup([1, 2, 3], 16), PromptLookup([1, 2, 3], 10**9)
-    assert small.n_bytes == 3 * 4 * 256
-    assert large.n_bytes == 3 * 4 * 32768
+    assert [table.itemsize * len(table) for table in small._tables] == [4 * 256] * 3
+    assert [table.itemsize * len(table) for table in large._tables] == [4 * 32768] * 3
