@@ -50,7 +50,7 @@ from edge_rt.scheduler.forms import Placement, files_key
 from edge_rt.scheduler.placed_model import DispatchStatus
 from edge_rt.scheduler.probes import Probes, make_probes
 from edge_rt.scheduler.profile import Profile
-from edge_rt.scheduler.queue import Place
+from edge_rt.scheduler.queue import Place, Wish
 from edge_rt.scheduler.residency import Residency
 from edge_rt.scheduler.status import ModelStatus, activity
 from edge_rt.tensor_types import MediaAnswer, MediaRequest, TensorAnswer, TensorRequest
@@ -239,7 +239,7 @@ class Runtime:
     async def _infer(self, entry: Entry, request: TensorRequest) -> TensorAnswer:
         limit_s = self._limit_s(request)
         due_at_s = asyncio.get_running_loop().time() + limit_s
-        async with entry.queue.place(request.tenant, limit_s):
+        async with entry.queue.place(Wish(request.tenant), limit_s):
             return await self._dispatcher.infer(request, due_at_s)
 
     async def look(self, request: MediaRequest) -> MediaAnswer:
@@ -388,7 +388,7 @@ class Runtime:
         """Hold a place among the model's running requests; give when a worker must have been found."""
         limit_s = self._limit_s(request)
         due_at_s = asyncio.get_running_loop().time() + limit_s
-        async with self._models.entries[request.model].queue.place(request.tenant, limit_s):
+        async with self._models.entries[request.model].queue.place(Wish(request.tenant), limit_s):
             yield due_at_s
 
     def _limit_s(self, request: GenerateRequest | TensorRequest | MediaRequest) -> float:
@@ -403,12 +403,9 @@ class Runtime:
         limit_s = self._limit_s(request)
         due_at_s = asked_at_s + limit_s
         queue = self._models.entries[request.model].queue
+        wish = Wish(request.tenant, request.priority, request.deadline_s, request.n_rows)
         async with AsyncExitStack() as stack:
-            place = await stack.enter_async_context(
-                queue.place(
-                    request.tenant, limit_s, request.priority, deadline_s=request.deadline_s, width=request.n_rows
-                )
-            )
+            place = await stack.enter_async_context(queue.place(wish, limit_s))
             try:
                 async with asyncio.timeout_at(due_at_s):
                     worker = await stack.enter_async_context(self._residency.lease(request.model))

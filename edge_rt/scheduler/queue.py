@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
 
@@ -21,10 +22,24 @@ _SERVICE_WEIGHT = 0.2  # of the newest request in the moving averages of service
 _MIN_SERVED = 5  # requests, until their time tells how long others take
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request asks of a queue.
+
+    deadline_s  until it must run, if that is known
+    width       places that it takes, one for each of its beams, and at most all
+    """
+
+    tenant: str
+    priority: Priority = "normal"
+    deadline_s: float | None = None
+    width: int = 1
+
+
 class Admission:
     """Tickets that wait and run. Priorities and tenants take turns (turns.py); within both the order is of arrival.
 
-    max_running             places; a ticket takes as many as its width says, one for each of a request's beams
+    max_running             places
     max_waiting_per_tenant  0: only max_waiting limits a tenant
     displaces   who runs them puts less urgent ones back for more urgent ones, which are let in beyond max_running
                 as long as no more than max_running are as urgent
@@ -67,38 +82,27 @@ class Admission:
             waiting[priority] += len(tickets)
         return {priority: (running[priority], waiting[priority]) for priority in PRIORITIES}
 
-    def arrive(
-        self,
-        ticket: int,
-        tenant: str,
-        priority: Priority = "normal",
-        *,
-        deadline_s: float | None = None,
-        width: int = 1,
-    ) -> bool:
+    def arrive(self, ticket: int, wish: Wish) -> bool:
         """Run a ticket at once (True) or let it wait (False).
 
-        width       places that it takes, and at most all
-        deadline_s  until it must run, if that is known. Raises QueueFullError, and DeadlineUnreachableError where by
-                    the usual time of those before it, it will not.
+        Raises QueueFullError, and DeadlineUnreachableError where by the usual time of those before it, it will be late.
         """
-        flow = (priority, tenant)
+        flow = (wish.priority, wish.tenant)
         self._turns.join(*flow, self._n_here)
-        width = min(width, self._most_running)
+        width, urgency = min(wish.width, self._most_running), rank(wish.priority)
         # Who waits as urgently for more places is not passed by, or it would never get them.
-        if self._fits(priority, width) and not any(rank(other) <= rank(priority) for other, _ in self._waiting):
+        if self._fits(wish.priority, width) and not any(rank(other) <= urgency for other, _ in self._waiting):
             self._count(flow, 1)
             self._note(ticket, width)
             self._run(ticket, flow)
             return True
-        if deadline_s is not None:
-            self._check_deadline(flow, deadline_s)
+        if wish.deadline_s is not None:
+            self._check_deadline(flow, wish.deadline_s)
         # Who waits only because fewer run than could takes nobody's place among those that may wait.
         n_lent = self._most_running - self.max_running
         if self.n_waiting >= self.max_waiting + n_lent:
             raise self._full(self.n_waiting, self.max_waiting)
-        n_own = sum(len(tickets) for (_, other), tickets in self._waiting.items() if other == tenant)
-        if n_own >= self.max_waiting_per_tenant + n_lent:
+        if (n_own := self._waiting_by_tenant()[wish.tenant]) >= self.max_waiting_per_tenant + n_lent:
             raise self._full(n_own, self.max_waiting_per_tenant)
         self._count(flow, 1)
         self._note(ticket, width)
@@ -114,12 +118,10 @@ class Admission:
         """
         if self.n_waiting > self.max_waiting + self._most_running - self.max_running:
             return None  # the limit was lowered: one that goes would not make room
-        n_waiting: dict[str, int] = {}
-        for (_, other), tickets in self._waiting.items():
-            n_waiting[other] = n_waiting.get(other, 0) + len(tickets)
-        n_own = n_waiting.get(tenant, 0)
+        n_waiting = self._waiting_by_tenant()
+        n_own = n_waiting[tenant]
         most = max(n_waiting, key=n_waiting.__getitem__, default=tenant)
-        if n_own + 1 >= n_waiting.get(most, 0) or n_own >= self.max_waiting_per_tenant:
+        if n_own + 1 >= n_waiting[most] or n_own >= self.max_waiting_per_tenant:
             return None
         flow = max((flow for flow in self._waiting if flow[1] == most), key=lambda flow: rank(flow[0]))
         return next(reversed(self._waiting[flow]))
@@ -156,6 +158,12 @@ class Admission:
                 self._work += _SERVICE_WEIGHT * (work - self._work)
         self._wide.pop(ticket, None)
         return tuple(self._admit())
+
+    def _waiting_by_tenant(self) -> Counter[str]:
+        n_waiting = Counter[str]()
+        for (_, tenant), tickets in self._waiting.items():
+            n_waiting[tenant] += len(tickets)
+        return n_waiting
 
     def _width(self, ticket: int) -> int:
         return self._wide.get(ticket, 1)
@@ -246,38 +254,22 @@ class Queue:
         """Count who runs and who waits, of each priority."""
         return self._admission.by_priority()
 
-    def place(
-        self,
-        tenant: str,
-        limit_s: float,
-        priority: Priority = "normal",
-        *,
-        deadline_s: float | None = None,
-        width: int = 1,
-    ) -> Place:
-        """Wait for a place, or width of them, and hold it, in an `async with`.
+    def place(self, wish: Wish, limit_s: float) -> Place:
+        """Wait for a place, or as many as are wished for, and hold it, in an `async with`.
 
-        limit_s     how long to wait; DeadlineError then
-        deadline_s  the request's own; DeadlineUnreachableError at once, where it cannot be kept
-        Raises QueueFullError, at once or when its place is needed for another tenant, and what close was given.
+        limit_s  how long to wait; DeadlineError then
+        Raises DeadlineUnreachableError at once, where the request's own deadline cannot be kept, QueueFullError, at
+        once or when its place is needed for another tenant, and what close was given.
         """
-        return Place(self, tenant, limit_s, priority, deadline_s, width)
+        return Place(self, wish, limit_s)
 
-    async def enter(
-        self,
-        tenant: str,
-        limit_s: float,
-        priority: Priority = "normal",
-        *,
-        deadline_s: float | None = None,
-        width: int = 1,
-    ) -> int:
+    async def enter(self, wish: Wish, limit_s: float) -> int:
         """Wait for a place as place does; give its ticket, which leave takes back."""
         if self._closed is not None:
             raise self._closed()
         ticket = next(self._tickets)
         try:
-            is_admitted = self._arrive(ticket, tenant, priority, deadline_s, width)
+            is_admitted = self._arrive(ticket, wish)
             self._report()
             if not is_admitted:
                 await self._wait(ticket, limit_s)
@@ -286,16 +278,16 @@ class Queue:
             raise
         return ticket
 
-    def _arrive(self, ticket: int, tenant: str, priority: Priority, deadline_s: float | None, width: int) -> bool:
+    def _arrive(self, ticket: int, wish: Wish) -> bool:
         try:
-            return self._admission.arrive(ticket, tenant, priority, deadline_s=deadline_s, width=width)
+            return self._admission.arrive(ticket, wish)
         except QueueFullError as full:
-            if (yielding := self._admission.yielding(tenant)) is None:
+            if (yielding := self._admission.yielding(wish.tenant)) is None:
                 raise
             self._let_run(self._admission.leave(yielding))
             if not (waiter := self._waiters[yielding]).done():
                 waiter.set_exception(full)
-        return self._admission.arrive(ticket, tenant, priority, deadline_s=deadline_s, width=width)
+        return self._admission.arrive(ticket, wish)
 
     def enter_now(self, tenant: str) -> int | None:
         """Take a place that is free; give its ticket, which leave takes back. None: enter must be asked.
@@ -305,7 +297,7 @@ class Queue:
         if self._closed is not None or not self._admission.has_room:
             return None
         ticket = next(self._tickets)
-        self._admission.arrive(ticket, tenant)
+        self._admission.arrive(ticket, Wish(tenant))
         return ticket
 
     def entered(self) -> None:
@@ -361,19 +353,14 @@ class Place:
     work  that was done for the request, to be set when it is known
     """
 
-    __slots__ = ("_deadline_s", "_limit_s", "_priority", "_queue", "_started_s", "_tenant", "_ticket", "_width", "work")
+    __slots__ = ("_limit_s", "_queue", "_started_s", "_ticket", "_wish", "work")
 
-    def __init__(
-        self, queue: Queue, tenant: str, limit_s: float, priority: Priority, deadline_s: float | None, width: int
-    ) -> None:
-        self._queue, self._tenant, self._limit_s = queue, tenant, limit_s
-        self._priority, self._deadline_s, self._width = priority, deadline_s, width
+    def __init__(self, queue: Queue, wish: Wish, limit_s: float) -> None:
+        self._queue, self._wish, self._limit_s = queue, wish, limit_s
         self.work: float | None = None
 
     async def __aenter__(self) -> Place:
-        self._ticket = await self._queue.enter(
-            self._tenant, self._limit_s, self._priority, deadline_s=self._deadline_s, width=self._width
-        )
+        self._ticket = await self._queue.enter(self._wish, self._limit_s)
         self._started_s = asyncio.get_running_loop().time()
         return self
 

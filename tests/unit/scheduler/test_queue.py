@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_rt.errors import DeadlineError, DeadlineUnreachableError, QueueFullError, ShuttingDownError
-from edge_rt.scheduler.queue import Admission, Queue
+from edge_rt.scheduler.queue import Admission, Queue, Wish
 from tests import virtual_time
 
 MAX_RUNNING, MAX_WAITING, MAX_PER_TENANT = 2, 5, 3
@@ -40,11 +40,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         is_full = self.n_waiting() >= MAX_WAITING or len(self.waiting[tenant]) >= MAX_PER_TENANT
         if is_full and not has_room:
             with pytest.raises(QueueFullError) as caught:
-                self.admission.arrive(ticket, tenant)
+                self.admission.arrive(ticket, Wish(tenant))
             assert caught.value.waiting >= caught.value.limit
             assert 1.0 <= caught.value.retry_after_s <= 60.0
             return
-        assert self.admission.arrive(ticket, tenant) == has_room
+        assert self.admission.arrive(ticket, Wish(tenant)) == has_room
         if has_room:
             self.running.add(ticket)
         else:
@@ -112,12 +112,12 @@ def test_retry_after_grows_with_the_queue_and_the_service_time() -> None:
     def retry_after_s(n_waiting: int, service_s: float) -> float:
         admission = Admission(max_running=1, max_waiting=n_waiting)
         for _ in range(100):
-            admission.arrive(0, "t")
+            admission.arrive(0, Wish("t"))
             admission.leave(0, service_s)
         for ticket in range(n_waiting + 1):
-            admission.arrive(ticket, "t")
+            admission.arrive(ticket, Wish("t"))
         with pytest.raises(QueueFullError) as caught:
-            admission.arrive(1000, "t")
+            admission.arrive(1000, Wish("t"))
         return caught.value.retry_after_s
 
     assert retry_after_s(0, 3.0) == pytest.approx(3.0)
@@ -137,7 +137,7 @@ def make(*, max_running: int = 1, max_waiting: int = 4, depths: list[tuple[int, 
 async def hold(
     queue: Queue, log: list[str], name: str, seconds: float, *, tenant: str = "", deadline_s: float = 99.0
 ) -> None:
-    async with queue.place(tenant, deadline_s):
+    async with queue.place(Wish(tenant), deadline_s):
         log.append(name)
         await asyncio.sleep(seconds)
 
@@ -182,7 +182,7 @@ def test_nobody_fills_the_queue_for_others() -> None:
 def test_the_least_urgent_of_who_waits_most_makes_room() -> None:
     admission = Admission(max_running=1, max_waiting=3)
     for ticket, priority in enumerate(("normal", "background", "interactive", "normal")):
-        admission.arrive(ticket, "a", priority)  # type: ignore[arg-type]
+        admission.arrive(ticket, Wish("a", priority))  # type: ignore[arg-type]
     assert admission.yielding("a") is None
     assert admission.yielding("b") == 1
 
@@ -190,7 +190,7 @@ def test_the_least_urgent_of_who_waits_most_makes_room() -> None:
 def test_who_would_be_refused_all_the_same_displaces_nobody() -> None:
     admission = Admission(max_running=1, max_waiting=4, max_waiting_per_tenant=4)
     for ticket in range(5):
-        admission.arrive(ticket, "a")
+        admission.arrive(ticket, Wish("a"))
     admission.limit(max_waiting=4, max_waiting_per_tenant=1)
     assert admission.yielding("b") == 4
     admission.limit(max_waiting=2, max_waiting_per_tenant=1)
@@ -236,7 +236,7 @@ def test_a_place_given_in_the_moment_of_cancellation_is_passed_on() -> None:
         queue, log = make(), list[str]()
 
         async def first() -> None:
-            async with queue.place("", 99.0):
+            async with queue.place(Wish(""), 99.0):
                 await asyncio.sleep(1.0)
             assert queue.n_running == 1  # its place has gone to `gone`, which has not run yet
             gone.cancel()
@@ -258,7 +258,7 @@ def test_a_request_cancelled_just_before_a_place_is_free_does_not_take_it() -> N
         queue, log = make(), list[str]()
 
         async def first() -> None:
-            async with queue.place("", 99.0):
+            async with queue.place(Wish(""), 99.0):
                 await asyncio.sleep(1.0)
                 gone.cancel()  # still in the queue when the place becomes free, in this very step
 
@@ -311,7 +311,7 @@ def test_an_error_inside_frees_the_place() -> None:
     async def main() -> None:
         queue = make()
         with pytest.raises(ValueError, match="inside"):
-            async with queue.place("", 1.0):
+            async with queue.place(Wish(""), 1.0):
                 raise ValueError("inside")
         assert queue.n_running == 0
 
@@ -330,44 +330,44 @@ def test_every_change_of_depth_is_reported() -> None:
 
 def test_another_limit_counts_for_those_that_come_and_not_for_those_that_wait() -> None:
     admission = Admission(max_running=1, max_waiting=3)
-    assert [admission.arrive(ticket, "a") for ticket in range(4)] == [True, False, False, False]
+    assert [admission.arrive(ticket, Wish("a")) for ticket in range(4)] == [True, False, False, False]
     admission.limit(max_waiting=1, max_waiting_per_tenant=0)
     assert admission.n_waiting == 3
     with pytest.raises(QueueFullError) as caught:
-        admission.arrive(4, "b")
+        admission.arrive(4, Wish("b"))
     assert caught.value.limit == 1
     admission.limit(max_waiting=9, max_waiting_per_tenant=4)
-    assert [admission.arrive(5, "a"), admission.arrive(6, "b")] == [False, False]
+    assert [admission.arrive(5, Wish("a")), admission.arrive(6, Wish("b"))] == [False, False]
     with pytest.raises(QueueFullError):
-        admission.arrive(7, "a")
+        admission.arrive(7, Wish("a"))
 
 
 def test_fewer_may_run_than_could_and_those_that_run_go_on() -> None:
     admission = Admission(max_running=3, max_waiting=2)
-    assert [admission.arrive(ticket, "a") for ticket in range(3)] == [True] * 3
+    assert [admission.arrive(ticket, Wish("a")) for ticket in range(3)] == [True] * 3
     assert admission.run_at_most(1) == ()
     assert admission.n_running == 3
-    assert [admission.arrive(ticket, "a") for ticket in (3, 4)] == [False, False]
+    assert [admission.arrive(ticket, Wish("a")) for ticket in (3, 4)] == [False, False]
     assert admission.leave(0) == admission.leave(1) == ()
     assert admission.leave(2) == (3,)
     assert admission.run_at_most(2) == (4,)
     assert admission.run_at_most(None) == ()
-    assert admission.arrive(5, "a")
+    assert admission.arrive(5, Wish("a"))
 
 
 def test_no_request_is_refused_because_fewer_run_than_could() -> None:
     admission = Admission(max_running=3, max_waiting=2, max_waiting_per_tenant=2)
     admission.run_at_most(1)
-    assert [admission.arrive(ticket, "a") for ticket in range(5)] == [True, False, False, False, False]
+    assert [admission.arrive(ticket, Wish("a")) for ticket in range(5)] == [True, False, False, False, False]
     with pytest.raises(QueueFullError):
-        admission.arrive(5, "a")
+        admission.arrive(5, Wish("a"))
 
 
 @pytest.mark.parametrize(("most", "n_running"), [(0, 3), (-1, 1), (9, 3), (None, 3)])
 def test_no_advice_lets_more_run_than_could_nor_none(most: int | None, n_running: int) -> None:
     admission = Admission(max_running=3, max_waiting=9)
     admission.run_at_most(most)
-    assert sum(admission.arrive(ticket, "a") for ticket in range(6)) == n_running
+    assert sum(admission.arrive(ticket, Wish("a")) for ticket in range(6)) == n_running
 
 
 def test_who_waits_begins_as_soon_as_more_may_run() -> None:
@@ -394,7 +394,7 @@ def test_tenants_share_by_the_work_that_was_done_and_not_by_requests() -> None:
     tickets: dict[int, str] = {}
     for tenant in works:
         for _ in range(30):
-            if admission.arrive(ticket, tenant):
+            if admission.arrive(ticket, Wish(tenant)):
                 running[ticket] = tenant
             tickets[ticket] = tenant
             ticket += 1
@@ -409,12 +409,12 @@ def test_tenants_share_by_the_work_that_was_done_and_not_by_requests() -> None:
 
 def test_the_more_urgent_goes_in_where_it_can_take_a_place() -> None:
     admission = Admission(max_running=2, max_waiting=10, displaces=True)
-    assert admission.arrive(0, "a", "background")
-    assert admission.arrive(1, "a", "background")
-    assert not admission.arrive(2, "a", "background")
-    assert admission.arrive(3, "b", "interactive")
-    assert admission.arrive(4, "b", "normal")
-    assert not admission.arrive(5, "b", "interactive")  # the engine takes two at a time of what is as urgent
+    assert admission.arrive(0, Wish("a", "background"))
+    assert admission.arrive(1, Wish("a", "background"))
+    assert not admission.arrive(2, Wish("a", "background"))
+    assert admission.arrive(3, Wish("b", "interactive"))
+    assert admission.arrive(4, Wish("b", "normal"))
+    assert not admission.arrive(5, Wish("b", "interactive"))  # the engine takes two at a time of what is as urgent
     assert admission.leave(3) == (5,)
     assert admission.leave(0) == ()
     assert admission.leave(4) == ()
@@ -423,60 +423,60 @@ def test_the_more_urgent_goes_in_where_it_can_take_a_place() -> None:
 
 def test_where_nobody_is_put_back_all_wait_for_a_place() -> None:
     admission = Admission(max_running=1, max_waiting=10)
-    assert admission.arrive(0, "a", "background")
-    assert not admission.arrive(1, "a", "normal")
-    assert not admission.arrive(2, "b", "interactive")
+    assert admission.arrive(0, Wish("a", "background"))
+    assert not admission.arrive(1, Wish("a", "normal"))
+    assert not admission.arrive(2, Wish("b", "interactive"))
     assert admission.leave(0) == (2,)
 
 
 def test_a_deadline_that_the_queue_cannot_keep_is_refused_at_once() -> None:
     admission = Admission(max_running=1, max_waiting=100)
     for ticket in range(50):
-        admission.arrive(ticket, "t")
+        admission.arrive(ticket, Wish("t"))
         admission.leave(ticket, 2.0)
     for ticket in range(100, 105):
-        admission.arrive(ticket, "t")
+        admission.arrive(ticket, Wish("t"))
     with pytest.raises(DeadlineUnreachableError) as caught:
-        admission.arrive(200, "t", deadline_s=5.0)
+        admission.arrive(200, Wish("t", deadline_s=5.0))
     assert caught.value.needed_s == pytest.approx(9.0, rel=0.05)
     assert admission.n_waiting == 4
-    assert not admission.arrive(201, "t", deadline_s=20.0)
-    assert not admission.arrive(202, "other", deadline_s=5.0)  # its turn comes sooner
-    assert not admission.arrive(203, "t", "interactive", deadline_s=5.0)
+    assert not admission.arrive(201, Wish("t", deadline_s=20.0))
+    assert not admission.arrive(202, Wish("other", deadline_s=5.0))  # its turn comes sooner
+    assert not admission.arrive(203, Wish("t", "interactive", deadline_s=5.0))
 
 
 def test_a_wide_request_takes_its_places_and_is_not_passed_by() -> None:
     admission = Admission(max_running=4, max_waiting=10)
-    assert [admission.arrive(i, "a") for i in range(2)] == [True, True]
-    assert not admission.arrive(2, "b", width=3)
-    assert not admission.arrive(3, "c")  # there is a place, and it is kept for who came before
+    assert [admission.arrive(i, Wish("a")) for i in range(2)] == [True, True]
+    assert not admission.arrive(2, Wish("b", width=3))
+    assert not admission.arrive(3, Wish("c"))  # there is a place, and it is kept for who came before
     assert not admission.has_room
     assert admission.leave(0) == (2,)
     assert admission.leave(1) == (3,)
-    assert not admission.arrive(4, "a")  # three and one: all are taken
+    assert not admission.arrive(4, Wish("a"))  # three and one: all are taken
     assert admission.leave(2) == (4,)
 
 
 def test_a_wide_request_that_gives_up_lets_the_others_in() -> None:
     admission = Admission(max_running=2, max_waiting=10)
-    assert admission.arrive(0, "a")
-    assert not admission.arrive(1, "a", width=2)
-    assert not admission.arrive(2, "b")
+    assert admission.arrive(0, Wish("a"))
+    assert not admission.arrive(1, Wish("a", width=2))
+    assert not admission.arrive(2, Wish("b"))
     assert admission.leave(1) == (2,)
 
 
 def test_a_more_urgent_request_passes_a_wide_one() -> None:
     admission = Admission(max_running=2, max_waiting=10)
-    assert admission.arrive(0, "a")
-    assert not admission.arrive(1, "b", "background", width=2)
-    assert admission.arrive(2, "c", "interactive")
+    assert admission.arrive(0, Wish("a"))
+    assert not admission.arrive(1, Wish("b", "background", width=2))
+    assert admission.arrive(2, Wish("c", "interactive"))
 
 
 def test_a_request_wider_than_what_may_run_gets_all_of_it() -> None:
     admission = Admission(max_running=4, max_waiting=10)
     admission.run_at_most(2)
-    assert admission.arrive(0, "a", width=4)
-    assert not admission.arrive(1, "a")
+    assert admission.arrive(0, Wish("a", width=4))
+    assert not admission.arrive(1, Wish("a"))
     assert admission.leave(0) == (1,)
 
 
@@ -496,7 +496,7 @@ class WideMachine(RuleBasedStateMachine):
     def arrive(self, tenant: str, width: int) -> None:
         ticket, self.n_tickets = self.n_tickets, self.n_tickets + 1
         try:
-            is_running = self.admission.arrive(ticket, tenant, width=width)
+            is_running = self.admission.arrive(ticket, Wish(tenant, width=width))
         except QueueFullError:
             return
         self.widths[ticket] = min(width, self.N_PLACES)
