@@ -37,6 +37,8 @@ LIMITS: Final[Mapping[str, Any]] = {
 MAX_COMPILE_S: Final = 1.0  # of CPU time
 MAX_COMPILE_BYTES: Final = 256 * 2**20
 _MAX_WAIT_S: Final = 30.0  # on a machine that leaves the child no CPU
+# An allocation that fails, or a stack that is too deep.
+_OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGBUS, -signal.SIGSEGV)
 _MAX_LINE: Final = 2**16
 _TOKEN: Final = re.compile(r"<\[\d+\]>")  # a control token of the model; the child's vocabulary has one
 _CONTROL: Final = "<[257]>"
@@ -79,7 +81,9 @@ class Trials:
             self._running()
 
     def compile(self, text: str) -> Trial:
-        """Compile a grammar on trial. Raises BackendStepError if no child can be had."""
+        """Compile a grammar on trial. Raises BackendStepError if no child can be had or it gives no answer, which
+        passes and says nothing of the grammar.
+        """
         raw = _TOKEN.sub(_CONTROL, text).encode()
         with self._lock:
             for _ in range(2):  # it may have ended for want of work, just now
@@ -112,30 +116,31 @@ class Trials:
         return self._process
 
     def _ask(self, process: subprocess.Popen[bytes], message: bytes) -> bytes:
-        """Send a grammar and give the answer; empty if the child ended or gave none in time."""
+        """Send a grammar and give the answer; empty if the child ended. Raises BackendStepError if it gives none."""
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(message)
         process.stdin.flush()
         if not select.select([process.stdout], [], [], self._max_wait_s)[0]:
-            return b""
+            self._end()
+            # The kernel bounds its CPU time, so the machine has left it none.
+            reason = f"the process that compiles grammars got no time to in {self._max_wait_s:g} s; try again later"
+            raise BackendStepError(reason=reason)
         return process.stdout.readline(_MAX_LINE)
 
     def _ended_by(self) -> str:
-        """End the child and say which limit it met; "" if it ended by itself, or somebody else has ended it."""
+        """Say which limit the child met that has ended; "" if it ended by itself, or somebody else has ended it."""
         process = self._process
         assert process is not None
-        try:
-            status = process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:  # it still works
-            self._end()
-            return f"{self._max_wait_s:g} s on this busy machine"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=self._max_wait_s)
+        status = process.returncode
         self._end()
-        if status >= 0 or -status == signal.SIGKILL:  # as when the thread that has started it ends
-            return ""
-        if -status == signal.SIGPROF:
+        if status == -signal.SIGPROF:
             return f"{self._max_s:g} s of computing"
-        return f"{self._max_bytes // 2**20} MiB of memory"  # an allocation that fails, or a stack that is too deep
+        if status in _OUT_OF_MEMORY:
+            return f"{self._max_bytes // 2**20} MiB of memory"
+        return ""  # SIGKILL comes when the thread that has started it ends
 
     def _end(self) -> None:
         process, self._process = self._process, None

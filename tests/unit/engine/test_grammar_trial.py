@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -74,17 +74,47 @@ def test_a_child_that_is_gone_is_started_again(trials: Trials) -> None:
     assert trials.compile(schema(type="integer")).limit == ""
 
 
-def test_a_child_that_somebody_kills_is_no_fault_of_the_grammar() -> None:
-    commands = [["sh", "-c", "head -c 4 > /dev/null; kill -KILL $$"]]
+def first_running(script: str) -> Callable[[Sequence[str]], subprocess.Popen[bytes]]:
+    """Start another child the first time."""
+    commands = [["sh", "-c", script]]
 
     def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(commands.pop() if commands else command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    trials = Trials(start=start)
+    return start
+
+
+@pytest.mark.parametrize("name", ["KILL", "TERM", "INT", "HUP"])
+def test_a_child_that_somebody_kills_is_no_fault_of_the_grammar(name: str) -> None:
+    trials = Trials(start=first_running(f"head -c 4 > /dev/null; kill -{name} $$"))
     try:
         assert trials.compile(schema(type="integer")).n_bytes > 0
     finally:
         trials.close()
+
+
+@pytest.mark.parametrize("name", ["ABRT", "BUS", "SEGV"])
+def test_a_child_that_breaks_has_met_the_limit_of_memory(name: str) -> None:
+    trials = Trials(start=first_running(f"ulimit -c 0; head -c 4 > /dev/null; kill -{name} $$"))
+    try:
+        assert trials.compile(schema(type="integer")) == Trial(limit="256 MiB of memory")
+    finally:
+        trials.close()
+
+
+def test_a_machine_that_leaves_no_time_is_told_and_the_grammar_tried_again(session: NullSession) -> None:
+    started = []
+
+    def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+        started.append(command)
+        return subprocess.Popen(["sh", "-c", "cat > /dev/null"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    grammars = Grammars(session, trials=Trials(max_wait_s=0.05, start=start))
+    for _ in range(2):
+        error = error_of(grammars)
+        assert isinstance(error, BackendStepError)
+        assert "got no time to in 0.05 s; try again later" in str(error)
+    assert len(started) == 2
 
 
 def test_no_child_at_all_is_no_fault_of_the_grammar() -> None:
