@@ -23,7 +23,7 @@ def refused(part: Mapping[str, Any], name: str) -> str:
             asks_nothing = part.get("minContains", 1) == 0 and "maxContains" not in part
             return "" if asks_nothing else "leave it out"
         case "minContains" | "maxContains":
-            return "" if "contains" not in part or name == "minContains" else "leave it out"
+            return ""  # contains says whether it is refused with them; without it they ask for nothing
         case "dependentRequired":
             is_read = isinstance(value, Mapping) and all(map(_are_names, value.values()))
             return "" if is_read else "it must be an object of lists of names"
