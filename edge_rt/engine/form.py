@@ -53,7 +53,7 @@ class Forms:
     @property
     def kept_bytes(self) -> int:
         """Memory of compiled grammars that are kept for other requests."""
-        return self._grammars.kept.n_bytes
+        return self._grammars.kept_bytes
 
     def of(self, request: GenerateRequest) -> tuple[Form | None, TextStream]:
         """Prepare what a request wants its answer to look like, None where that is left to the model, and its reader.

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import TokenSession, Vocab
 from edge_rt.engine import grammar_trial
-from edge_rt.engine.grammar_store import GrammarStore, Kept
+from edge_rt.engine.grammar_store import GrammarStore, Kept, key_of
 from edge_rt.engine.grammar_trial import LIMITS, Trial, Trials
 from edge_rt.errors import EdgeRtError, GrammarsFullError, InvalidRequestError, UnsupportedFeatureError
 
@@ -66,12 +66,19 @@ class Grammars:
         self._clock = clock
         self._trials = trials or grammar_trial.shared()
         self._tokenizer: LLTokenizer | None = None
-        self.kept = GrammarStore(max_kept_bytes)
+        self._kept = GrammarStore(max_kept_bytes)
         self._max_used_bytes = max_used_bytes
         self._used_bytes: dict[str, int] = {}  # by tenant
         # Put by the collector, which may hold any lock.
         self._ended: SimpleQueue[tuple[str, Kept, LLMatcher]] = SimpleQueue()
         self._lock, self._compiling, self._reading = Lock(), Lock(), Lock()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of compiled grammars that are kept for other requests."""
+        with self._lock:
+            self._settle_ended()
+            return self._kept.n_bytes
 
     def compile(self, text: str, param: str, *, tenant: str = "", ignores_eos: bool = False) -> Constraint:
         """Compile a grammar.
@@ -84,21 +91,20 @@ class Grammars:
         where the library is missing, GrammarsFullError for a tenant whose other requests use as much as they may.
         """
         try:
-            text.encode()
+            key = key_of(text.encode())
         except UnicodeEncodeError as exc:
             raise InvalidRequestError(param=param, problem="holds a lone surrogate") from exc
         with self._lock:
-            while not self._ended.empty():
-                self._settle(*self._ended.get())
-            kept = self.kept.get(tenant, text)
+            self._settle_ended()
+            kept = self._kept.get(tenant, key)
         if kept is None:
             with self._compiling:  # one at a time: grammars that take long shall not take every core
                 with self._lock:
-                    kept = self.kept.get(tenant, text)
+                    kept = self._kept.get(tenant, key)
                 if kept is None:
-                    kept = self._compile(text)
+                    kept = self._compile(text, key)
                     with self._lock:
-                        self.kept.put(tenant, text, kept)
+                        self._kept.put(tenant, kept)
         if kept.problem:
             raise refusal(kept.problem, param)
         self._use(tenant, kept)
@@ -130,29 +136,33 @@ class Grammars:
                 self._used_bytes[tenant] = used + kept.n_bytes
             kept.n_users += 1
 
+    def _settle_ended(self) -> None:
+        while not self._ended.empty():
+            self._settle(*self._ended.get())
+
     def _settle(self, tenant: str, kept: Kept, matcher: LLMatcher) -> None:
         """Count a request that has ended, and what its answer has taught the grammar."""
         fuel = fuel_taken(matcher)
         n_grown = max(0, fuel - kept.fuel) * _FUEL_BYTES
         kept.fuel = max(kept.fuel, fuel)
-        self.kept.grow(tenant, kept, n_grown)
-        self._used_bytes[tenant] += n_grown
+        self._kept.grow(tenant, kept, n_grown)
         kept.n_users -= 1
-        if not kept.n_users:
-            self._used_bytes[tenant] -= kept.n_bytes
+        used = self._used_bytes.pop(tenant, 0) + n_grown - (0 if kept.n_users else kept.n_bytes)
+        if used:
+            self._used_bytes[tenant] = used
 
-    def _compile(self, text: str) -> Kept:
+    def _compile(self, text: str, key: bytes) -> Kept:
         tokenizer = self._tokens()
         if problem := problem_of(trial := self._trials.compile(text)):
-            return Kept(problem=problem)
+            return Kept(key, problem=problem)
         from llguidance import LLMatcher, LLParserLimits
 
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
         if not matcher.is_error():
             matcher.compute_bitmask()  # some fail with the first token only
         if matcher.is_error():
-            return Kept(problem=reason(matcher))
-        return Kept(matcher, n_bytes=trial.n_bytes, fuel=fuel_taken(matcher))
+            return Kept(key, problem=reason(matcher))
+        return Kept(key, matcher, n_bytes=trial.n_bytes, fuel=fuel_taken(matcher))
 
     def _tokens(self) -> LLTokenizer:
         with self._reading:
@@ -237,24 +247,17 @@ class Constraint:
 
     def allows(self, token_id: int) -> bool:
         """Say whether a token may come next; much faster than mask."""
-        if token_id in self._eog_ids:  # the library does not ask for it where nothing else is left
-            return not self._ignores_eos and bool(self._matcher.is_accepting())
         began_s = self._clock()
-        n_allowed = self._matcher.validate_tokens([token_id])
+        may_come = self._may_come(token_id)
         self._account(began_s)
-        return bool(n_allowed)
+        return may_come
 
     def first(self, token_ids: Sequence[int], n: int) -> list[int]:
         """Give the first n of the tokens that may come next; fewer if the first of all show that many may not."""
         began_s = self._clock()
-        validate, found = self._matcher.validate_tokens, list[int]()
+        found: list[int] = []
         for i, token_id in enumerate(token_ids, 1):
-            may_come: bool | int
-            if token_id in self._eog_ids:
-                may_come = not self._ignores_eos and self._matcher.is_accepting()
-            else:
-                may_come = validate([token_id])
-            if may_come:
+            if self._may_come(token_id):
                 found.append(token_id)
                 if len(found) == n:
                     break
@@ -303,6 +306,11 @@ class Constraint:
             self._n_taken += len(forced)
         self._account(began_s)
         return forced
+
+    def _may_come(self, token_id: int) -> bool:
+        if token_id in self._eog_ids:  # the library does not ask for it where nothing else is left
+            return not self._ignores_eos and bool(self._matcher.is_accepting())
+        return bool(self._matcher.validate_tokens([token_id]))
 
     def _account(self, began_s: float) -> None:
         self._spent_s += self._clock() - began_s

@@ -14,12 +14,14 @@ _ENTRY_BYTES: Final = 512  # of an entry without what it keeps
 class Kept:
     """A compiled grammar, or the reason why it is none.
 
+    key      key_of its text
     matcher  the library's, at its beginning; nobody moves it, but its copies share what it learns of its tokens
     n_bytes  memory that it takes, which grows with its use
     n_users  unfinished requests that have a copy
     fuel     what its lexer has taken, as far as n_bytes counts it
     """
 
+    key: bytes
     matcher: Any = None
     problem: str = ""
     n_bytes: int = 0
@@ -40,31 +42,32 @@ class GrammarStore:
         self._kept: dict[str, OrderedDict[bytes, Kept]] = {}
         self._bytes: dict[str, int] = {}
 
-    def get(self, tenant: str, text: str) -> Kept | None:
-        mine, key = self._kept.get(tenant), _key(text)
+    def get(self, tenant: str, key: bytes) -> Kept | None:
+        mine = self._kept.get(tenant)
         if mine is None or (found := mine.get(key)) is None:
             return None
         mine.move_to_end(key)
         return found
 
-    def put(self, tenant: str, text: str, kept: Kept) -> None:
+    def put(self, tenant: str, kept: Kept) -> None:
         """Keep one that get has not found."""
-        self._kept.setdefault(tenant, OrderedDict())[_key(text)] = kept
+        self._kept.setdefault(tenant, OrderedDict())[kept.key] = kept
         self._count(tenant, kept.n_bytes + _ENTRY_BYTES)
-        self._make_room(tenant, _key(text), kept)
+        self._make_room(tenant, kept)
 
     def grow(self, tenant: str, kept: Kept, n_bytes: int) -> None:
         """Note that a grammar takes more than it did, kept or not."""
+        if not n_bytes:
+            return
         kept.n_bytes += n_bytes
-        for key, other in self._kept.get(tenant, {}).items():
-            if other is kept:
-                self._count(tenant, n_bytes)
-                self._make_room(tenant, key, kept)
-                return
+        mine = self._kept.get(tenant)
+        if mine is not None and mine.get(kept.key) is kept:  # another of its text may have taken its place
+            self._count(tenant, n_bytes)
+            self._make_room(tenant, kept)
 
-    def _make_room(self, tenant: str, key: bytes, changed: Kept) -> None:
+    def _make_room(self, tenant: str, changed: Kept) -> None:
         if changed.n_bytes + _ENTRY_BYTES > self.max_bytes // 4:
-            del self._kept[tenant][key]
+            del self._kept[tenant][changed.key]
             self._dropped(tenant, changed)
         while self.n_bytes > self.max_bytes:
             most = max(self._bytes, key=self._bytes.__getitem__)
@@ -81,5 +84,6 @@ class GrammarStore:
         self._bytes[tenant] = self._bytes.get(tenant, 0) + n_bytes
 
 
-def _key(text: str) -> bytes:
-    return blake2b(text.encode(), digest_size=32).digest()
+def key_of(raw: bytes) -> bytes:
+    """Give what a grammar's text is known by."""
+    return blake2b(raw, digest_size=32).digest()

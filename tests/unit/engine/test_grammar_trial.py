@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import pytest
 
@@ -201,7 +202,7 @@ def test_a_grammar_that_has_grown_with_its_answers_is_compiled_anew(session: Nul
     n_bytes = []
     for first in range(20):
         answer = grammars.compile(text, "regex")
-        n_bytes.append(grammars.kept.n_bytes)
+        n_bytes.append(grammars.kept_bytes)
         for byte in Random(first).choices(b"ab", k=120):
             answer.mask()
             answer.take(byte, forces=False)
@@ -221,8 +222,37 @@ def test_the_same_answer_again_grows_nothing(session: NullSession) -> None:
             answer.mask()
             answer.take(byte, forces=False)
         del answer
-    assert grammars.kept.n_bytes > 100_000  # the first answer's growth
+    assert grammars.kept_bytes > 100_000  # the first answer's growth
     assert trials.n_asked == 1
+
+
+class Encoded(str):
+    """A text that counts how often it is encoded."""
+
+    __slots__ = ()
+    n_times: ClassVar[int] = 0
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        Encoded.n_times += 1
+        return super().encode(encoding, errors)
+
+
+def test_a_grammar_is_hashed_once(session: NullSession) -> None:
+    Grammars(session, trials=Told(Trial(n_bytes=400))).compile(Encoded('start: "a"'), "regex")
+    assert Encoded.n_times == 1
+
+
+def test_answers_that_have_ended_are_settled_when_the_bytes_are_asked_for(session: NullSession) -> None:
+    grammars = Grammars(session, trials=Told(Trial(n_bytes=400)))
+    answers = [grammars.compile(f'start: "{text}"', "regex", tenant=tenant) for text, tenant in ("ax", "bx", "ay")]
+    assert grammars._used_bytes == {"x": 800, "y": 400}
+    del answers[0]
+    n_bytes = grammars.kept_bytes
+    assert grammars._used_bytes == {"x": 400, "y": 400}
+    answers.clear()
+    assert grammars.kept_bytes == n_bytes
+    assert grammars._used_bytes == {}
+    assert grammars._ended.empty()
 
 
 def test_all_of_a_process_have_one_child() -> None:
