@@ -18,6 +18,7 @@ from edge_rt.errors import EdgeRtError
 from edge_rt.types import Adapter, AdapterFile, GenerateRequest, Message
 from tests.lora_files import ALPHA, RANK, Pair, write_adapter
 from tests.unit.engine.null_engine import Answer
+from tools.gguf_copy import copy_gguf
 
 pytestmark = pytest.mark.model
 
@@ -68,26 +69,6 @@ def session(model_store: Path, adapter: AdapterFile) -> Iterator[TokenSession]:
     loaded.close()
 
 
-def write_merged(source: Path, target: Path, changed: Weights) -> Path:
-    """Copy a model with some of its matrices replaced by floats."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "llama")
-    for name, field in reader.fields.items():
-        if name != "general.architecture" and not name.startswith("GGUF."):
-            kind, *inner = field.types
-            writer.add_key_value(name, field.contents(), kind, inner[0] if inner else None)
-    for tensor in reader.tensors:
-        if (floats := changed.get(tensor.name)) is not None:
-            writer.add_tensor(tensor.name, floats)
-        else:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
-
-
 def distributions(session: TokenSession) -> NDArray[np.float64]:
     """Give the log probabilities after each token of a text."""
     ids = session.tokenize("The sun rises in the east and sets in the west. Water boils at", special=False)
@@ -106,7 +87,7 @@ def test_an_adapter_is_as_good_as_merged(
     session: TokenSession, model_store: Path, floats: Weights, pairs: dict[str, Pair], tmp_path: Path
 ) -> None:
     merged = {name: floats[name] + ALPHA / RANK * (b @ a) for name, (a, b) in pairs.items()}
-    other = load(write_merged(model_store, tmp_path / "merged.gguf", merged))
+    other = load(copy_gguf(model_store, tmp_path / "merged.gguf", floats=merged))
     expected = distributions(other)
     other.close()
     plain = distributions(session)
