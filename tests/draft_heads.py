@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge_rt.backends.base import Absent, ModelFile
 from edge_rt.backends.native import NativeBackend
-from edge_rt.catalog.draft_head import ARCH, model_sha256
+from edge_rt.catalog.draft_head import ARCH, KEY_N_FF, KEY_SHA256, VOCABULARY, model_sha256
 from tests.gguf_files import GgufFile, Tensor
 from tests.tiny_models import TinyModel, rms_norm
 
@@ -40,10 +40,10 @@ class TinyHead:
         """Describe the file; its data are zeros."""
         file = GgufFile()
         file.set("general.architecture", "string", ARCH)
-        file.set(f"{ARCH}.model_sha256", "string", sha256)
-        file.set(f"{ARCH}.feed_forward_length", "u32", N_FF)
+        file.set(KEY_SHA256, "string", sha256)
+        file.set(KEY_N_FF, "u32", N_FF)
         file.tensors = [Tensor(name, w.shape[::-1]) for name, w in self.weights().items()]
-        file.tensors.append(Tensor("vocabulary", (len(self.known),), "I32"))
+        file.tensors.append(Tensor(VOCABULARY, (len(self.known),), "I32"))
         return file
 
     def write(self, path: Path, model: ModelFile) -> Path:

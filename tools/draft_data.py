@@ -1,11 +1,13 @@
 """Let a model answer questions by itself, and keep its tokens and states, to train a draft head on.
 
-    python -m tools.draft_data DIR [--questions FILE --questions-from NAME…] [--parts N] [--first N]
+    python -m tools.draft_data DIR [--model ID --variant ID] [--questions FILE --questions-from NAME…] [--parts N]
+
+Needs gguf, which edge_rt does not (`pip install gguf`). The model is one of the catalog that runs on `native`.
 
 Questions are subjects of models/imagenet-1k-labels.txt and everyday ones in sentences of our own; those of FILE,
 whose lines are JSON strings, are a bit more than half, and the head says which data sets they are from. Most are
-asked in the model's chat form, some are beginnings to go on with. Half of the answers are greedy, half drawn as chat
-answers are. A twentieth of the questions is held out.
+asked in the model's chat form, with or without a system prompt, some are beginnings to go on with. Half of the answers
+are greedy, half drawn as chat answers are. A twentieth of the questions is held out.
 
 DIR gets files of 256 answers, `part-NNNN.npz`: ids, of each answer with the token before it; lens, drawn and held of
 each; and states [n, n_embd] float16, the model's own behind its last layer at each of these tokens but an answer's
@@ -19,26 +21,32 @@ import argparse
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import gguf
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_rt import config
 from edge_rt.backends.base import LoadOptions, ModelFile, SeqRows
-from edge_rt.backends.fpga_llama import read_exact, read_llama
-from edge_rt.backends.llama_math import DOWN, GATE_UP, OUTPUT
 from edge_rt.backends.native import NativeBackend, NativeSession
+from edge_rt.backends.native_config import read_config
 from edge_rt.catalog.draft_head import model_sha256
 from edge_rt.catalog.store import Store
+from edge_rt.engine.prompt import PromptReader
+from edge_rt.engine.sampling import Sampler
+from edge_rt.errors import EdgeRtError
+from edge_rt.types import CHAT_SAMPLING, GenerateRequest, Message, Sampling
 
 _ROOT = Path(__file__).resolve().parent.parent
 _N_STREAMS, _MAX_PROMPT, _MAX_ANSWER = 32, 160, 224
 _PART_ANSWERS = 256
-_SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+_SYSTEM = Message(role="system", content="You are a helpful assistant.")
 _EVERYDAY = (
     "gravity; the ocean; a healthy breakfast; learning to swim; the Roman Empire; photosynthesis; a job interview; "
     "inflation; saving money; a rainy Sunday; the water cycle; a bicycle; climate change; a computer virus; the moon; "
@@ -78,33 +86,41 @@ _BEGINNINGS = (
     "# {}\n\n",
     "In this chapter we look at {}. ",
 )
-_ASKED_SHARE, _BEGINNING_SHARE, _SYSTEM_SHARE = 0.55, 0.15, 0.6
+_ASKED_SHARE, _BEGINNING_SHARE, _SYSTEM_SHARE = 0.55, 0.15, 0.25
 
 
 @dataclass(slots=True)
 class Answer:
     """Token ids of a prompt and, behind n_prompt of them, of the answer.
 
-    states  of the prompt's last token and all of the answer's but the last
+    sampler  chooses its tokens
+    states   of the prompt's last token and all of the answer's but the last
     """
 
     ids: list[int]
     n_prompt: int
     drawn: bool
     held: bool
+    sampler: Sampler
     states: list[NDArray[np.float16]] = field(default_factory=list)
 
 
-def open_model(model_id: str, variant: str, *, n_batch: int) -> tuple[Path, NativeSession]:
-    """Open a model of the store on the native engine, with room for all answers under way."""
+def find_model(model_id: str, variant_id: str) -> ModelFile:
+    """Find a model of the store."""
     store = Store.open(config.load().config.catalog, os.environ)
     manifest = store.get(model_id)
-    path = store.path(manifest, next(v for v in manifest.variants if v.id == variant))
-    if path is None:
-        raise SystemExit(f"{model_id}:{variant} is not in the store: run `edge_rt models pull` first")
+    variant = next((v for v in manifest.variants if v.id == variant_id), None)
+    if variant is None:
+        sys.exit(f"{model_id} has no variant {variant_id}: it has {', '.join(v.id for v in manifest.variants)}")
+    if (path := store.path(manifest, variant)) is None:
+        sys.exit(f"{model_id}:{variant_id} is not in the store: run `edge_rt models pull` first")
+    return ModelFile(model=model_id, variant=variant_id, path=path, quant="")
+
+
+def open_model(file: ModelFile) -> NativeSession:
+    """Open a model on the native engine, with room for all answers under way."""
     n_ctx = _N_STREAMS * (-(-(_MAX_PROMPT + _MAX_ANSWER) // 32) * 32)
-    options = LoadOptions(n_ctx=n_ctx, n_seq_max=_N_STREAMS, n_batch=n_batch)
-    return path, NativeBackend().load(ModelFile(model=model_id, variant=variant, path=path, quant=""), options)
+    return NativeBackend().load(file, LoadOptions(n_ctx=n_ctx, n_seq_max=_N_STREAMS, n_batch=_N_STREAMS * _MAX_PROMPT))
 
 
 def subjects() -> list[str]:
@@ -115,8 +131,8 @@ def subjects() -> list[str]:
     return [*_EVERYDAY.split("; ") * 6, *things]
 
 
-def prompts(asked: list[str], seed: int) -> Iterator[tuple[str, bool]]:
-    """Give prompts in the model's form without end, and whether each is held out."""
+def prompts(asked: list[str], seed: int) -> Iterator[tuple[GenerateRequest, bool]]:
+    """Give chats and beginnings without end, and whether each is held out."""
     rng, about = random.Random(seed), subjects()
     while True:
         given = rng.choice(asked) if asked and rng.random() < _ASKED_SHARE else ""
@@ -124,34 +140,28 @@ def prompts(asked: list[str], seed: int) -> Iterator[tuple[str, bool]]:
         is_beginning = form > 1 - _BEGINNING_SHARE
         question = given or rng.choice(_BEGINNINGS if is_beginning else _SENTENCES).format(rng.choice(about))
         held = sum(question.encode()) % 20 == 0
-        system = _SYSTEM if form < _SYSTEM_SHARE else ""
-        chat = f"{system}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        yield question if is_beginning else chat, held
-
-
-def drawn(logits: NDArray[np.float32], rng: np.random.Generator) -> int:
-    """Draw much as chat answers are drawn: temperature 0.8, of 40 that have a twentieth of the likeliest's chance."""
-    ids = np.flatnonzero(logits >= logits.max() + np.log(0.05))
-    ids = ids[np.argsort(-logits[ids], kind="stable")][:40]
-    weights = np.exp((logits[ids] - logits[ids[0]]).astype(np.float64) / 0.8)
-    n = int(np.searchsorted(weights.cumsum(), 0.95 * weights.sum())) + 1
-    weights = weights[:n]
-    return int(ids[rng.choice(n, p=weights / weights.sum())])
+        if is_beginning:
+            yield GenerateRequest(id="", model="", prompt=question), held
+        else:
+            system = (_SYSTEM,) if form < _SYSTEM_SHARE else ()
+            yield GenerateRequest(id="", model="", messages=(*system, Message(role="user", content=question))), held
 
 
 def answers(session: NativeSession, asked: list[str], seed: int, n: int) -> list[Answer]:
     """Write n answers; all that are begun are finished, so short ones are not preferred."""
-    source, rng = prompts(asked, seed), np.random.default_rng(seed)
+    source, rng, reader = prompts(asked, seed), random.Random(seed), PromptReader(session)
     eog_ids: frozenset[int] = session.vocab.eog_ids
     running: dict[int, Answer] = {}
     done: list[Answer] = []
     while len(done) < n:
         for seq in range(_N_STREAMS):
             while seq not in running and len(done) + len(running) < n:
-                text, held = next(source)
-                ids = session.tokenize(text, special=True)
+                request, held = next(source)
+                ids, is_drawn = reader.token_ids(request), rng.random() < 0.5
                 if 0 < len(ids) <= _MAX_PROMPT:
-                    running[seq] = Answer(ids, len(ids), bool(rng.random() < 0.5), held)
+                    sampling = replace(CHAT_SAMPLING, seed=rng.getrandbits(63)) if is_drawn else Sampling()
+                    sampler = Sampler(sampling, session.caps.n_vocab, ids)
+                    running[seq] = Answer(ids, len(ids), is_drawn, held, sampler)
         batch = []
         for seq, answer in running.items():
             n_held = session.seq_length(seq)
@@ -159,7 +169,8 @@ def answers(session: NativeSession, asked: list[str], seed: int, n: int) -> list
         for rows, logits in zip(batch, session.decode(batch), strict=True):
             answer = running[rows.seq_id]
             answer.states.append(session.state(rows.seq_id, len(answer.ids) - 1).astype(np.float16))
-            token = drawn(logits, rng) if answer.drawn else int(logits.argmax())
+            token = answer.sampler.sample(logits)
+            answer.sampler.accept(token)
             answer.ids.append(token)
             if token in eog_ids or len(answer.ids) - answer.n_prompt >= _MAX_ANSWER:
                 session.seq_trim(rows.seq_id, 0)
@@ -167,23 +178,34 @@ def answers(session: NativeSession, asked: list[str], seed: int, n: int) -> list
     return done
 
 
-def _describe(path: Path, model: str, variant: str, directory: Path, sources: list[str]) -> None:
-    """Write what training needs of the model: embedding, output norm and the last layer's feed-forward part."""
-    file = ModelFile(model=model, variant=variant, path=path, quant="")
-    packed, exact = read_llama(file), read_exact(file)
+def describe(file: ModelFile, directory: Path, sources: list[str]) -> None:
+    """Write what training needs of the model: embedding, output, norms and the last layer's feed-forward part.
+
+    Ends the program where the model has not all of them, or the directory holds another model's answers.
+    """
+    about, sha256 = directory / "parent.json", model_sha256(file.path, file.header)
+    if about.exists() and json.loads(about.read_text(encoding="utf-8"))["sha256"] != sha256:
+        sys.exit(f"{directory} holds what another model answered: name another directory")
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file.path).tensors}
     last = file.header.n_layers - 1
-    gate_up = exact[f"blk.{last}.{GATE_UP}"]
-    np.savez(
-        directory / "parent.npz",
-        embedding=exact[OUTPUT].astype(np.float16),
-        output_norm=packed.vectors["output_norm.weight"],
-        ffn_norm=packed.vectors[f"blk.{last}.ffn_norm.weight"],
-        ffn_gate=gate_up[: len(gate_up) // 2],
-        ffn_up=gate_up[len(gate_up) // 2 :],
-        ffn_down=exact[f"blk.{last}.{DOWN}"],
-    )
-    facts = {"model": model, "sha256": model_sha256(path, file.header), "data": ["its own answers", *sources]}
-    (directory / "parent.json").write_text(json.dumps(facts), encoding="utf-8")
+    named = {
+        "embedding": "token_embd.weight",
+        "output_norm": "output_norm.weight",
+        **{part: f"blk.{last}.{part}.weight" for part in ("ffn_norm", "ffn_gate", "ffn_up", "ffn_down")},
+    }
+    if absent := [name for name in named.values() if name not in tensors]:
+        sys.exit(f"{file.model} has no {absent[0]}, which a head begins with")
+    if "output.bias" in tensors:
+        sys.exit(f"{file.model} has an output.bias, which no head adds")
+    if "output.weight" in tensors:
+        named["output"] = "output.weight"
+    arrays: dict[str, Any] = {"eps": read_config(file.model, str(file.path), file.header).norm_eps}
+    for key, name in named.items():
+        array = gguf.quants.dequantize(tensors[name].data, tensors[name].tensor_type)
+        arrays[key] = array.astype(np.float16) if key in ("embedding", "output") else array
+    np.savez(directory / "parent.npz", **arrays)
+    facts = {"model": file.model, "sha256": sha256, "data": ["its own answers", *sources]}
+    about.write_text(json.dumps(facts), encoding="utf-8")
 
 
 def main() -> None:
@@ -202,8 +224,13 @@ def main() -> None:
     if arguments.questions is not None:
         asked = [json.loads(line) for line in arguments.questions.read_text(encoding="utf-8").splitlines()]
     arguments.directory.mkdir(parents=True, exist_ok=True)
-    path, session = open_model(arguments.model, arguments.variant, n_batch=_N_STREAMS * _MAX_PROMPT)
-    _describe(path, arguments.model, arguments.variant, arguments.directory, arguments.questions_from)
+    try:
+        file = find_model(arguments.model, arguments.variant)
+        session = open_model(file)
+        PromptReader(session).token_ids(next(r for r, _ in prompts(asked, 0) if r.messages))  # has it a chat form?
+        describe(file, arguments.directory, arguments.questions_from)
+    except EdgeRtError as exc:
+        sys.exit(f"draft_data: {exc}")
     session.keep_states(1)
     for part in range(arguments.first, arguments.first + arguments.parts):
         target = arguments.directory / f"part-{part:04d}.npz"
@@ -214,7 +241,7 @@ def main() -> None:
         temporary = target.with_suffix(".tmp.npz")
         np.savez(
             temporary,
-            ids=np.concatenate([np.array(a.ids[a.n_prompt - 1 :], np.uint16) for a in group]),
+            ids=np.concatenate([np.array(a.ids[a.n_prompt - 1 :], np.uint32) for a in group]),
             states=np.concatenate([np.stack(a.states) for a in group]),
             lens=np.array([len(a.states) + 1 for a in group]),
             drawn=np.array([a.drawn for a in group]),

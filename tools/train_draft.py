@@ -13,8 +13,7 @@ W is the model's own output matrix, of which only the rows of those tokens count
 feed-forward part begins as the model's last layer's. --steps guesses are learned together, each from the head's own x
 before: the cross entropy with the model's own chances of these tokens, and a smooth L1 distance from its state there.
 
-Judged are questions that were held out: how often the first guess, the first two, … are what the model wrote, and the
-gain that would bring by measured step times, if a guess costs 0.06 of a step.
+Judged are questions that were held out: how often the first guess, the first two, … are what the model wrote.
 """
 
 from __future__ import annotations
@@ -26,22 +25,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from edge_rt.catalog.draft_head import ARCH, KEY_N_FF, KEY_SHA256, VOCABULARY
+
 _N_JUDGED, _MAX_JUDGED = 4, 6_000
 _STEP_WEIGHTS = (1.0, 0.7, 0.5)
 _STATE_WEIGHT = 0.5
 _BATCH, _WARM_UP = 512, 50
-# A step of 1, 2, … rows against one of one row: AVX-512 VNNI, two threads, SmolLM2-135M. A guess by its weights' bytes.
-_STEP_TIMES, _GUESS_TIME = (1.0, 1.04, 1.11, 1.15, 1.30), 0.06
 _JUDGE_EVERY_S = 150.0
 
 
-def norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
@@ -50,6 +50,7 @@ class Head(nn.Module):  # type: ignore[misc]
 
     def __init__(self, parent: dict[str, NDArray[np.float32]], n_ff: int) -> None:
         super().__init__()
+        self.eps = float(parent["eps"])
         n_embd = len(parent["output_norm"])
         self.state_norm = nn.Parameter(torch.tensor(parent["output_norm"]))
         self.token_norm = nn.Parameter(torch.ones(n_embd))
@@ -62,8 +63,8 @@ class Head(nn.Module):  # type: ignore[misc]
         self.ffn_down = nn.Parameter(torch.tensor(parent["ffn_down"][:, :n_ff]))
 
     def forward(self, h: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
-        x = norm(h, self.state_norm) @ self.state.T + norm(e, self.token_norm) @ self.token.T
-        y = norm(x, self.ffn_norm)
+        x = norm(h, self.state_norm, self.eps) @ self.state.T + norm(e, self.token_norm, self.eps) @ self.token.T
+        y = norm(x, self.ffn_norm, self.eps)
         return x + (functional.silu(y @ self.ffn_gate.T) * (y @ self.ffn_up.T)) @ self.ffn_down.T
 
 
@@ -85,10 +86,11 @@ class Places:
 class Recorded:
     """All files of a directory.
 
+    n_vocab     tokens of the model
     vocabulary  given, or the n_tokens that are used most outside what is held out; rising
     """
 
-    def __init__(self, directory: Path, n_tokens: int, vocabulary: NDArray[np.int64] | None) -> None:
+    def __init__(self, directory: Path, n_vocab: int, n_tokens: int, vocabulary: NDArray[np.int64] | None) -> None:
         parts = [np.load(path) for path in sorted(directory.glob("part-????.npz"))]
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].files}
         self.ids = joined["ids"].astype(np.int64)
@@ -97,7 +99,7 @@ class Recorded:
         first_id = np.concatenate([[0], lens.cumsum()[:-1]])
         first_state = np.concatenate([[0], (lens - 1).cumsum()[:-1]])
         found: dict[tuple[bool, bool], list[tuple[NDArray[np.int64], ...]]] = {}
-        used = np.zeros(1 << 16)
+        used = np.zeros(n_vocab)
         for i in range(len(lens)):
             at = np.arange(lens[i] - 2)  # the state there, the token behind it, and one more to guess
             place = (first_state[i] + at, first_id[i] + at, lens[i] - 2 - at)
@@ -112,7 +114,7 @@ class Recorded:
             vocabulary = np.sort(np.argsort(-used, kind="stable")[:n_tokens])
         self.vocabulary = vocabulary
         self.coverage = used[vocabulary].sum() / used.sum()
-        self.known = np.full(1 << 16, -1, np.int64)  # a token's place in the vocabulary
+        self.known = np.full(n_vocab, -1, np.int64)  # a token's place in the vocabulary
         self.known[self.vocabulary] = np.arange(len(self.vocabulary))
 
     def state(self, rows: NDArray[np.int64]) -> torch.Tensor:
@@ -123,14 +125,15 @@ class Trainer:
     def __init__(self, data: Recorded, parent: dict[str, NDArray[np.float32]], head: Head, n_steps: int) -> None:
         self.data, self.head, self.n_steps = data, head, n_steps
         self.embedding = torch.tensor(parent["embedding"].astype(np.float32))
-        self.output = self.embedding[data.vocabulary].bfloat16()
+        output = parent.get("output", parent["embedding"])
+        self.output = torch.tensor(output[data.vocabulary].astype(np.float32)).bfloat16()
         self.target_norm = torch.tensor(parent["output_norm"])
 
     def step(self, h: torch.Tensor, places: Places, ahead: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """Give x and logits for the token that many places behind each one's next."""
         e = self.embedding[torch.from_numpy(self.data.ids[places.tokens + ahead])]
         x = self.head(h, e)
-        return x, (norm(x, self.head.output_norm).bfloat16() @ self.output.T).float()
+        return x, (norm(x, self.head.output_norm, self.head.eps).bfloat16() @ self.output.T).float()
 
     def loss(self, places: Places) -> torch.Tensor:
         h, total = self.data.state(places.states), torch.zeros(())
@@ -138,17 +141,18 @@ class Trainer:
             ahead = np.minimum(i, places.n_after)
             is_there = torch.from_numpy((places.n_after >= i).astype(np.float32))
             h, logits = self.step(h, places, ahead)
-            target = norm(self.data.state(places.states + ahead), self.target_norm)
+            target = norm(self.data.state(places.states + ahead), self.target_norm, self.head.eps)
             with torch.no_grad():
                 chances = (target.bfloat16() @ self.output.T).float().softmax(-1)
             apart = functional.cross_entropy(logits, chances, reduction="none")
-            moved = functional.smooth_l1_loss(norm(h, self.head.output_norm), target, reduction="none").mean(1)
+            said = norm(h, self.head.output_norm, self.head.eps)
+            moved = functional.smooth_l1_loss(said, target, reduction="none").mean(1)
             total = total + weight * ((apart + _STATE_WEIGHT * moved) * is_there).sum() / is_there.sum()
         return total
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def judge(self) -> dict[str, dict[str, list[float]]]:
-        """Give for each kind of answer how often the first 1, 2, … guesses are all right, and the gain."""
+    def judge(self) -> dict[str, list[float]]:
+        """Give for each kind of answer how often the first 1, 2, … guesses are all right."""
         found = {}
         for kind, places in self.data.held.items():
             kept = places[np.arange(len(places))[:_MAX_JUDGED]]
@@ -163,9 +167,7 @@ class Trainer:
                     so_far &= logits.argmax(1).numpy() == said
                     right[i][0] += int((so_far & there).sum())
                     right[i][1] += int(there.sum())
-            rates = [n / max(of, 1) for n, of in right]
-            gains = [(1 + sum(rates[:n])) / (n * _GUESS_TIME + _STEP_TIMES[n]) for n in range(1, _N_JUDGED + 1)]
-            found[kind] = {"right": [round(r, 3) for r in rates], "gain": [round(g, 3) for g in gains]}
+            found[kind] = [round(n / max(of, 1), 3) for n, of in right]
         return found
 
     def save(self, path: Path) -> None:
@@ -205,24 +207,21 @@ class Trainer:
 
 def write(path: Path, head: Head, ids: NDArray[np.int64], model: str, sha256: str, quant: str, data: list[str]) -> None:
     """Write the head as edge_rt/catalog/draft_head.py reads it."""
-    import gguf
-
-    arch = "edge-draft-head"
     kind = gguf.GGMLQuantizationType[quant]
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, ARCH)
     writer.add_name(f"Draft head of {model}")
     writer.add_license("apache-2.0")
-    writer.add_array(f"{arch}.trained_on", data)
-    writer.add_string(f"{arch}.model", model)
-    writer.add_string(f"{arch}.model_sha256", sha256)
-    writer.add_uint32(f"{arch}.feed_forward_length", len(head.ffn_gate))
+    writer.add_array(f"{ARCH}.trained_on", data)
+    writer.add_string(f"{ARCH}.model", model)
+    writer.add_string(KEY_SHA256, sha256)
+    writer.add_uint32(KEY_N_FF, len(head.ffn_gate))
     for name, tensor in head.state_dict().items():
         array = tensor.float().numpy()
         if array.ndim == 1:
             writer.add_tensor(f"{name}.weight", array)
         else:
             writer.add_tensor(f"{name}.weight", gguf.quants.quantize(array, kind), raw_dtype=kind)
-    writer.add_tensor("vocabulary", ids.astype(np.int32))
+    writer.add_tensor(VOCABULARY, ids.astype(np.int32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -252,7 +251,8 @@ def main() -> None:
     begun = torch.load(arguments.start) if arguments.start is not None else None
     if begun is not None:
         head.load_state_dict(begun["head"])
-    data = Recorded(arguments.directory, arguments.tokens, None if begun is None else begun["vocabulary"].numpy())
+    vocabulary = None if begun is None else begun["vocabulary"].numpy()
+    data = Recorded(arguments.directory, len(parent["embedding"]), arguments.tokens, vocabulary)
     trainer = Trainer(data, parent, head, arguments.steps)
     n_held = {kind: len(places) for kind, places in data.held.items()}
     print(f"{len(data.learned)} places, held out {n_held}, {data.coverage:.2%} of the tokens known", flush=True)

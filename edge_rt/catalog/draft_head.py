@@ -15,8 +15,8 @@ from edge_rt.errors import ModelFormatError
 from edge_rt.regular import open_regular
 
 ARCH = "edge-draft-head"
-_KEY_SHA256, _KEY_N_FF = f"{ARCH}.model_sha256", f"{ARCH}.feed_forward_length"
-_VOCABULARY = "vocabulary"
+KEY_SHA256, KEY_N_FF = f"{ARCH}.model_sha256", f"{ARCH}.feed_forward_length"
+VOCABULARY = "vocabulary"
 _HASHED_BYTES = 1 << 20
 _MAX_BYTES = 1 << 28
 # In the order of the native engine: whether each is a matrix.
@@ -84,23 +84,23 @@ def read_head(path: Path, model: str, model_path: Path, header: GgufHeader) -> D
     if (arch := keys.get("general.architecture")) != ARCH:
         raise refuse("general.architecture", f"is {str(arch)[:40]!r}, it must be {ARCH!r}")
     found = model_sha256(model_path, header)
-    if (wanted := keys.get(_KEY_SHA256)) != found:
+    if (wanted := keys.get(KEY_SHA256)) != found:
         raise refuse(
-            _KEY_SHA256, f"is {str(wanted)[:64]!r}, that of {model} is {found!r}: it was trained on another model"
+            KEY_SHA256, f"is {str(wanted)[:64]!r}, that of {model} is {found!r}: it was trained on another model"
         )
-    n_ff = keys.get(_KEY_N_FF)
+    n_ff = keys.get(KEY_N_FF)
     if not isinstance(n_ff, int) or not 32 <= n_ff <= 1 << 16:
-        raise refuse(_KEY_N_FF, "must be a number from 32 to 65536")
+        raise refuse(KEY_N_FF, "must be a number from 32 to 65536")
     named = {tensor.name: tensor for tensor in tensors}
-    if unknown := sorted(named.keys() - {*TENSORS, _VOCABULARY}):
+    if unknown := sorted(named.keys() - {*TENSORS, VOCABULARY}):
         raise refuse(f"tensor {unknown[0]}", "has no meaning in a draft head")
-    if absent := [name for name in (*TENSORS, _VOCABULARY) if name not in named]:
+    if absent := [name for name in (*TENSORS, VOCABULARY) if name not in named]:
         raise refuse(f"tensor {absent[0]}", "is missing")
     if (n_bytes := sum(tensor.size_bytes for tensor in tensors)) > _MAX_BYTES:
         raise refuse("tensors", f"take {n_bytes} bytes, at most {_MAX_BYTES} are allowed")
-    vocabulary = named[_VOCABULARY]
+    vocabulary = named[VOCABULARY]
     if vocabulary.type != "I32" or len(vocabulary.shape) != 1:
-        raise refuse(f"tensor {_VOCABULARY}", "must be a list of I32")
+        raise refuse(f"tensor {VOCABULARY}", "must be a list of I32")
     with open_regular(path) as file:
 
         def data(tensor: TensorInfo) -> bytes:
@@ -110,7 +110,7 @@ def read_head(path: Path, model: str, model_path: Path, header: GgufHeader) -> D
         ids = struct.unpack(f"<{vocabulary.shape[0]}i", data(vocabulary))
         read = [(named[name], data(named[name])) for name in TENSORS]
     if len(ids) > header.n_vocab or not all(a < b for a, b in pairwise((-1, *ids, header.n_vocab))):
-        raise refuse(f"tensor {_VOCABULARY}", f"the tokens do not rise, or are not among the model's {header.n_vocab}")
+        raise refuse(f"tensor {VOCABULARY}", f"the tokens do not rise, or are not among the model's {header.n_vocab}")
     return DraftHead(path, n_ff, ids, (*read, _rows(model_path, header, ids)))
 
 
