@@ -34,8 +34,12 @@ TENSORS = (
 
 
 def is_head(path: Path) -> bool:
-    """Say whether a file is a draft head and not a model. Raises ModelFormatError where it is no GGUF file."""
-    return path.stat().st_size <= _MAX_BYTES and read_tensors(path)[0].get("general.architecture") == ARCH
+    """Say whether a file is a draft head and not a model. Raises ModelFormatError where it is no GGUF file, or gone."""
+    try:
+        is_small = path.stat().st_size <= _MAX_BYTES
+    except OSError as exc:
+        raise ModelFormatError(path=str(path), field="file", problem=f"cannot be read: {exc.strerror}") from exc
+    return is_small and read_tensors(path)[0].get("general.architecture") == ARCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_rt.backends.base import ModelFile
-from edge_rt.catalog.draft_head import ARCH, TENSORS, DraftHead, model_sha256, read_head
+from edge_rt.catalog.draft_head import ARCH, TENSORS, DraftHead, is_head, model_sha256, read_head
 from edge_rt.errors import ModelFormatError
 from tests.draft_heads import TinyHead
 from tests.gguf_files import GgufFile, Tensor
@@ -98,3 +98,8 @@ def test_what_is_no_head_or_cut_is_refused(model: ModelFile, tmp_path: Path) -> 
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(ModelFormatError, match="truncated"):
         read(path, model)
+
+
+def test_a_file_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    with pytest.raises(ModelFormatError, match="No such file"):
+        is_head(tmp_path / "gone.gguf")
