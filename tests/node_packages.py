@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.build_llama import cache_dir
+
 
 def folder_of(manifest: Path) -> Path:
     """Give a folder with the packages that a package.json names, or skip the test where they cannot be had."""
@@ -18,7 +20,7 @@ def folder_of(manifest: Path) -> Path:
         if shutil.which(command) is None:
             pytest.skip(f"needs {command} (sh tools/system_packages.sh node=nodejs npm=npm installs it)")
     digest = hashlib.sha256(manifest.read_bytes()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge_rt" / "node"
+    cache = cache_dir("node", os.environ)
     kept = cache / digest
     if not kept.is_dir():
         cache.mkdir(parents=True, exist_ok=True)

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tools.build_llama import cache_dir
+
 
 def folder_of(package: str, part: str, kind: str) -> Path:
     """Give a folder of what stands below /part/ in a package's sources, or skip the test where they cannot be had.
 
     package  with its version, as pip takes it; kind: what the folder below the cache is called
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge_rt" / kind
+    cache = cache_dir(kind, os.environ)
     kept = cache / package.replace("==", "-")
     if not kept.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
